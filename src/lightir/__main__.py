@@ -1,0 +1,5 @@
+"""`python -m lightir` is the command line."""
+
+from lightir.cli import main
+
+raise SystemExit(main())

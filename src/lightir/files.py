@@ -1,0 +1,104 @@
+"""Files that are whole or not there: write aside, fsync, rename; checksums; JSON with clear errors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightir.errors import AlreadyExists, FormatError, NotFound
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file by the content, whole: a reader sees the old or the new bytes, never a part."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file by the value as indented JSON in UTF-8, whole."""
+    write_bytes(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in the file.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: it is not JSON in UTF-8.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise NotFound(f"{path} does not exist") from None
+    except ValueError as error:
+        raise FormatError(f"{path} is not valid JSON: {error}") from error
+
+
+def sha256_file(path: Path) -> str:
+    """The file's SHA-256 as 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
+
+    Every file in it is flushed before the rename. With overwrite an existing folder is replaced; its old content
+    stays untouched until the new one is whole.
+
+    Raises:
+        AlreadyExists: `path` is there (and not an empty folder) and overwrite is off.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite and not (path.is_dir() and not any(path.iterdir())):
+        raise AlreadyExists(f"{path} exists already; choose another name or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
+    aside.chmod(0o755)
+    try:
+        yield aside
+        for folder, _, names in os.walk(aside):
+            for name in names:
+                fsync_path(Path(folder, name))
+            fsync_path(Path(folder))
+        _move_into_place(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move_into_place(aside: Path, path: Path) -> None:
+    if path.exists():
+        old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old-"))
+        os.replace(path, old / "content")
+        os.replace(aside, path)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(aside, path)
+    fsync_path(path.parent)

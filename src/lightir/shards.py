@@ -1,0 +1,176 @@
+"""The vectors/ folder: encoded documents in shards, written one by one, each document exactly once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.contract import Contract
+from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
+from lightir.files import new_folder, read_json, sha256_file, write_json
+from lightir.types import Document
+from lightir.vectors import SparseVectors
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some documents with their vectors, row by row.
+
+    Attributes:
+        documents: n documents.
+        dense: (n, dim) float16, or None.
+        sparse: n rows of uint8 impacts, or None.
+    """
+
+    documents: Sequence[Document]
+    dense: npt.NDArray[np.float16] | None
+    sparse: SparseVectors | None
+
+    def __post_init__(self) -> None:
+        for name, rows in (("dense", self.dense), ("sparse", self.sparse)):
+            if rows is not None and len(rows) != len(self.documents):
+                raise InvalidInput(f"{len(self.documents)} documents but {len(rows)} {name} vectors")
+        if self.dense is not None and not np.all(np.isfinite(self.dense)):
+            raise InvalidInput("a dense vector holds NaN or infinity; the model or its precision is at fault")
+
+
+class VectorsWriter:
+    """Appends shards to a vectors/ folder; what `add` returned from is on the disk and stays.
+
+    A folder that was cut off is opened again with resume=True: whole shards are kept, half ones swept away.
+    """
+
+    def __init__(self, folder: Path | str, contract: Contract, *, resume: bool = False) -> None:
+        """Open a folder for writing.
+
+        Raises:
+            AlreadyExists: there is something at the folder and resume is off.
+            ContractMismatch: the folder was begun under another contract.
+        """
+        self.folder = Path(folder)
+        self.contract = contract
+        self.doc_ids: set[str] = set()
+        if self.folder.exists() and any(self.folder.iterdir()):
+            self._reopen(resume)
+        else:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            contract.save(self.folder)
+            self._manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "complete": False, "shards": []}
+            self._save_manifest()
+
+    def _reopen(self, resume: bool) -> None:
+        if not resume:
+            raise AlreadyExists(f"{self.folder} holds vectors already; go on with --resume, or choose another folder")
+        reader = VectorsReader(self.folder, allow_incomplete=True)
+        if reader.contract.fingerprint != self.contract.fingerprint:
+            raise ContractMismatch(
+                f"{self.folder} was begun with contract {reader.contract.fingerprint}, "
+                f"but the model now has {self.contract.fingerprint}; choose another folder"
+            )
+        self._manifest = reader.manifest
+        kept = {shard["name"] for shard in self._manifest["shards"]}
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name.lstrip(".").startswith("shard-") and path.name not in kept:
+                shutil.rmtree(path)
+        self.doc_ids.update(doc_id for shard in reader for doc_id in (d.doc_id for d in shard.documents))
+
+    def add(self, shard: Shard) -> None:
+        """Write one shard, whole or not at all.
+
+        Raises:
+            InvalidInput: a document is in the folder already, or twice in the shard.
+        """
+        ids = [document.doc_id for document in shard.documents]
+        repeated = sorted(set(ids) & self.doc_ids) or sorted(
+            {i for i in ids if ids.count(i) > 1} if len(set(ids)) < len(ids) else ()
+        )
+        if repeated:
+            raise InvalidInput(f"document {repeated[0]!r} is encoded already; each goes in once")
+        name = f"shard-{len(self._manifest['shards']):05d}"
+        with new_folder(self.folder / name, overwrite=True) as folder:
+            _write_shard(folder, shard)
+            files = {
+                path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+                for path in sorted(folder.iterdir())
+            }
+        self._manifest["shards"].append({"name": name, "documents": len(ids), "files": files})
+        self._save_manifest()
+        self.doc_ids.update(ids)
+
+    def finish(self) -> None:
+        """Mark the folder complete; an index takes no other."""
+        self._manifest["complete"] = True
+        self._save_manifest()
+
+    def _save_manifest(self) -> None:
+        write_json(self.folder / MANIFEST, self._manifest)
+
+
+class VectorsReader:
+    """Reads a vectors/ folder shard by shard; iterating checks every file against its checksum."""
+
+    def __init__(self, folder: Path | str, *, allow_incomplete: bool = False) -> None:
+        """Open a folder.
+
+        Raises:
+            NotFound: it is no vectors folder.
+            FormatError: another version, or encoding was cut off (then resume it).
+        """
+        self.folder = Path(folder)
+        self.contract = Contract.load(self.folder)
+        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
+        version = self.manifest.get("format_version")
+        if version != FORMAT_VERSION:
+            raise FormatError(f"{self.folder} has vectors format {version!r}; this release reads {FORMAT_VERSION}")
+        if not self.manifest.get("complete") and not allow_incomplete:
+            raise FormatError(f"{self.folder} is not complete; go on with: lightir encode … --resume")
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return sum(int(shard["documents"]) for shard in self.manifest["shards"])
+
+    def __iter__(self) -> Iterator[Shard]:
+        for entry in self.manifest["shards"]:
+            yield self._read(entry)
+
+    def _read(self, entry: dict[str, Any]) -> Shard:
+        folder = self.folder / str(entry["name"])
+        for name, expected in entry["files"].items():
+            path = folder / name
+            if (
+                not path.is_file()
+                or path.stat().st_size != expected["bytes"]
+                or sha256_file(path) != expected["sha256"]
+            ):
+                raise FormatError(f"{path} is damaged or missing; encode into a new folder")
+        with (folder / "documents.jsonl").open(encoding="utf-8") as file:
+            documents = [Document(**json.loads(line)) for line in file]
+        dense = np.load(folder / "dense.npy") if "dense.npy" in entry["files"] else None
+        sparse = None
+        if "indptr.npy" in entry["files"]:
+            arrays = [np.load(folder / f"{name}.npy") for name in ("indptr", "term_ids", "impacts")]
+            sparse = SparseVectors(*arrays, vocab_size=self.contract.backbone.vocab_size)
+        return Shard(documents, dense, sparse)
+
+
+def _write_shard(folder: Path, shard: Shard) -> None:
+    with (folder / "documents.jsonl").open("w", encoding="utf-8") as file:
+        for document in shard.documents:
+            record = {"doc_id": document.doc_id, "title": document.title, "text": document.text}
+            file.write(json.dumps({**record, "metadata": dict(document.metadata)}, ensure_ascii=False) + "\n")
+    if shard.dense is not None:
+        np.save(folder / "dense.npy", shard.dense.astype(np.float16))
+    if shard.sparse is not None:
+        np.save(folder / "indptr.npy", shard.sparse.indptr)
+        np.save(folder / "term_ids.npy", shard.sparse.term_ids)
+        np.save(folder / "impacts.npy", shard.sparse.weights)

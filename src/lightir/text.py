@@ -1,0 +1,185 @@
+"""From a query's text to term ids: the same code for training, caching, indexing and searching."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as _Tokenizer
+
+from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.vectors import Ragged, SparseVectors
+
+PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
+"""The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPolicy:
+    """How a query's text becomes term ids and weights.
+
+    Attributes:
+        instruction: the task's instruction, without the frame; "" for none.
+        lower_case: lower-case the text first.
+        leading_blank: put a blank in front, so that the first word gets the term id it has inside a document.
+        weighting: a term's sparse weight is its count in the query (Eq. 7), or 1.
+        term_weights: "idf" multiplies each sparse weight by the encoder's stored weight of the term.
+        drop: term ids that are left out of both branches (special tokens never come up in the first place).
+        max_tokens: the query is cut after so many tokens.
+    """
+
+    instruction: str = ""
+    lower_case: bool = True
+    leading_blank: bool = True
+    weighting: Literal["count", "binary"] = "count"
+    term_weights: Literal["none", "idf"] = "none"
+    drop: tuple[int, ...] = ()
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("count", "binary"):
+            raise InvalidInput(f"query weighting {self.weighting!r}: expected 'count' or 'binary'")
+        if self.term_weights not in ("none", "idf"):
+            raise InvalidInput(f"query term_weights {self.term_weights!r}: expected 'none' or 'idf'")
+        if self.max_tokens < 1:
+            raise InvalidInput(f"query max_tokens is {self.max_tokens}; at least 1 is needed")
+
+    @property
+    def prompt(self) -> str:
+        """The text in front of the query; empty without an instruction."""
+        return PROMPT_FORMAT.format(instruction=self.instruction) if self.instruction else ""
+
+    def prepare(self, text: str) -> str:
+        """The text as it goes into the tokenizer; blank text stays empty, so it has no terms."""
+        text = text.strip()
+        if self.lower_case:
+            text = text.lower()
+        return f" {text}" if self.leading_blank and text else text
+
+
+class TextTokenizer:
+    """A tokenizer.json without its specials, padding and truncation: text in, term ids out."""
+
+    def __init__(self, tokenizer: _Tokenizer) -> None:
+        """Wrap a tokenizer; the one given is copied, so its own settings stay as they are."""
+        self._tokenizer = _Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # A special token's text inside a query is plain text: "</s>" typed by a user must not become the token.
+        self._tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> TextTokenizer:
+        """Read a tokenizer.json.
+
+        Raises:
+            NotFound: there is no such file.
+            FormatError: it is not a tokenizer.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise NotFound(f"{path} does not exist; a tokenizer.json is needed")
+        try:
+            return cls(_Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises the bare class
+            raise FormatError(f"{path} is not a tokenizer: {error}") from error
+
+    @property
+    def backend(self) -> _Tokenizer:
+        """The `tokenizers.Tokenizer` inside."""
+        return self._tokenizer
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest term id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over everything that decides the ids: 16 hexadecimal digits."""
+        content = json.loads(self._tokenizer.to_str())
+        decisive = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json."""
+        self._tokenizer.save(str(path))
+
+    def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
+        """The texts' term ids, no special tokens, each cut after max_tokens.
+
+        Raises:
+            InvalidInput: a text is no str, or holds lone surrogates, which UTF-8 cannot say.
+        """
+        for position, text in enumerate(texts):
+            check_text(text, f"text {position}")
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
+
+    def term(self, term_id: int) -> str:
+        """The term as a person would read it, with its leading blank."""
+        return self._tokenizer.decode([term_id], skip_special_tokens=False) or (
+            self._tokenizer.id_to_token(term_id) or f"[{term_id}]"
+        )
+
+
+def check_text(text: object, name: str) -> str:
+    """The text itself.
+
+    Raises:
+        InvalidInput: it is no str, or not representable in UTF-8.
+    """
+    if not isinstance(text, str):
+        raise InvalidInput(f"{name} is {type(text).__name__}; expected str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{name} cannot be written as UTF-8: {error.reason} at character {error.start}") from None
+    return text
+
+
+def query_term_ids(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str]) -> Ragged:
+    """The term ids T_q of each query: the query text alone, no instruction, no special tokens, order kept."""
+    for position, text in enumerate(texts):
+        check_text(text, f"query {position}")
+    term_ids = tokenizer.term_ids([policy.prepare(text) for text in texts], max_tokens=policy.max_tokens)
+    return term_ids.without(np.asarray(policy.drop, dtype=np.uint32)) if policy.drop else term_ids
+
+
+def sparse_queries(
+    term_ids: Ragged,
+    policy: QueryPolicy,
+    *,
+    vocab_size: int,
+    term_weights: npt.NDArray[np.float32] | None = None,
+) -> SparseVectors:
+    """Sparse query vectors (Eq. 7): each distinct term's count, or 1, times its stored weight if the policy says idf.
+
+    Args:
+        term_ids: the queries' term ids, as query_term_ids gives them.
+        policy: weighting and term_weights are read.
+        vocab_size: the width of the result.
+        term_weights: (vocab_size,) float32, wanted exactly when policy.term_weights is "idf".
+
+    Returns:
+        One row a query, term ids ascending, no zero weights.
+    """
+    if (policy.term_weights == "idf") != (term_weights is not None):
+        raise InvalidInput(
+            f"the query policy says term_weights={policy.term_weights!r}, "
+            f"but stored weights were {'given' if term_weights is not None else 'not given'}"
+        )
+    counted = SparseVectors.count(term_ids, vocab_size=vocab_size)
+    weights = np.ones_like(counted.weights) if policy.weighting == "binary" else counted.weights
+    if term_weights is not None:
+        if term_weights.shape != (vocab_size,):
+            raise InvalidInput(f"term weights have shape {term_weights.shape}; expected ({vocab_size},)")
+        weights = weights * term_weights[counted.term_ids]
+    return counted.with_weights(weights).without_zeros()

@@ -1,0 +1,103 @@
+"""The field's words as types: documents, queries, hits, rankings, runs and relevance judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import InvalidInput
+
+Branch: TypeAlias = Literal["dense", "sparse", "tokens"]
+"""One way of scoring: dense vectors, learned sparse impacts, or BM25 over tokens."""
+
+BRANCHES: tuple[Branch, ...] = ("dense", "sparse", "tokens")
+
+Qrels: TypeAlias = dict[str, dict[str, int]]
+"""Relevance judgements: query_id -> doc_id -> grade."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document; metadata is any JSON object and comes back with every hit."""
+
+    doc_id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def full_text(self, joiner: str = " ") -> str:
+        """Title and text in one string; without a title the text alone."""
+        return f"{self.title}{joiner}{self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query; metadata may hold what a data set gives with it (answers, language)."""
+
+    query_id: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The documents found for one query: score down, then doc_id up.
+
+    Attributes:
+        query_id: the query's id.
+        doc_ids: n document ids, best first.
+        scores: (n,) float64.
+    """
+
+    query_id: str
+    doc_ids: Sequence[str]
+    scores: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if len(self.doc_ids) != len(self.scores):
+            raise InvalidInput(f"query {self.query_id!r}: {len(self.doc_ids)} documents but {len(self.scores)} scores")
+
+    def __len__(self) -> int:
+        return len(self.doc_ids)
+
+
+Run: TypeAlias = dict[str, Ranking]
+"""What a system found: query_id -> ranking."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchScore:
+    """What one branch says of one hit: raw score, score after per-query normalisation, and 1-based rank.
+
+    The rank is None when the document was not in the branch's own list; its score is computed all the same.
+    """
+
+    score: float
+    normalized: float
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TermScore:
+    """One matched term: its text, the query's weight and its part of the branch's score."""
+
+    term: str
+    weight: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One found document with everything that a page of results shows."""
+
+    doc_id: str
+    score: float
+    title: str
+    snippet: str
+    metadata: Mapping[str, Any]
+    branches: Mapping[Branch, BranchScore]
+    terms: tuple[TermScore, ...] = ()
