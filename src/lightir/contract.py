@@ -85,7 +85,7 @@ class DenseHead:
 
 @dataclass(frozen=True, slots=True)
 class SparseHead:
-    """How last hidden states become impacts over the vocabulary (Eq. 8): max over positions, bias, activation, quantiser.
+    """How last hidden states become impacts over the vocabulary (Eq. 8): max, bias, activation, quantiser.
 
     Attributes:
         activation: ln(1 + ReLU(z)), or SiDR's elu1p.
@@ -107,7 +107,8 @@ class SparseHead:
         """
         if not np.all(np.isfinite(weights)) or np.any(weights < 0):
             raise InvalidInput("sparse weights must be finite and not negative")
-        return np.minimum(np.rint(weights * np.float32(self.scale)), 255).astype(np.uint8)
+        impacts: npt.NDArray[np.uint8] = np.minimum(np.rint(weights * np.float32(self.scale)), 255).astype(np.uint8)
+        return impacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +92,8 @@ class VectorsWriter:
             InvalidInput: a document is in the folder already, or twice in the shard.
         """
         ids = [document.doc_id for document in shard.documents]
-        repeated = sorted(set(ids) & self.doc_ids) or sorted(
-            {i for i in ids if ids.count(i) > 1} if len(set(ids)) < len(ids) else ()
-        )
+        counts = Counter(ids)
+        repeated = [doc_id for doc_id in counts if counts[doc_id] > 1 or doc_id in self.doc_ids]
         if repeated:
             raise InvalidInput(f"document {repeated[0]!r} is encoded already; each goes in once")
         name = f"shard-{len(self._manifest['shards']):05d}"
@@ -158,8 +158,8 @@ class VectorsReader:
         dense = np.load(folder / "dense.npy") if "dense.npy" in entry["files"] else None
         sparse = None
         if "indptr.npy" in entry["files"]:
-            arrays = [np.load(folder / f"{name}.npy") for name in ("indptr", "term_ids", "impacts")]
-            sparse = SparseVectors(*arrays, vocab_size=self.contract.backbone.vocab_size)
+            indptr, term_ids, impacts = (np.load(folder / f"{name}.npy") for name in ("indptr", "term_ids", "impacts"))
+            sparse = SparseVectors(indptr, term_ids, impacts, self.contract.backbone.vocab_size)
         return Shard(documents, dense, sparse)
 
 

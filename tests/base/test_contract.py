@@ -1,0 +1,125 @@
+"""The contract: what is written is read, what does not agree is refused with both values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factories import make_contract
+from lightir.contract import (
+    Contract,
+    DenseHead,
+    DocumentPolicy,
+    Fusion,
+    SparseHead,
+    array_hash,
+    require_same_documents,
+)
+from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
+from lightir.text import QueryPolicy
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        make_contract(),
+        make_contract(dense=None),
+        make_contract(sparse=None, query=QueryPolicy(drop=(1, 5), weighting="binary")),
+        make_contract(dense=DenseHead("mean", "abc", (8, 4)), attention="bidirectional"),
+    ],
+)
+def test_a_saved_contract_is_read_back_equal(tmp_path: Path, contract: Contract) -> None:
+    contract.save(tmp_path)
+    assert Contract.load(tmp_path) == contract
+
+
+def test_every_field_but_the_fusion_changes_the_fingerprint() -> None:
+    contract = make_contract()
+    other_fusion = dataclasses.replace(contract, fusion=Fusion("rrf"))
+    assert other_fusion.fingerprint == contract.fingerprint
+    for change in (
+        {"attention": "echo"},
+        {"method": "distilled"},
+        {"query": QueryPolicy("find it", lower_case=False)},
+        {"document": DocumentPolicy(max_tokens=64)},
+        {"sparse": SparseHead(scale=100.0)},
+    ):
+        assert make_contract(**change).fingerprint != contract.fingerprint
+
+
+def test_another_instruction_leaves_the_document_fingerprint() -> None:
+    assert make_contract(query=QueryPolicy("other")).document_fingerprint == make_contract().document_fingerprint
+    assert make_contract(sparse=None).document_fingerprint != make_contract().document_fingerprint
+
+
+def test_a_mismatch_names_the_field_and_both_values() -> None:
+    one, other = make_contract(), make_contract(document=DocumentPolicy(max_tokens=64), sparse=None)
+    with pytest.raises(ContractMismatch) as caught:
+        require_same_documents(one, other, names=("the index", "the query encoder"))
+    message = str(caught.value)
+    assert "document.max_tokens is 512 in the index but 64 in the query encoder" in message
+    assert "sparse" in message
+
+
+def test_contracts_that_differ_in_the_query_alone_belong_together() -> None:
+    require_same_documents(make_contract(), make_contract(query=QueryPolicy("x")), names=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("format_version",), 99, "format version 99"),
+        (("backbone", "kind"), "rnn", "one of"),
+        (("backbone", "vocab_size"), "many", "expected int"),
+        (("backbone", "vocab_size"), True, "expected int"),
+        (("query", "surprise"), 1, "unknown key 'surprise'"),
+        (("query", "weighting"), "tfidf", "one of"),
+        (("document", "max_tokens"), 64, "fingerprint"),
+        (("dense", "dims"), 8, "a list"),
+        (("query",), None, "an object"),
+    ],
+)
+def test_a_damaged_record_is_refused(tmp_path: Path, path: tuple[str, ...], value: object, expected: str) -> None:
+    make_contract().save(tmp_path)
+    content = json.loads((tmp_path / "lightir.json").read_text())
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "lightir.json").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match=expected):
+        Contract.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "null"])
+def test_what_is_no_record_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lightir.json").write_text(content)
+    with pytest.raises(FormatError):
+        Contract.load(tmp_path)
+
+
+def test_a_folder_without_a_record_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"lightir\.json"):
+        Contract.load(tmp_path)
+
+
+def test_the_quantiser_rounds_to_the_nearest_impact_and_saturates() -> None:
+    weights = np.array([0.0, 0.004, 0.01, 1.0, 100.0], dtype=np.float32)
+    assert SparseHead(scale=100.0).quantize(weights).tolist() == [0, 0, 1, 100, 255]
+
+
+@pytest.mark.parametrize("weight", [-0.1, np.nan, np.inf])
+def test_the_quantiser_refuses_what_is_no_weight(weight: float) -> None:
+    with pytest.raises(InvalidInput):
+        SparseHead().quantize(np.array([weight], dtype=np.float32))
+
+
+def test_array_hash_sees_values_types_and_shapes() -> None:
+    base = np.arange(6, dtype=np.float32)
+    variants = [base, base.astype(np.float64), base.reshape(2, 3), base[::-1].copy()]
+    assert len({array_hash(each) for each in variants}) == len(variants)
+    assert array_hash(base) == array_hash(base.copy())

@@ -1,0 +1,66 @@
+"""Files are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightir.errors import AlreadyExists, FormatError, NotFound
+from lightir.files import new_folder, read_json, write_bytes, write_json
+
+
+def fill_and_fail(path: Path) -> None:
+    with new_folder(path, overwrite=True) as folder:
+        (folder / "x").write_text("half")
+        raise RuntimeError
+
+
+def test_a_block_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        fill_and_fail(tmp_path / "f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_replacement_keeps_the_old_folder(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("old")
+    with pytest.raises(RuntimeError):
+        fill_and_fail(tmp_path / "f")
+    assert (tmp_path / "f" / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_an_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("old")
+    with pytest.raises(AlreadyExists), new_folder(tmp_path / "f"):
+        pass
+    with new_folder(tmp_path / "f", overwrite=True) as folder:
+        (folder / "y").write_text("new")
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["y"]
+
+
+def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("x")
+    assert (tmp_path / "f" / "x").exists()
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(TypeError):
+        write_bytes(tmp_path / "a", "no bytes")  # type: ignore[arg-type]
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_json_errors_name_the_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"ü": 1})
+    assert read_json(tmp_path / "a.json") == {"ü": 1}
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(FormatError, match=r"b\.json"):
+        read_json(tmp_path / "b.json")
+    with pytest.raises(NotFound, match=r"c\.json"):
+        read_json(tmp_path / "c.json")
