@@ -53,6 +53,7 @@ class DocumentPolicy:
     Attributes:
         prompt: text in front of every document; "" for none.
         lower_case: lower-case title and text.
+        leading_blank: put a blank in front, so that the first word is tokenised as inside a sentence.
         title_joiner: between title and text.
         bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one.
         eos: end with the backbone's end token (an encoder's [SEP]).
@@ -61,6 +62,7 @@ class DocumentPolicy:
 
     prompt: str = ""
     lower_case: bool = True
+    leading_blank: bool = False
     title_joiner: str = " "
     bos: bool = True
     eos: bool = True

@@ -1,0 +1,468 @@
+"""LightRetriever's encoder: documents and full queries through the model, light queries through one token at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from lightir.addresses import resolve_model_folder
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.models.backbones import Backbone, load_adapter, load_backbone, save_adapter, saved_adapter_hash
+from lightir.models.heads import activate, calibrated_bias, keep_top_k, projection_max
+from lightir.models.masks import model_mask, prompt_blocks
+from lightir.models.pooling import fit_standardization, pool
+from lightir.text import QueryPolicy, query_term_ids
+from lightir.types import Document
+from lightir.vectors import Ragged, SparseVectors
+
+CHARACTERS_PER_TOKEN = 24
+"""Text beyond max_tokens times this is cut before tokenising: a 10 MB document must not cost minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Framed texts, padded.
+
+    Attributes:
+        input_ids: (B, T) int64.
+        attention_mask: (B, T) bool.
+        own_mask: (B, T) bool, True on the text's own tokens.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    own_mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The fixed arrays behind the backbone; each None where the contract has none.
+
+    Attributes:
+        mean: (H,) float32, subtracted from pooled states.
+        deviation: (H,) float32, which they are then divided by.
+        term_bias: (V,) float32, added to maximal logits.
+        term_weights: (V,) float32, a sparse query's weight of each term (IDF).
+    """
+
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
+    term_bias: Tensor | None = None
+    term_weights: Tensor | None = None
+
+
+class LightRetriever(nn.Module):
+    """A backbone with LightRetriever's heads, under one contract.
+
+    The module holds the backbone's trunk (with its adapter) as a child; heads are fixed arrays, but for a trainable
+    term bias that training may swap in.
+    """
+
+    def __init__(self, backbone: Backbone, contract: Contract, heads: Heads | None = None) -> None:
+        """Join the parts; `contract` names the policies, `heads` the arrays that belong to them."""
+        super().__init__()
+        self.backbone = backbone
+        self.trunk = backbone.trunk
+        self.contract = contract
+        self.heads = heads or Heads()
+        self.search_dtype_low = False
+
+    # ---- loading and saving
+
+    @classmethod
+    def load(
+        cls, address: str | Path, *, dtype: torch.dtype = torch.float32, merge: bool = True, device: str = "cpu"
+    ) -> LightRetriever:
+        """Read a model folder (or a shipped model's name) and the backbone that its contract names.
+
+        Raises:
+            ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
+        """
+        folder = resolve_model_folder(address)
+        contract = Contract.load(folder)
+        bidirectional = contract.attention == "bidirectional"
+        backbone = load_backbone(
+            contract.backbone.address, dtype=dtype, attention="bidirectional" if bidirectional else "causal"
+        )
+        _require("backbone.weights_hash", contract.backbone.weights_hash, backbone.weights_hash, folder)
+        _require("backbone.tokenizer_hash", contract.backbone.tokenizer_hash, backbone.tokenizer.hash, folder)
+        found = saved_adapter_hash(folder / "adapter")
+        _require("backbone.adapter_hash", contract.backbone.adapter_hash, found, folder)
+        if found:
+            load_adapter(backbone, folder / "adapter", merge=merge)
+        heads = _load_heads(folder, contract)
+        return cls(backbone, contract, heads).to(device)
+
+    def save(self, folder: Path) -> Contract:
+        """Write contract, tokenizer, adapter and head arrays into a folder; the contract as saved comes back.
+
+        Its hashes are those of the arrays as they are now. The model's own contract is updated to it.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        adapter_hash = save_adapter(self.backbone, folder / "adapter")
+        record = dataclasses.replace(self.contract.backbone, adapter_hash=adapter_hash)
+        self.contract = dataclasses.replace(self.contract, backbone=record)
+        self._rehash()
+        if arrays := _head_arrays(self.heads):
+            save_file(arrays, str(folder / "head.safetensors"))
+        self.backbone.tokenizer.save(folder / "tokenizer.json")
+        self.contract.save(folder)
+        return self.contract
+
+    def _rehash(self) -> None:
+        dense, sparse = self.contract.dense, self.contract.sparse
+        arrays = {name: tensor.numpy() for name, tensor in _head_arrays(self.heads).items()}
+        if dense is not None and "mean" in arrays:
+            dense = dataclasses.replace(dense, standardized=array_hash(arrays["mean"], arrays["deviation"]))
+        if sparse is not None and "term_bias" in arrays:
+            sparse = dataclasses.replace(sparse, bias_hash=array_hash(arrays["term_bias"]))
+        self.contract = dataclasses.replace(self.contract, dense=dense, sparse=sparse)
+
+    def to(self, *arguments: Any, **keywords: Any) -> LightRetriever:
+        """Move the trunk, the head and the fixed arrays; dtype changes are for the backbone's loader."""
+        super().to(*arguments, **keywords)
+        device = self.backbone.device
+        moved = {
+            each.name: None if (value := getattr(self.heads, each.name)) is None else value.to(device)
+            for each in dataclasses.fields(Heads)
+        }
+        self.heads = Heads(**moved)
+        if self.backbone.head_weight is not None:
+            self.backbone.head_weight = self.backbone.head_weight.to(device)
+            self.backbone.head_transform.to(device)
+        if self.backbone.head_bias is not None:
+            self.backbone.head_bias = self.backbone.head_bias.to(device)
+        return self
+
+    # ---- text to batches
+
+    def frame_documents(self, documents: Sequence[Document | str]) -> list[tuple[list[int], int, int]]:
+        """Token ids of `<bos> prompt text <eos>` with the span of the text; the text is cut, the frame never."""
+        policy = self.contract.document
+        texts = [_document_text(document, policy) for document in documents]
+        return self._frame(policy.prompt, self.backbone.tokenizer.term_ids(texts), policy, policy.max_tokens)
+
+    def frame_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> list[tuple[list[int], int, int]]:
+        """Token ids of `<bos> Inst query <eos>` for the full encoder; the same query terms as light queries have."""
+        policy = self._query_policy(instruction)
+        term_ids = query_term_ids(self.backbone.tokenizer, policy, texts)
+        return self._frame(policy.prompt, term_ids, self.contract.document, None)
+
+    def _frame(
+        self, prompt: str, term_ids: Ragged, policy: DocumentPolicy, max_tokens: int | None
+    ) -> list[tuple[list[int], int, int]]:
+        begin = self._begin_ids(prompt)
+        end = [self.backbone.eos_id] if policy.eos else []
+        room = None if max_tokens is None else max_tokens - len(begin) - len(end)
+        if room is not None and room < 1:
+            raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {len(begin) + len(end)}")
+        rows = [term_ids.row(i)[:room].tolist() for i in range(len(term_ids))]
+        return [(begin + row + end, len(begin), len(begin) + len(row)) for row in rows]
+
+    def _begin_ids(self, prompt: str) -> list[int]:
+        begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
+        return begin + (self.backbone.tokenizer.term_ids([prompt]).row(0).tolist() if prompt else [])
+
+    def _query_policy(self, instruction: str | None) -> QueryPolicy:
+        policy = self.contract.query
+        return policy if instruction is None else dataclasses.replace(policy, instruction=instruction)
+
+    def batch(
+        self, framed: Sequence[tuple[list[int], int, int]], *, length: int | None = None, padding_side: str = "right"
+    ) -> Batch:
+        """Pad framed texts to one length (the longest, or the one given)."""
+        longest = max((len(ids) for ids, _, _ in framed), default=0)
+        total = max(longest, 1) if length is None else length
+        if longest > total:
+            raise InvalidInput(f"a text of {longest} tokens does not fit into a batch of length {total}")
+        input_ids = np.full((len(framed), total), self.backbone.eos_id, dtype=np.int64)
+        attention, own = np.zeros((len(framed), total), dtype=bool), np.zeros((len(framed), total), dtype=bool)
+        for row, (ids, start, stop) in enumerate(framed):
+            shift = total - len(ids) if padding_side == "left" else 0
+            input_ids[row, shift : shift + len(ids)] = ids
+            attention[row, shift : shift + len(ids)] = True
+            own[row, shift + start : shift + stop] = True
+        device = self.backbone.device
+        return Batch(*(torch.from_numpy(x).to(device) for x in (input_ids, attention, own)))
+
+    # ---- the forward passes
+
+    def states(self, batch: Batch) -> Tensor:
+        """Last hidden states (B, T, H); a row sees its own tokens alone, whatever its padding."""
+        mask = batch.attention_mask
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        if self.backbone.kind == "encoder":
+            return self._trunk(input_ids=batch.input_ids, attention_mask=mask.long(), position_ids=positions)
+        order = torch.arange(mask.shape[1], device=mask.device)
+        allowed = mask[:, None, :].expand(-1, mask.shape[1], -1)
+        if self.contract.attention != "bidirectional":
+            allowed = allowed & (order[:, None] >= order[None, :])
+        allowed = allowed | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        return self._masked_states(batch.input_ids, positions, allowed)
+
+    def _masked_states(self, input_ids: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
+        mask = model_mask(self.backbone.config, allowed, positions, positions, self.backbone.dtype)
+        return self._trunk(input_ids=input_ids, position_ids=positions, attention_mask=mask, use_cache=False)
+
+    def _trunk(self, **inputs: Any) -> Tensor:
+        states: Tensor = self.trunk(**inputs).last_hidden_state
+        return states
+
+    def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
+        """(B, H) float32 pooled and standardised states, not yet normalised."""
+        return self._standardize(pool(states, batch.attention_mask, batch.own_mask, pooling=self._dense.pooling))
+
+    def sparse_from(self, states: Tensor, batch: Batch) -> Tensor:
+        """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions."""
+        return activate(self.maxima(states, batch), activation=self._sparse.activation, bias=self.heads.term_bias)
+
+    def maxima(self, states: Tensor, batch: Batch) -> Tensor:
+        """(B, V) float32: each term's largest logit over the text's own positions."""
+        weight = self.backbone.head_weight
+        if weight is None:
+            raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
+        hidden = self.backbone.head_transform(states)
+        low = hidden.dtype == torch.bfloat16 and self.heads.term_bias is not None and self.backbone.head_bias is None
+        refine = -self.heads.term_bias.detach() if low and self.heads.term_bias is not None else None
+        return projection_max(hidden, weight, batch.own_mask, bias=self.backbone.head_bias, refine_above=refine)
+
+    def full_queries(self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None) -> Tensor:
+        """(n, H) float32 vectors of the symmetric encoder, not yet normalised."""
+        batch = self.batch(self.frame_queries(texts, instruction=instruction), length=length)
+        return self.dense_from(self.states(batch), batch)
+
+    def light_queries(self, term_ids: Ragged, *, instruction: str | None = None, pad_to: int = 1) -> Tensor:
+        """(n, H) float32: the mean of each query's token vectors (Eq. 4), not yet normalised; empty queries are 0.
+
+        Each distinct token of the batch is encoded once, all in one shared-prompt forward.
+        """
+        unique, inverse = np.unique(term_ids.term_ids, return_inverse=True)
+        rows = self.token_vectors(torch.from_numpy(unique.astype(np.int64)), instruction=instruction, pad_to=pad_to)
+        mixing = np.zeros((len(term_ids), len(unique)), dtype=np.float32)
+        row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
+        np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
+        return torch.from_numpy(mixing).to(rows.device) @ rows
+
+    def token_vectors(self, token_ids: Tensor, *, instruction: str | None = None, pad_to: int = 1, width: int = 64) -> Tensor:
+        """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3).
+
+        Args:
+            token_ids: (n,) int64.
+            instruction: the contract's by default.
+            pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
+            width: tokens that share one row's prompt.
+        """
+        prompt, suffix = self._block_frame(instruction)
+        if self.backbone.kind == "encoder":
+            return self._separate_tokens(token_ids, prompt, suffix)
+        device = self.backbone.device
+        n_rows = -(-max(len(token_ids), 1) // width)
+        padded = -(-n_rows * width // pad_to) * pad_to
+        padded = -(-padded // width) * width
+        ids = torch.zeros(padded, dtype=torch.int64, device=device)
+        ids[: len(token_ids)] = token_ids.to(device)
+        real = torch.arange(padded, device=device) < len(token_ids)
+        blocks = prompt_blocks(
+            torch.tensor(prompt, dtype=torch.int64, device=device),
+            ids.view(-1, width),
+            real.view(-1, width),
+            suffix_ids=torch.tensor(suffix, dtype=torch.int64, device=device),
+        )
+        states = self._masked_states(blocks.input_ids, blocks.position_ids, blocks.allowed)
+        picked = states[:, len(prompt) :].unflatten(1, (width, 1 + len(suffix)))[:, :, self._block_position]
+        return self._standardize(picked.flatten(0, 1)[: len(token_ids)].float())
+
+    @torch.no_grad()
+    def cached_token_vectors(self, token_ids: Tensor, cache: PromptCache) -> Tensor:
+        """(n, H) float32: the same vectors with the prompt's keys and values computed once, for whole vocabularies."""
+        n, prompt, width = len(token_ids), cache.length, 1 + len(cache.suffix)
+        device = self.backbone.device
+        suffix = torch.tensor(cache.suffix, dtype=torch.int64, device=device)
+        input_ids = torch.cat([token_ids.to(device)[:, None], suffix.expand(n, -1)], dim=1)
+        query_positions = torch.arange(prompt, prompt + width, device=device)
+        key_positions = torch.arange(prompt + width, device=device)
+        allowed = (query_positions[:, None] >= key_positions[None, :]).expand(n, -1, -1)
+        mask = model_mask(
+            self.backbone.config,
+            allowed,
+            query_positions.expand(n, -1),
+            key_positions.expand(n, -1),
+            self.backbone.dtype,
+        )
+        inputs = {"input_ids": input_ids, "position_ids": query_positions.expand(n, -1), "attention_mask": mask}
+        states = self._trunk(**inputs, past_key_values=cache.expanded(n), use_cache=True)
+        return self._standardize(states[:, self._block_position].float())
+
+    @torch.no_grad()
+    def prompt_cache(self, *, instruction: str | None = None) -> PromptCache:
+        """The keys and values of `<bos> Inst`, to be shared by every vocabulary token."""
+        prompt, suffix = self._block_frame(instruction)
+        if not prompt or self.backbone.kind == "encoder":
+            return PromptCache((), 0, tuple(suffix))
+        ids = torch.tensor([prompt], dtype=torch.int64, device=self.backbone.device)
+        positions = torch.arange(len(prompt), device=ids.device)[None]
+        causal = torch.ones(1, len(prompt), len(prompt), dtype=torch.bool, device=ids.device).tril()
+        mask = model_mask(self.backbone.config, causal, positions, positions, self.backbone.dtype)
+        cache = DynamicCache()
+        self._trunk(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+        return PromptCache(layers, len(prompt), tuple(suffix))
+
+    def _block_frame(self, instruction: str | None) -> tuple[list[int], list[int]]:
+        """Prompt ids, and what follows each token in its block: <eos> where the state there is what is pooled."""
+        if self.contract.attention == "bidirectional" and self.backbone.kind == "causal":
+            raise InvalidInput("a bidirectional decoder has no shared-prompt form: the prompt would see the tokens")
+        suffix = [self.backbone.eos_id] if self._needs_end else []
+        return self._begin_ids(self._query_policy(instruction).prompt), suffix
+
+    @property
+    def _needs_end(self) -> bool:
+        pooled_at_end = self._dense.pooling in ("eos", "mean_all") and self.contract.document.eos
+        return pooled_at_end or self.backbone.kind == "encoder"
+
+    @property
+    def _block_position(self) -> int:
+        if self._dense.pooling == "mean_all":
+            raise InvalidInput("pooling mean_all mixes prompt and token states; light queries need eos, last or mean")
+        return 1 if self._needs_end else 0
+
+    def _separate_tokens(self, token_ids: Tensor, prompt: list[int], suffix: list[int]) -> Tensor:
+        """One forward a token: an encoder's prompt sees the token, so nothing can be shared."""
+        framed = [(prompt + [int(t)] + suffix, len(prompt), len(prompt) + 1) for t in token_ids.tolist()]
+        batch = self.batch(framed)
+        return self.dense_from(self.states(batch), batch)
+
+    def _standardize(self, vectors: Tensor) -> Tensor:
+        if self.heads.mean is None or self.heads.deviation is None:
+            return vectors
+        return (vectors - self.heads.mean) / self.heads.deviation
+
+    @property
+    def _dense(self) -> DenseHead:
+        if self.contract.dense is None:
+            raise InvalidInput("this model has no dense branch")
+        return self.contract.dense
+
+    @property
+    def _sparse(self) -> SparseHead:
+        if self.contract.sparse is None:
+            raise InvalidInput("this model has no sparse branch")
+        return self.contract.sparse
+
+    # ---- what encoding and training call
+
+    @torch.no_grad()
+    def encode_batch(self, batch: Batch) -> tuple[Tensor | None, SparseVectors | None]:
+        """Documents as they are stored: normalised dense (B, dim) float32, and quantised top-k impacts."""
+        states = self.states(batch)
+        dense = None
+        if self.contract.dense is not None:
+            width = self.contract.dense.dims[0] if self.contract.dense.dims else None
+            dense = F.normalize(self.dense_from(states, batch)[:, :width], dim=-1)
+        if self.contract.sparse is None:
+            return dense, None
+        weights = keep_top_k(self.sparse_from(states, batch), self.contract.sparse.top_k)
+        return dense, quantized(weights, self.contract.sparse)
+
+    @torch.no_grad()
+    def calibrate(self, documents: Sequence[Document | str], *, quantile: float, batch_size: int = 16) -> None:
+        """Fit the standardisation and the term bias on a sample of documents, as far as the contract asks for them.
+
+        Asked for means: DenseHead.standardized or SparseHead.bias_hash is not "" (any text serves before the fit).
+        """
+        pooled, maxima = [], []
+        dense, sparse = self.contract.dense, self.contract.sparse
+        self.heads = dataclasses.replace(self.heads, mean=None, deviation=None)
+        framed = self.frame_documents(documents)
+        for start in range(0, len(framed), batch_size):
+            batch = self.batch(framed[start : start + batch_size])
+            states = self.states(batch)
+            if dense is not None and dense.standardized:
+                pooled.append(self.dense_from(states, batch))
+            if sparse is not None and sparse.bias_hash:
+                maxima.append(self.maxima(states, batch))
+        if pooled:
+            mean, deviation = fit_standardization(torch.cat(pooled))
+            self.heads = dataclasses.replace(self.heads, mean=mean, deviation=deviation)
+        if maxima:
+            bias = calibrated_bias(torch.cat(maxima), quantile=quantile)
+            self.heads = dataclasses.replace(self.heads, term_bias=bias)
+        self._rehash()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCache:
+    """A prompt's keys and values, one pair a layer, batch 1; and what follows each token in its block."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    length: int
+    suffix: tuple[int, ...]
+
+    def expanded(self, n: int) -> DynamicCache:
+        """The cache for n sequences, its tensors expanded without a copy until a layer appends to them."""
+        cache = DynamicCache()
+        for index, (keys, values) in enumerate(self.layers):
+            cache.update(keys.expand(n, -1, -1, -1), values.expand(n, -1, -1, -1), index)
+        return cache
+
+
+def backbone_record(backbone: Backbone) -> BackboneRecord:
+    """What a contract says of a loaded backbone without an adapter."""
+    return BackboneRecord(
+        backbone.address,
+        backbone.kind,
+        backbone.weights_hash,
+        "",
+        backbone.tokenizer.hash,
+        backbone.vocab_size,
+        backbone.hidden_size,
+    )
+
+
+def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
+    """Rows of weights (B, V) as impacts; what rounds to 0 is left out."""
+    impacts = head.quantize(weights.float().cpu().numpy())
+    rows, term_ids = np.nonzero(impacts)
+    indptr = np.searchsorted(rows, np.arange(len(impacts) + 1)).astype(np.int64)
+    return SparseVectors(indptr, term_ids.astype(np.uint32), impacts[rows, term_ids], weights.shape[1])
+
+
+def _document_text(document: Document | str, policy: DocumentPolicy) -> str:
+    text = document if isinstance(document, str) else document.full_text(policy.title_joiner)
+    text = text[: policy.max_tokens * CHARACTERS_PER_TOKEN].strip()
+    text = text.lower() if policy.lower_case else text
+    return f" {text}" if policy.leading_blank and text else text
+
+
+def _head_arrays(heads: Heads) -> dict[str, Tensor]:
+    values = {each.name: getattr(heads, each.name) for each in dataclasses.fields(Heads)}
+    return {name: value.detach().float().cpu().contiguous() for name, value in values.items() if value is not None}
+
+
+def _load_heads(folder: Path, contract: Contract) -> Heads:
+    path = folder / "head.safetensors"
+    arrays = load_file(str(path)) if path.is_file() else {}
+    heads = Heads(**arrays)
+    standardized = array_hash(arrays["mean"].numpy(), arrays["deviation"].numpy()) if "mean" in arrays else ""
+    bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
+    if contract.dense is not None:
+        _require("dense.standardized", contract.dense.standardized, standardized, folder)
+    if contract.sparse is not None:
+        _require("sparse.bias_hash", contract.sparse.bias_hash, bias_hash, folder)
+    return heads
+
+
+def _require(what: str, expected: str, found: str, folder: Path) -> None:
+    if expected != found:
+        raise ContractMismatch(f"{folder}: the contract says {what} is {expected!r}, but what was found has {found!r}")

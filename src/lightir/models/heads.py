@@ -1,0 +1,303 @@
+"""The sparse head (Eq. 8, 12): project every position with the LM head, keep each term's maximum, then activate.
+
+The [batch, positions, vocabulary] tensor never exists: positions and vocabulary are walked in tiles that keep a running
+maximum and where it was, and the gradient goes back to that one position (Algorithm 1 of LightRetriever).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightir.errors import InvalidInput
+
+TILE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+"""Size of one tile of logits: within the second-level cache of a CPU core; large enough to fill a GPU."""
+MAX_TILE_POSITIONS = {"cpu": 1024, "cuda": 16384}
+
+Activation = Literal["log1p_relu", "elu1p"]
+
+
+@dataclass(frozen=True, slots=True)
+class LMHead:
+    """A model's own projection to its vocabulary.
+
+    Attributes:
+        weight: (vocabulary, hidden); often the input embeddings themselves.
+        bias: (vocabulary,), or None.
+        transform: what an encoder's masked-LM head does to the states before it projects them; None for causal models.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    transform: nn.Module | None = None
+
+    def features(self, states: Tensor) -> Tensor:
+        """The states as they meet the weight."""
+        return states if self.transform is None else self.transform(states)
+
+
+def projection_max(
+    states: Tensor,
+    weight: Tensor,
+    *,
+    mask: Tensor,
+    bias: Tensor | None = None,
+    search_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Each term's largest logit over the allowed positions, and the position it came from.
+
+    Args:
+        states: (batch, positions, hidden), any floating dtype.
+        weight: (vocabulary, hidden), any floating dtype.
+        mask: (batch, positions) bool; True where a position may win.
+        bias: (vocabulary,) or None; added to the maxima.
+        search_dtype: torch.bfloat16 rounds the operands (not the sums) to bf16 while the maximum is searched, about
+            2.4 times faster on CPUs with AMX; a position within bf16 rounding of the best one may then win. Values that
+            are positive with their bias are computed again in fp32 at the position found, so after ReLU they are exact
+            for that position, as the gradient is. None searches in fp32 (fp64 for double states).
+
+    Returns:
+        (batch, vocabulary) maxima in fp32 (fp64 for double states), and int32 positions. Ties go to the first position.
+        A row without an allowed position has maxima -inf (an activated weight of 0) and positions -1.
+
+    Raises:
+        InvalidInput: shapes that don't fit, or a search_dtype other than None, float32 and bfloat16.
+    """
+    _check_shapes(states, weight, mask, bias)
+    if search_dtype not in (None, torch.float32, torch.bfloat16):
+        raise InvalidInput(f"search_dtype is {search_dtype}; expected None, torch.float32 or torch.bfloat16")
+    values, positions = _ProjectionMax.apply(states, weight, bias, mask.bool(), search_dtype == torch.bfloat16)  # type: ignore[no-untyped-call]
+    return values, positions
+
+
+def activate(maxima: Tensor, activation: Activation = "log1p_relu") -> Tensor:
+    """Weights out of maxima: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below)."""
+    if activation == "log1p_relu":
+        return torch.log1p(torch.relu(maxima))
+    if activation == "elu1p":
+        return F.elu(maxima) + 1.0
+    raise InvalidInput(f"activation {activation!r}: expected 'log1p_relu' or 'elu1p'")
+
+
+def top_k_weights(weights: Tensor, k: int) -> Tensor:
+    """The weights with all but each row's k largest set to 0; k = 0 keeps all. Equal weights: any of them is kept."""
+    if k < 0:
+        raise InvalidInput(f"top k is {k}; expected 0 (keep all) or more")
+    if k == 0 or k >= weights.shape[-1]:
+        return weights
+    kept = weights.topk(k, dim=-1, sorted=False).indices
+    return torch.zeros_like(weights).scatter(-1, kept, weights.gather(-1, kept))
+
+
+def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tensor:
+    """The per-term bias (vocabulary,), fp32: minus the quantile of each term's maxima over a sample of documents.
+
+    Args:
+        maxima: batches of (documents, vocabulary) from projection_max without this bias; about 100 documents do.
+        quantile: share of documents in which a term shall stay at zero; between two values it interpolates linearly.
+
+    Raises:
+        InvalidInput: no document, or a quantile outside 0..1.
+    """
+    if not 0.0 <= quantile <= 1.0:
+        raise InvalidInput(f"quantile is {quantile}; expected 0 to 1")
+    sample = [batch[torch.isfinite(batch).all(dim=1)].float().cpu() for batch in maxima]
+    if not sum(len(batch) for batch in sample):
+        raise InvalidInput("calibration needs at least one document with text")
+    ordered = torch.cat(sample).sort(dim=0).values
+    rank = quantile * (len(ordered) - 1)
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return -torch.lerp(ordered[below], ordered[above], rank - below)
+
+
+class SparseHead(nn.Module):
+    """Document states to weights over the vocabulary: max over positions, calibrated bias, activation."""
+
+    bias: Tensor
+
+    def __init__(
+        self, lm_head: LMHead, *, bias: Tensor | None = None, activation: Activation = "log1p_relu"
+    ) -> None:
+        """Keep the LM head as it is (it is no parameter of this module) with a calibrated bias, zero by default."""
+        super().__init__()
+        self.lm_head = lm_head
+        self.activation: Activation = activation
+        vocab_size = lm_head.weight.shape[0]
+        if bias is not None and bias.shape != (vocab_size,):
+            raise InvalidInput(f"the calibrated bias has shape {tuple(bias.shape)}; expected ({vocab_size},)")
+        start = torch.zeros(vocab_size) if bias is None else bias.detach().clone().float()
+        self.bias = nn.Parameter(start.to(lm_head.weight.device), requires_grad=False)
+
+    def maxima(self, states: Tensor, mask: Tensor, *, search_dtype: torch.dtype | None = None) -> Tensor:
+        """(batch, vocabulary) maxima without the calibrated bias: what calibrate_bias wants."""
+        features = self.lm_head.features(states)
+        return projection_max(
+            features, self.lm_head.weight, mask=mask, bias=self.lm_head.bias, search_dtype=search_dtype
+        )[0]
+
+    def forward(self, states: Tensor, mask: Tensor, *, search_dtype: torch.dtype | None = None) -> Tensor:
+        """(batch, vocabulary) fp32 weights >= 0; mask (batch, positions) is True at the text's own positions."""
+        bias = self.bias if self.lm_head.bias is None else self.bias + self.lm_head.bias.float()
+        features = self.lm_head.features(states)
+        maxima, _ = projection_max(features, self.lm_head.weight, mask=mask, bias=bias, search_dtype=search_dtype)
+        return activate(maxima, self.activation)
+
+
+class _ProjectionMax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, rounded: bool
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(states.device.type, enabled=False):
+            values, positions = _search(states, weight, mask, rounded)
+            if bias is not None:
+                values += bias.to(values.dtype)
+            if rounded:
+                _exact_where_positive(values, positions, states, weight, bias)
+        ctx.save_for_backward(states, weight, bias, positions)
+        ctx.mark_non_differentiable(positions)
+        return values, positions
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        states, weight, bias, positions = ctx.saved_tensors
+        need_states, need_weight, need_bias = ctx.needs_input_grad[:3]
+        with torch.autocast(states.device.type, enabled=False):
+            grad = grad.masked_fill(positions < 0, 0.0)
+            d_states = _states_gradient(grad, positions, states, weight) if need_states else None
+            d_weight = _weight_gradient(grad, positions, states, weight) if need_weight else None
+            d_bias = grad.sum(dim=0).to(bias.dtype) if need_bias else None
+        return d_states, d_weight, d_bias, None, None
+
+
+def _check_shapes(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None) -> None:
+    if states.dim() != 3 or weight.dim() != 2 or states.shape[2] != weight.shape[1]:
+        raise InvalidInput(
+            f"states {tuple(states.shape)} and weight {tuple(weight.shape)}: expected (batch, positions, hidden) "
+            "and (vocabulary, hidden)"
+        )
+    if mask.shape != states.shape[:2]:
+        raise InvalidInput(f"mask has shape {tuple(mask.shape)}; expected {tuple(states.shape[:2])}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InvalidInput(f"bias has shape {tuple(bias.shape)}; expected {tuple(weight.shape[:1])}")
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tuple[Tensor, Tensor]:
+    """Running maxima and their positions; only allowed positions are projected, so padding costs nothing."""
+    n_rows, n_terms = len(states), len(weight)
+    values = states.new_full((n_rows, n_terms), -torch.inf, dtype=_wide(states.dtype))
+    positions = torch.full((n_rows, n_terms), -1, dtype=torch.int32, device=states.device)
+    row_of, position_of = mask.nonzero(as_tuple=True)
+    device = states.device.type
+    for pieces, begin, end in _groups(mask, MAX_TILE_POSITIONS.get(device, 1024)):
+        columns = position_of[begin:end].to(torch.int32)
+        own = states[row_of[begin:end], position_of[begin:end]]
+        step = max(64, TILE_BYTES.get(device, 4 << 20) // (4 * (end - begin)))
+        for first in range(0, n_terms, step):
+            terms = slice(first, first + step)
+            logits = _product(weight[terms], own, values.dtype, rounded)
+            for row, start, stop in pieces:
+                best, where = logits[:, start:stop].max(dim=1)
+                better = best > values[row, terms]
+                values[row, terms] = torch.where(better, best, values[row, terms])
+                positions[row, terms] = torch.where(better, columns[start:stop][where], positions[row, terms])
+    return values, positions
+
+
+def _groups(mask: Tensor, limit: int) -> Iterator[tuple[list[tuple[int, int, int]], int, int]]:
+    """Runs of at most `limit` allowed positions: their pieces (row, start, stop within the run), its begin and end."""
+    pieces: list[tuple[int, int, int]] = []
+    begin = end = 0
+    for row, length in enumerate(mask.sum(dim=1).tolist()):
+        while length:
+            take = min(length, limit - (end - begin))
+            pieces.append((row, end - begin, end - begin + take))
+            end, length = end + take, length - take
+            if end - begin == limit:
+                yield pieces, begin, end
+                pieces, begin = [], end
+    if pieces:
+        yield pieces, begin, end
+
+
+def _product(weight: Tensor, own: Tensor, wide: torch.dtype, rounded: bool) -> Tensor:
+    """(terms, positions) logits, summed and kept in the wide dtype."""
+    if own.device.type == "cuda" and (rounded or (weight.dtype == own.dtype == torch.bfloat16)):
+        return torch.mm(weight.bfloat16(), own.bfloat16().T, out_dtype=torch.float32)
+    with _bf16_operands() if rounded and own.device.type == "cpu" else contextlib.nullcontext():
+        return weight.to(wide) @ own.to(wide).T
+
+
+@contextlib.contextmanager
+def _bf16_operands() -> Iterator[None]:
+    """fp32 products on the CPU may round their operands to bf16; sums and results stay fp32 (a bf16 result would tie)."""
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _exact_where_positive(
+    values: Tensor, positions: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None
+) -> None:
+    """Compute the positive values again in the wide dtype, at the positions found."""
+    for row in range(len(values)):
+        for terms in (values[row] > 0).nonzero()[:, 0].split(4096):
+            own = states[row, positions[row, terms].long()].to(values.dtype)
+            exact = (own * weight[terms].to(values.dtype)).sum(dim=1)
+            values[row, terms] = exact if bias is None else exact + bias[terms].to(values.dtype)
+
+
+def _states_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+    """dX[b, argmax] += dY Wᵀ, row by row, over the terms that have a gradient at all."""
+    d_states = torch.zeros_like(states)
+    n_positions = states.shape[1]
+    for row in range(len(grad)):
+        terms = grad[row].nonzero()[:, 0]
+        terms = terms[torch.argsort(positions[row, terms], stable=True)]
+        total = states.new_zeros(states.shape[1:], dtype=grad.dtype)
+        for part in terms.split(len(weight) if weight.dtype == grad.dtype else 8192):
+            at = positions[row, part].long()
+            counts = torch.bincount(at, minlength=n_positions)
+            table, index = (weight, part) if weight.dtype == grad.dtype else (weight[part].to(grad.dtype), None)
+            index = torch.arange(len(part), device=part.device) if index is None else index
+            total += _weighted_sums(index, table, counts.cumsum(0) - counts, grad[row, part])
+        d_states[row] = total.to(states.dtype)
+    return d_states
+
+
+def _weight_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Tensor) -> Tensor:
+    """dW[t] += X[b, argmax] dY: a bag of one position a document for every term."""
+    d_weight = torch.empty_like(weight)
+    n_rows, n_positions = states.shape[:2]
+    table = states.reshape(n_rows * n_positions, -1).to(grad.dtype)
+    first = torch.arange(n_rows, device=grad.device)[:, None] * n_positions
+    for begin in range(0, len(weight), 8192):
+        terms = slice(begin, begin + 8192)
+        index = (positions[:, terms].clamp(min=0) + first).T.contiguous()
+        bags = torch.arange(index.shape[0], device=grad.device) * n_rows
+        scale = grad[:, terms].T.reshape(-1)
+        d_weight[terms] = _weighted_sums(index.reshape(-1), table, bags, scale).to(weight.dtype)
+    return d_weight
+
+
+def _weighted_sums(index: Tensor, table: Tensor, offsets: Tensor, scale: Tensor) -> Tensor:
+    """Sums of scaled table rows, one a bag; an empty bag gives zeros."""
+    if not len(index):
+        return table.new_zeros(len(offsets), table.shape[1])
+    return F.embedding_bag(index, table.detach(), offsets, mode="sum", per_sample_weights=scale.contiguous())

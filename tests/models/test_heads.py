@@ -1,0 +1,181 @@
+"""The fused projection + maximum against the naive head, and what happens at its edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightir.errors import InvalidInput
+from lightir.models import heads
+from lightir.models.heads import LMHead, SparseHead, activate, calibrate_bias, projection_max, top_k_weights
+
+
+def naive(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    logits = states @ weight.T
+    logits = logits.masked_fill(~mask[:, :, None], -torch.inf)
+    return logits.amax(dim=1) if bias is None else logits.amax(dim=1) + bias
+
+
+def example(rows: int = 3, length: int = 7, terms: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows * 1000 + length)
+    states = torch.randn(rows, length, 5, generator=generator, dtype=dtype)
+    weight = torch.randn(terms, 5, generator=generator, dtype=dtype)
+    bias = torch.randn(terms, generator=generator, dtype=dtype)
+    mask = torch.rand(rows, length, generator=generator) < 0.6
+    mask[:, 0] = True
+    return states, weight, bias, mask
+
+
+@pytest.fixture(params=[(1024, 4 << 20), (4, 1)], ids=["one tile", "many tiles"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(heads.MAX_TILE_POSITIONS, "cpu", request.param[0])
+    monkeypatch.setitem(heads.TILE_BYTES, "cpu", request.param[1])
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 9), (4, 1), (5, 13)])
+def test_values_and_gradients_equal_the_naive_head_in_double_precision(rows: int, length: int) -> None:
+    states, weight, bias, mask = example(rows, length)
+    upstream = torch.randn(rows, len(weight), dtype=torch.float64)
+    results = []
+    for function in (lambda x, w, b: projection_max(x, w, mask=mask, bias=b)[0], lambda x, w, b: naive(x, w, mask, b)):
+        leaves = [each.clone().requires_grad_() for each in (states, weight, bias)]
+        values = function(*leaves)
+        values.backward(upstream)
+        results.append([values.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_gradcheck() -> None:
+    states, weight, bias, mask = example(2, 5, 70)
+    leaves = [each.requires_grad_() for each in (states, weight, bias)]
+    assert torch.autograd.gradcheck(lambda x, w, b: projection_max(x, w, mask=mask, bias=b)[0], leaves)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_ties_go_to_the_first_allowed_position() -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randint(-1, 2, (4, 12, 3), generator=generator).double()
+    weight = torch.randint(-1, 2, (90, 3), generator=generator).double()
+    mask = torch.rand(4, 12, generator=generator) < 0.7
+    _, positions = projection_max(states, weight, mask=mask)
+    logits = (states @ weight.T).masked_fill(~mask[:, :, None], -torch.inf)
+    for row in range(4):
+        for term in range(90):
+            best = logits[row, :, term].max()
+            assert positions[row, term] == int((logits[row, :, term] == best).nonzero()[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_any_input_type_is_summed_in_fp32(dtype: torch.dtype) -> None:
+    states, weight, bias, mask = example(3, 9, 200)
+    states, weight, bias = states.to(dtype), weight.to(dtype), bias.to(dtype)
+    values, _ = projection_max(states.requires_grad_(), weight.requires_grad_(), mask=mask, bias=bias)
+    expected = naive(states.detach().double(), weight.detach().double(), mask, bias.double())
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values.double(), expected, rtol=1e-6, atol=1e-5)
+    values.square().sum().backward()
+    x, w = (each.detach().double().requires_grad_() for each in (states, weight))
+    naive(x, w, mask, bias.double()).square().sum().backward()
+    for ours, theirs in ((states.grad, x.grad), (weight.grad, w.grad)):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.dtype == dtype
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 4 * torch.finfo(dtype).eps
+
+
+def test_a_bf16_search_gives_exact_positive_values_at_positions_that_are_nearly_best() -> None:
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(3, 40, 64, generator=generator)
+    weight = torch.randn(500, 64, generator=generator)
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    values, positions = projection_max(states, weight, mask=mask, search_dtype=torch.bfloat16)
+    own = torch.einsum("bvd,vd->bv", states.gather(1, positions.long()[..., None].expand(-1, -1, 64)), weight)
+    torch.testing.assert_close(values, own, rtol=1e-5, atol=1e-4)
+    exact = naive(states, weight, mask)
+    assert float((exact - values).min()) >= -1e-4
+    assert float((exact - values).max()) < 0.02 * float(exact.abs().max())
+
+
+def test_autocast_does_not_reach_the_head() -> None:
+    states, weight, bias, mask = example(2, 6, 100, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values, _ = projection_max(states, weight, mask=mask, bias=bias)
+    torch.testing.assert_close(values, naive(states, weight, mask, bias))
+
+
+def test_a_row_without_an_allowed_position_weighs_nothing_and_gets_no_gradient() -> None:
+    states, weight, bias, mask = example(3, 5, 80, torch.float32)
+    mask[1] = False
+    states.requires_grad_()
+    values, positions = projection_max(states, weight, mask=mask, bias=bias)
+    for activation in ("log1p_relu", "elu1p"):
+        weights = activate(values, activation)
+        assert weights[1].eq(0).all()
+        assert weights.isfinite().all()
+    assert positions[1].eq(-1).all()
+    activate(values).sum().backward()
+    assert states.grad is not None
+    assert states.grad[1].eq(0).all()
+    assert states.grad.isfinite().all()
+    assert states.grad[0].ne(0).any()
+
+
+def test_no_rows_give_no_rows() -> None:
+    values, positions = projection_max(torch.zeros(0, 4, 5), torch.zeros(9, 5), mask=torch.zeros(0, 4, dtype=torch.bool))
+    assert values.shape == positions.shape == (0, 9)
+
+
+def test_padding_special_positions_never_win_and_the_batch_does_not_matter() -> None:
+    states, weight, _, _ = example(1, 6, 100, torch.float32)
+    head = SparseHead(LMHead(weight))
+    alone = head(states, torch.ones(1, 6, dtype=torch.bool))
+    sink = 1000 * torch.ones(1, 2, 5)
+    for padded, first in ((torch.cat([sink, states], 1), 2), (torch.cat([states, sink], 1), 0)):
+        mask = torch.zeros(2, 8, dtype=torch.bool)
+        mask[:, first : first + 6] = True
+        many = head(padded.expand(2, -1, -1), mask)
+        torch.testing.assert_close(many, alone.expand(2, -1))
+
+
+def test_calibration_leaves_the_wanted_share_of_documents_above_zero() -> None:
+    generator = torch.Generator().manual_seed(3)
+    maxima = torch.randn(400, 30, generator=generator) * 3 + 20
+    bias = calibrate_bias(maxima.split(64), quantile=0.95)
+    torch.testing.assert_close(-bias, torch.quantile(maxima, 0.95, dim=0))
+    assert (maxima + bias > 0).float().mean() == pytest.approx(0.05, abs=0.005)
+    torch.testing.assert_close(calibrate_bias([maxima[:1]]), -maxima[0])
+    with pytest.raises(InvalidInput, match="at least one"):
+        calibrate_bias([])
+    with pytest.raises(InvalidInput, match="quantile"):
+        calibrate_bias([maxima], quantile=1.5)
+
+
+def test_top_k_keeps_the_largest_and_the_gradient_of_what_it_keeps() -> None:
+    weights = torch.tensor([[3.0, 1.0, 2.0, 0.0]], requires_grad=True)
+    kept = top_k_weights(weights, 2)
+    assert kept.tolist() == [[3.0, 0.0, 2.0, 0.0]]
+    kept.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [[1.0, 0.0, 1.0, 0.0]]
+    assert top_k_weights(weights, 0) is weights
+    assert top_k_weights(weights, 9) is weights
+    with pytest.raises(InvalidInput):
+        top_k_weights(weights, -1)
+
+
+def test_misfits_are_refused() -> None:
+    states, weight, bias, mask = example()
+    with pytest.raises(InvalidInput, match="expected"):
+        projection_max(states, weight[:, :3], mask=mask)
+    with pytest.raises(InvalidInput, match="mask"):
+        projection_max(states, weight, mask=mask[:1])
+    with pytest.raises(InvalidInput, match="bias"):
+        projection_max(states, weight, mask=mask, bias=bias[:3])
+    with pytest.raises(InvalidInput, match="search_dtype"):
+        projection_max(states, weight, mask=mask, search_dtype=torch.float16)
+    with pytest.raises(InvalidInput, match="activation"):
+        activate(states, "relu")  # type: ignore[arg-type]
