@@ -1,0 +1,361 @@
+// The border to Python: checks arrays, releases the GIL, turns results into numpy arrays. No algorithm lives here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dense.hpp"
+#include "dispatch.hpp"
+#include "errors.hpp"
+#include "parallel.hpp"
+#include "sparse.hpp"
+
+namespace nb = nanobind;
+using namespace lightir;
+
+namespace {
+
+template <typename T>
+constexpr const char* dtype_name() {
+    if constexpr (std::is_same_v<T, int64_t>) return "int64";
+    else if constexpr (std::is_same_v<T, uint32_t>) return "uint32";
+    else if constexpr (std::is_same_v<T, uint16_t>) return "uint16";
+    else if constexpr (std::is_same_v<T, uint8_t>) return "uint8";
+    else return "float32";
+}
+
+// A numpy array, borrowed for as long as this lives.
+class Array {
+public:
+    Array(nb::handle object, const char* name, int ndim) : name_(name) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+            PyErr_Clear();
+            throw InvalidInput(std::string(name) + " must be a C-contiguous numpy array");
+        }
+        if (view_.ndim != ndim) {
+            const std::string got = std::to_string(view_.ndim);
+            PyBuffer_Release(&view_);
+            throw InvalidInput(std::string(name) + " must have " + std::to_string(ndim) + " dimension(s), not " + got);
+        }
+        if (view_.len > 0 && reinterpret_cast<uintptr_t>(view_.buf) % static_cast<uintptr_t>(view_.itemsize) != 0) {
+            PyBuffer_Release(&view_);
+            throw InvalidInput(std::string(name) + " is not aligned in memory: copy it");
+        }
+    }
+    Array(const Array&) = delete;
+    Array& operator=(const Array&) = delete;
+    ~Array() { PyBuffer_Release(&view_); }
+
+    size_t size(int axis = 0) const { return static_cast<size_t>(view_.shape[axis]); }
+    const void* data() const { return view_.buf; }
+
+    template <typename T>
+    bool is() const {
+        return std::string(dtype_name<T>()) == dtype();
+    }
+
+    template <typename T>
+    Span<T> span() const {
+        if (!is<T>()) wrong_dtype(dtype_name<T>());
+        return {static_cast<const T*>(view_.buf), static_cast<size_t>(view_.len / view_.itemsize)};
+    }
+
+    std::string dtype() const {
+        const std::string format = view_.format == nullptr ? "B" : view_.format;
+        if (format.size() != 1) return "format '" + format + "'";
+        switch (format[0]) {
+            case 'e': return "float16";
+            case 'f': return "float32";
+            case 'd': return "float64";
+            case '?': return "bool";
+            case 'b': case 'h': case 'i': case 'l': case 'q': return "int" + std::to_string(8 * view_.itemsize);
+            case 'B': case 'H': case 'I': case 'L': case 'Q': return "uint" + std::to_string(8 * view_.itemsize);
+            default: return "format '" + format + "'";
+        }
+    }
+
+    [[noreturn]] void wrong_dtype(const std::string& expected) const {
+        throw InvalidInput(std::string(name_) + " must be " + expected + ", not " + dtype());
+    }
+
+private:
+    const char* name_;
+    Py_buffer view_;
+};
+
+void same_length(const char* what, size_t a, size_t b) {
+    if (a != b) {
+        throw InvalidInput(std::string(what) + " differ in length: " + std::to_string(a) + " and " + std::to_string(b));
+    }
+}
+
+void check_indptr(Span<int64_t> indptr, size_t total, const char* name) {
+    bool good = indptr.size > 0 && indptr[0] == 0 && indptr[indptr.size - 1] == static_cast<int64_t>(total);
+    for (size_t i = 1; good && i < indptr.size; ++i) good = indptr[i] >= indptr[i - 1];
+    if (!good) {
+        throw InvalidInput(std::string(name) + " must start at 0, never fall and end at " + std::to_string(total));
+    }
+}
+
+// An optional bitmap over n documents.
+class Allowed {
+public:
+    Allowed(nb::handle object, size_t n) {
+        if (object.is_none()) return;
+        array_.emplace_back(new Array(object, "allowed", 1));
+        const Span<uint8_t> bits = array_[0]->span<uint8_t>();
+        if (bits.size != (n + 7) / 8) {
+            throw InvalidInput("allowed must hold one bit a document: " + std::to_string((n + 7) / 8) + " bytes for " +
+                               std::to_string(n) + " documents, not " + std::to_string(bits.size));
+        }
+        bitmap = Bitmap{bits.data};
+    }
+    Bitmap bitmap;
+
+private:
+    std::vector<std::unique_ptr<Array>> array_;
+};
+
+// A matrix with its optional row scales.
+class Rows {
+public:
+    Rows(nb::handle rows, nb::handle scales, const char* name) : rows_(rows, name, 2) {
+        const std::string dtype = rows_.dtype();
+        if (dtype != "float16" && dtype != "float32" && dtype != "int8") rows_.wrong_dtype("float16, float32 or int8");
+        matrix.element = dtype == "float16"   ? Element::float16
+                         : dtype == "float32" ? Element::float32
+                                              : Element::int8;
+        matrix.data = rows_.data();
+        matrix.n_rows = rows_.size(0);
+        matrix.width = rows_.size(1);
+        if (matrix.n_rows > 0xffffffffu) throw InvalidInput("more than 4,294,967,295 rows");
+        if (scales.is_none() == (matrix.element == Element::int8)) {
+            throw InvalidInput(std::string(name) + ": int8 rows need scales, other rows have none");
+        }
+        if (scales.is_none()) return;
+        scales_.emplace_back(new Array(scales, "scales", 1));
+        const Span<float> values = scales_[0]->span<float>();
+        same_length("rows and scales", matrix.n_rows, values.size);
+        matrix.scales = values.data;
+    }
+    Matrix matrix;
+
+    void check_dim(size_t dim) const {
+        if (dim > matrix.width) {
+            throw InvalidInput("rows are " + std::to_string(matrix.width) + " wide, which is less than the " +
+                               std::to_string(dim) + " columns asked for");
+        }
+    }
+
+private:
+    Array rows_;
+    std::vector<std::unique_ptr<Array>> scales_;
+};
+
+template <typename T>
+nb::object to_numpy(std::vector<T> values, size_t n_columns = 0) {
+    auto* kept = new std::vector<T>(std::move(values));
+    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    if (n_columns == 0) {
+        const size_t shape[1] = {kept->size()};
+        return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 1, shape, owner));
+    }
+    const size_t shape[2] = {kept->size() / n_columns, n_columns};
+    return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 2, shape, owner));
+}
+
+// Lists of hits one after the other: (indptr, doc_ords, scores).
+nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
+    std::vector<int64_t> indptr{0};
+    std::vector<uint32_t> doc_ords;
+    std::vector<float> scores;
+    for (const std::vector<Hit>& hits : lists) {
+        for (const Hit& hit : hits) {
+            doc_ords.push_back(hit.doc_ord);
+            scores.push_back(hit.score);
+        }
+        indptr.push_back(static_cast<int64_t>(doc_ords.size()));
+    }
+    return nb::make_tuple(to_numpy(std::move(indptr)), to_numpy(std::move(doc_ords)), to_numpy(std::move(scores)));
+}
+
+// Calls use(W{}) with the weights' type.
+template <typename Use>
+auto with_weights(const Array& weights, const Use& use) {
+    if (weights.is<uint8_t>()) return use(uint8_t{});
+    if (weights.is<float>()) return use(float{});
+    weights.wrong_dtype("uint8 or float32");
+}
+
+nb::tuple bind_invert(nb::handle indptr, nb::handle term_ids, nb::handle weights, size_t vocab_size, size_t n_docs) {
+    const Array pointers(indptr, "indptr", 1), terms(term_ids, "term_ids", 1), values(weights, "weights", 1);
+    same_length("term_ids and weights", terms.size(), values.size());
+    same_length("indptr and n_docs + 1", pointers.size(), n_docs + 1);
+    if (n_docs >= 0xffffffffu) throw InvalidInput("more than 4,294,967,294 documents");
+    if (vocab_size > (size_t{1} << 32)) throw InvalidInput("vocab_size is above 2 ** 32");
+    return with_weights(values, [&](auto kind) {
+        using W = decltype(kind);
+        const SparseRows<W> rows{pointers.span<int64_t>(), terms.span<uint32_t>(), values.span<W>()};
+        OwnedPostings<W> out;
+        {
+            nb::gil_scoped_release released;
+            out = invert(rows, vocab_size, n_docs);
+        }
+        return nb::make_tuple(to_numpy(std::move(out.term_ids)), to_numpy(std::move(out.term_indptr)),
+                              to_numpy(std::move(out.run_blocks)), to_numpy(std::move(out.run_indptr)),
+                              to_numpy(std::move(out.offsets)), to_numpy(std::move(out.weights)));
+    });
+}
+
+nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs, nb::handle query_indptr,
+                            nb::handle query_term_ids, nb::handle query_weights, size_t k, size_t n_threads,
+                            nb::handle allowed) {
+    const Array term_ids(postings[0], "term_ids", 1), term_indptr(postings[1], "term_indptr", 1);
+    const Array run_blocks(postings[2], "run_blocks", 1), run_indptr(postings[3], "run_indptr", 1);
+    const Array offsets(postings[4], "offsets", 1), weights(postings[5], "weights", 1);
+    same_length("term_ids + 1 and term_indptr", term_ids.size() + 1, term_indptr.size());
+    same_length("run_blocks + 1 and run_indptr", run_blocks.size() + 1, run_indptr.size());
+    same_length("offsets and weights", offsets.size(), weights.size());
+    const Array pointers(query_indptr, "query_indptr", 1), terms(query_term_ids, "query_term_ids", 1);
+    const Array values(query_weights, "query_weights", 1);
+    const Span<int64_t> indptr = pointers.span<int64_t>();
+    const Span<uint32_t> ids = terms.span<uint32_t>();
+    const Span<float> floats = values.span<float>();
+    same_length("query_term_ids and query_weights", ids.size, floats.size);
+    check_indptr(indptr, ids.size, "query_indptr");
+    const Allowed filter(allowed, n_docs);
+    return with_weights(weights, [&](auto kind) {
+        using W = decltype(kind);
+        const PostingsView<W> view{vocab_size,
+                                   n_docs,
+                                   term_ids.span<uint32_t>(),
+                                   term_indptr.span<int64_t>(),
+                                   run_blocks.span<uint32_t>(),
+                                   run_indptr.span<int64_t>(),
+                                   offsets.span<uint16_t>(),
+                                   weights.span<W>()};
+        std::vector<std::vector<Hit>> hits(indptr.size - 1);
+        {
+            nb::gil_scoped_release released;
+            parallel_for(hits.size(), n_threads, [&](size_t q) {
+                const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
+                hits[q] = sparse_top_k(view, {{ids.data + begin, size}, {floats.data + begin, size}}, k, filter.bitmap);
+            });
+        }
+        return to_numpy(hits);
+    });
+}
+
+nb::object bind_sparse_pair_scores(nb::handle indptr, nb::handle term_ids, nb::handle weights, nb::handle doc_ords,
+                                   nb::handle query_term_ids, nb::handle query_weights) {
+    const Array pointers(indptr, "indptr", 1), terms(term_ids, "term_ids", 1), values(weights, "weights", 1);
+    const Array docs(doc_ords, "doc_ords", 1);
+    const Array query_terms(query_term_ids, "query_term_ids", 1), query_values(query_weights, "query_weights", 1);
+    same_length("term_ids and weights", terms.size(), values.size());
+    same_length("query_term_ids and query_weights", query_terms.size(), query_values.size());
+    if (pointers.size() == 0) throw InvalidInput("indptr must hold at least one entry");
+    const SparseQuery query{query_terms.span<uint32_t>(), query_values.span<float>()};
+    const Span<uint32_t> ords = docs.span<uint32_t>();
+    std::vector<float> scores(ords.size);
+    with_weights(values, [&](auto kind) {
+        using W = decltype(kind);
+        const SparseRows<W> rows{pointers.span<int64_t>(), terms.span<uint32_t>(), values.span<W>()};
+        nb::gil_scoped_release released;
+        sparse_pair_scores(rows, ords, query, scores.data());
+    });
+    return to_numpy(std::move(scores));
+}
+
+nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle queries, size_t k, size_t n_threads,
+                           nb::handle allowed) {
+    const Rows matrix(rows, scales, "rows");
+    const Array vectors(queries, "queries", 2);
+    const Span<float> values = vectors.span<float>();
+    matrix.check_dim(vectors.size(1));
+    const Allowed filter(allowed, matrix.matrix.n_rows);
+    std::vector<std::vector<Hit>> hits;
+    {
+        nb::gil_scoped_release released;
+        hits = dense_top_k(matrix.matrix, values.data, vectors.size(0), vectors.size(1), k, n_threads, filter.bitmap);
+    }
+    return to_numpy(hits);
+}
+
+nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle doc_ords, nb::handle query) {
+    const Rows matrix(rows, scales, "rows");
+    const Array docs(doc_ords, "doc_ords", 1), vector(query, "query", 1);
+    const Span<float> values = vector.span<float>();
+    const Span<uint32_t> ords = docs.span<uint32_t>();
+    matrix.check_dim(values.size);
+    std::vector<float> scores(ords.size);
+    {
+        nb::gil_scoped_release released;
+        dense_pair_scores(matrix.matrix, ords, values.data, values.size, scores.data());
+    }
+    return to_numpy(std::move(scores));
+}
+
+void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb::handle token_ids, nb::handle indptr,
+                    bool normalize, size_t n_threads, nb::ndarray<float, nb::ndim<2>, nb::c_contig> out) {
+    const Rows matrix(table, scales, "table");
+    const Array ids(token_ids, "token_ids", 1), pointers(indptr, "indptr", 1);
+    const Span<uint32_t> tokens = ids.span<uint32_t>();
+    const Span<int64_t> offsets = pointers.span<int64_t>();
+    check_indptr(offsets, tokens.size, "indptr");
+    matrix.check_dim(out.shape(1));
+    same_length("indptr and out + 1", offsets.size, out.shape(0) + 1);
+    std::vector<std::unique_ptr<Array>> row_weights;
+    const float* factors = nullptr;
+    if (!weights.is_none()) {
+        row_weights.emplace_back(new Array(weights, "weights", 1));
+        same_length("table and weights", matrix.matrix.n_rows, row_weights[0]->size());
+        factors = row_weights[0]->span<float>().data;
+    }
+    nb::gil_scoped_release released;
+    for (const uint32_t id : tokens) {
+        if (id >= matrix.matrix.n_rows) {
+            throw InvalidInput("term id " + std::to_string(id) + " is outside the vocabulary of " +
+                               std::to_string(matrix.matrix.n_rows));
+        }
+    }
+    mean_rows(matrix.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
+}
+
+// Our exceptions become lightir.errors' exceptions.
+void translate(const std::exception_ptr& failure, void*) {
+    const auto raise = [](const char* type, const char* text) {
+        PyErr_SetString(nb::module_::import_("lightir.errors").attr(type).ptr(), text);
+    };
+    try {
+        std::rethrow_exception(failure);
+    } catch (const InvalidInput& e) {
+        raise("InvalidInput", e.what());
+    } catch (const DamagedArrays& e) {
+        raise("FormatError", e.what());
+    }
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::register_exception_translator(translate);
+    use_level_from_environment();
+    m.def("dispatch", [] { return std::string(level().name); });
+    m.def("available", &available_levels);
+    m.def("use_level", &use_level, nb::arg("name"));
+    m.def("invert", &bind_invert);
+    m.def("sparse_top_k", &bind_sparse_top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+          nb::arg(), nb::arg(), nb::arg().none());
+    m.def("sparse_pair_scores", &bind_sparse_pair_scores);
+    m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+          nb::arg().none());
+    m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+    m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+          nb::arg(), nb::arg(), nb::arg().noconvert());
+}

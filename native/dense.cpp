@@ -1,0 +1,150 @@
+#include "dense.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "dispatch.hpp"
+#include "errors.hpp"
+#include "parallel.hpp"
+
+namespace lightir {
+namespace {
+
+constexpr size_t tile = 256;         // rows scored at a time; a tile is reused by all queries of a group
+constexpr size_t queries_group = 16;
+constexpr size_t queries_chunk = 256;  // queries that a thread of mean_rows takes at a time
+
+void check_finite(const float* queries, size_t n_queries, size_t dim) {
+    for (size_t i = 0; i < n_queries * dim; ++i) {
+        if (!std::isfinite(queries[i])) {
+            throw InvalidInput("query " + std::to_string(i / dim) + " holds " + std::to_string(queries[i]) +
+                               " in column " + std::to_string(i % dim) + "; finite numbers are expected");
+        }
+    }
+}
+
+void score_rows(const Matrix& rows, size_t first, size_t n, const float* query, size_t dim, float* scores) {
+    level().dot_rows[static_cast<size_t>(rows.element)](rows.row(first), n, rows.row_bytes(), query, dim, scores);
+    if (rows.scales != nullptr) {
+        for (size_t i = 0; i < n; ++i) scores[i] *= rows.scales[first + i];
+    }
+}
+
+// The best rows of first .. last for one query, tile after tile.
+class Scan {
+public:
+    Scan(const float* query, size_t dim, size_t k)
+        : query_(query), dim_(dim), best_(k, std::numeric_limits<float>::quiet_NaN()) {}
+
+    void visit(const Matrix& rows, size_t first, size_t n, Bitmap allowed) {
+        alignas(64) float scores[tile];
+        uint32_t positions[tile + 1];
+        float values[tile + 1];
+        score_rows(rows, first, n, query_, dim_, scores);
+        // A scan takes whole groups of 64: what stands behind the last row is filled up and left out below.
+        std::fill(scores + n, scores + tile, 0.0f);
+        const size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
+        for (size_t i = 0; i < n_found && positions[i] < n; ++i) {
+            const size_t doc = first + positions[i];
+            if (!allowed(doc)) continue;
+            if (std::isnan(values[i])) {
+                throw InvalidInput("row " + std::to_string(doc) + " scores NaN: its values or scale are not numbers");
+            }
+            best_.push(static_cast<uint32_t>(doc), values[i]);
+        }
+        best_.shrink();
+    }
+
+    std::vector<Hit> finish() { return best_.finish(); }
+
+private:
+    const float* query_;
+    size_t dim_;
+    TopK best_;
+};
+
+std::vector<Hit> merge(std::vector<std::vector<Hit>>& parts, size_t k) {
+    if (parts.size() == 1) return std::move(parts[0]);
+    TopK best(k, std::numeric_limits<float>::quiet_NaN());
+    for (const std::vector<Hit>& part : parts) {
+        for (const Hit& hit : part) best.push(hit.doc_ord, hit.score);
+    }
+    return best.finish();
+}
+
+}  // namespace
+
+std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
+                                          size_t k, size_t n_threads, Bitmap allowed) {
+    check_finite(queries, n_queries, dim);
+    std::vector<std::vector<Hit>> hits(n_queries);
+    if (k == 0 || rows.n_rows == 0 || n_queries == 0) return hits;
+    // Groups of queries share a tile of rows; where there are fewer groups than threads the rows are divided too.
+    const size_t n_groups = (n_queries + queries_group - 1) / queries_group;
+    const size_t n_tiles = (rows.n_rows + tile - 1) / tile;
+    const size_t n_parts = std::min(n_tiles, std::max<size_t>(1, n_threads / n_groups));
+    std::vector<std::vector<std::vector<Hit>>> found(n_queries, std::vector<std::vector<Hit>>(n_parts));
+    parallel_for(n_groups * n_parts, n_threads, [&](size_t task) {
+        const size_t group = task / n_parts, part = task % n_parts;
+        const size_t first_query = group * queries_group, last_query = std::min(n_queries, first_query + queries_group);
+        std::vector<Scan> scans;
+        for (size_t q = first_query; q < last_query; ++q) scans.emplace_back(queries + q * dim, dim, k);
+        for (size_t t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {
+            const size_t n = std::min(tile, rows.n_rows - t * tile);
+            for (Scan& scan : scans) scan.visit(rows, t * tile, n, allowed);
+        }
+        for (size_t q = first_query; q < last_query; ++q) found[q][part] = scans[q - first_query].finish();
+    });
+    for (size_t q = 0; q < n_queries; ++q) hits[q] = merge(found[q], k);
+    return hits;
+}
+
+void dense_pair_scores(const Matrix& rows, Span<uint32_t> doc_ords, const float* query, size_t dim, float* scores) {
+    check_finite(query, 1, dim);
+    for (size_t i = 0; i < doc_ords.size; ++i) {
+        if (doc_ords[i] >= rows.n_rows) {
+            throw InvalidInput("doc_ord " + std::to_string(doc_ords[i]) + " is outside the " +
+                               std::to_string(rows.n_rows) + " rows");
+        }
+        score_rows(rows, doc_ords[i], 1, query, dim, scores + i);
+        if (std::isnan(scores[i])) {
+            throw InvalidInput("row " + std::to_string(doc_ords[i]) +
+                               " scores NaN: its values or scale are not numbers");
+        }
+        scores[i] += 0.0f;  // no -0, as in dense_top_k
+    }
+}
+
+void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
+               size_t dim, bool normalize, size_t n_threads, float* out) {
+    const size_t n_queries = indptr.size - 1;
+    const auto sum_rows = level().sum_rows[static_cast<size_t>(table.element)];
+    const auto span_of = [&](size_t q) {
+        const size_t begin = static_cast<size_t>(indptr[q]);
+        return Span<uint32_t>{token_ids.data + begin, static_cast<size_t>(indptr[q + 1]) - begin};
+    };
+    const auto one_query = [&](size_t q) {
+        const Span<uint32_t> ids = span_of(q), next = q + 1 < n_queries ? span_of(q + 1) : Span<uint32_t>{};
+        float* row = out + q * dim;
+        sum_rows({static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales, weights, ids.data,
+                  ids.size, next.data, next.size, dim},
+                 row);
+        float divisor = static_cast<float>(ids.size);
+        if (normalize) {
+            divisor = std::sqrt(level().sum_of_squares(row, dim));  // the mean's direction is the sum's
+        } else if (weights != nullptr) {
+            divisor = 0.0f;
+            for (const uint32_t id : ids) divisor += weights[id];
+        }
+        level().scale(row, dim, divisor > 0.0f ? 1.0f / divisor : 0.0f);
+    };
+    const size_t n_chunks = (n_queries + queries_chunk - 1) / queries_chunk;
+    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
+        const size_t last = std::min(n_queries, (chunk + 1) * queries_chunk);
+        for (size_t q = chunk * queries_chunk; q < last; ++q) one_query(q);
+    });
+}
+
+}  // namespace lightir

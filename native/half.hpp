@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+namespace lightir {
+namespace {  // one private copy for each dispatch level's file: their instruction sets must not mix
+
+// IEEE half to float, exact, subnormals and infinities included; without branches, so that compilers vectorise it.
+inline float half_to_float(uint16_t half) {
+    constexpr uint32_t exponent_mask = 0x7c00u << 13;
+    const uint32_t magnitude = (half & 0x7fffu) << 13;
+    const uint32_t exponent = magnitude & exponent_mask;
+    uint32_t bits = magnitude + ((127u - 15u) << 23);
+    bits += exponent == exponent_mask ? (128u - 16u) << 23 : 0u;
+    const uint32_t magic_bits = 113u << 23, subnormal_bits = bits + (1u << 23);
+    float magic, subnormal, value;
+    __builtin_memcpy(&magic, &magic_bits, 4);
+    __builtin_memcpy(&subnormal, &subnormal_bits, 4);
+    subnormal -= magic;
+    uint32_t shifted;
+    __builtin_memcpy(&shifted, &subnormal, 4);
+    bits = exponent == 0 ? shifted : bits;
+    bits |= (half & 0x8000u) << 16;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
+}  // namespace
+}  // namespace lightir

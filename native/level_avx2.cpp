@@ -1,0 +1,47 @@
+// Compiled with -mavx2 -mf16c; entered only where the processor has both.
+#include <immintrin.h>
+
+#include "level_loops.hpp"
+
+namespace lightir {
+namespace {
+
+struct Avx2 {
+    static constexpr size_t width = 8;
+    using Floats = __m256;
+
+    static Floats zero() { return _mm256_setzero_ps(); }
+    static Floats set(float x) { return _mm256_set1_ps(x); }
+    static Floats load_float(const float* p) { return _mm256_loadu_ps(p); }
+    static Floats load_half(const uint16_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static Floats load_int8(const int8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+    static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+    static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
+
+    static bool any_above_u16(const uint16_t* scores, uint16_t threshold) {
+        const __m256i* v = reinterpret_cast<const __m256i*>(scores);
+        const __m256i best = _mm256_max_epu16(_mm256_max_epu16(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)),
+                                              _mm256_max_epu16(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3)));
+        const __m256i over = _mm256_subs_epu16(best, _mm256_set1_epi16(static_cast<short>(threshold)));
+        return !_mm256_testz_si256(over, over);
+    }
+    static bool any_above_f32(const float* scores, float threshold) {
+        const __m256 limit = _mm256_set1_ps(threshold);
+        __m256 any = _mm256_setzero_ps();
+        for (size_t l = 0; l < scan_width; l += width) {
+            any = _mm256_or_ps(any, _mm256_cmp_ps(_mm256_loadu_ps(scores + l), limit, _CMP_NLE_UQ));
+        }
+        return _mm256_movemask_ps(any) != 0;
+    }
+};
+
+}  // namespace
+
+extern const Level avx2_level = make_level<Avx2>("avx2");
+
+}  // namespace lightir

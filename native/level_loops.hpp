@@ -1,0 +1,181 @@
+// The loops behind a Level, written once over a small vector type V of the including file:
+//   V::width, V::Floats, zero(), load_half(p), load_int8(p), load_float(p), set(x), add(a, b), mul(a, b), store(p, a),
+//   any_above_u16(scores, threshold) and any_above_f32(scores, threshold) over scan_width entries.
+// V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
+// same reason nothing from the standard library is called that is not a macro or a builtin.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "half.hpp"
+#include "levels.hpp"
+
+namespace lightir {
+namespace {
+
+template <typename V, Element E>
+inline typename V::Floats load(const uint8_t* row, size_t j) {
+    if constexpr (E == Element::float16) {
+        return V::load_half(reinterpret_cast<const uint16_t*>(row) + j);
+    } else if constexpr (E == Element::float32) {
+        return V::load_float(reinterpret_cast<const float*>(row) + j);
+    } else {
+        return V::load_int8(reinterpret_cast<const int8_t*>(row) + j);
+    }
+}
+
+template <Element E>
+inline float load_one(const uint8_t* row, size_t j) {
+    if constexpr (E == Element::float16) {
+        return half_to_float(reinterpret_cast<const uint16_t*>(row)[j]);
+    } else if constexpr (E == Element::float32) {
+        return reinterpret_cast<const float*>(row)[j];
+    } else {
+        return static_cast<float>(reinterpret_cast<const int8_t*>(row)[j]);
+    }
+}
+
+inline float add_lanes(float* lanes) {
+    for (size_t half = n_lanes / 2; half > 0; half /= 2) {
+        for (size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+    }
+    return lanes[0];
+}
+
+template <typename V, Element E>
+inline float dot(const uint8_t* row, const float* query, size_t dim) {
+    constexpr size_t parts = n_lanes / V::width;
+    typename V::Floats sums[parts];
+    for (size_t p = 0; p < parts; ++p) sums[p] = V::zero();
+    size_t j = 0;
+    for (; j + n_lanes <= dim; j += n_lanes) {
+        for (size_t p = 0; p < parts; ++p) {
+            const size_t at = j + p * V::width;
+            sums[p] = V::add(sums[p], V::mul(load<V, E>(row, at), V::load_float(query + at)));
+        }
+    }
+    alignas(64) float lanes[n_lanes];
+    for (size_t p = 0; p < parts; ++p) V::store(lanes + p * V::width, sums[p]);
+    for (size_t l = 0; j + l < dim; ++l) lanes[l] += load_one<E>(row, j + l) * query[j + l];
+    return add_lanes(lanes);
+}
+
+template <typename V, Element E>
+void dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores) {
+    for (size_t i = 0; i < n_rows; ++i) scores[i] = dot<V, E>(rows + i * row_bytes, query, dim);
+}
+
+template <typename V>
+float sum_of_squares(const float* values, size_t n) {
+    return dot<V, Element::float32>(reinterpret_cast<const uint8_t*>(values), values, n);
+}
+
+template <typename V>
+void scale(float* values, size_t n, float factor) {
+    size_t j = 0;
+    for (; j + V::width <= n; j += V::width) V::store(values + j, V::mul(V::load_float(values + j), V::set(factor)));
+    for (; j < n; ++j) values[j] *= factor;
+}
+
+template <typename V>
+void weigh_u8(const uint8_t* impacts, size_t n, float weight, float* values) {
+    for (size_t i = 0; i < n; ++i) values[i] = weight * static_cast<float>(impacts[i]);
+}
+
+template <Element E>
+inline float row_factor(const RowSum& what, uint32_t id) {
+    float factor = what.weights == nullptr ? 1.0f : what.weights[id];
+    if constexpr (E == Element::int8) factor *= what.scales[id];
+    return factor;
+}
+
+// Columns first .. first + parts * width of the sum, held in registers while the query's rows go by. The same columns
+// of the next query's rows are fetched meanwhile: rows lie scattered over a table that no cache holds.
+template <typename V, Element E, size_t parts>
+inline void sum_strip(const RowSum& what, size_t first, float* out) {
+    typename V::Floats sums[parts];
+    for (size_t p = 0; p < parts; ++p) sums[p] = V::zero();
+    const bool weighted = E == Element::int8 || what.weights != nullptr;
+    for (size_t t = 0; t < what.n_ids; ++t) {
+        const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
+        if (t < what.n_next_ids) {
+            const uint8_t* next = what.table + static_cast<size_t>(what.next_ids[t]) * what.row_bytes;
+            const size_t begin = first * element_bytes(E), end = (first + parts * V::width) * element_bytes(E);
+            for (size_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
+        }
+        if (weighted) {
+            const typename V::Floats factor = V::set(row_factor<E>(what, what.ids[t]));
+            for (size_t p = 0; p < parts; ++p) {
+                sums[p] = V::add(sums[p], V::mul(factor, load<V, E>(row, first + p * V::width)));
+            }
+        } else {
+            for (size_t p = 0; p < parts; ++p) sums[p] = V::add(sums[p], load<V, E>(row, first + p * V::width));
+        }
+    }
+    for (size_t p = 0; p < parts; ++p) V::store(out + first + p * V::width, sums[p]);
+}
+
+template <typename V, Element E>
+void sum_rows(const RowSum& what, float* out) {
+    size_t j = 0;
+    for (; j + 8 * V::width <= what.dim; j += 8 * V::width) sum_strip<V, E, 8>(what, j, out);
+    for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, 1>(what, j, out);
+    for (; j < what.dim; ++j) {
+        float sum = 0.0f;
+        for (size_t t = 0; t < what.n_ids; ++t) {
+            const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
+            sum += row_factor<E>(what, what.ids[t]) * load_one<E>(row, j);
+        }
+        out[j] = sum;
+    }
+}
+
+template <typename V>
+size_t take_above_u16(uint16_t* scores, size_t n, uint16_t threshold, uint32_t* positions, float* values) {
+    size_t n_taken = 0;
+    for (size_t i = 0; i < n; i += scan_width) {
+        if (V::any_above_u16(scores + i, threshold)) {
+            for (size_t l = 0; l < scan_width; ++l) {  // no branch: write always, step on when it counts
+                positions[n_taken] = static_cast<uint32_t>(i + l);
+                values[n_taken] = static_cast<float>(scores[i + l]);
+                n_taken += scores[i + l] > threshold;
+            }
+        }
+        __builtin_memset(scores + i, 0, scan_width * sizeof(uint16_t));
+    }
+    return n_taken;
+}
+
+template <typename V>
+size_t take_above_f32(float* scores, size_t n, float threshold, uint32_t* positions, float* values) {
+    size_t n_taken = 0;
+    for (size_t i = 0; i < n; i += scan_width) {
+        if (V::any_above_f32(scores + i, threshold)) {
+            for (size_t l = 0; l < scan_width; ++l) {
+                positions[n_taken] = static_cast<uint32_t>(i + l);
+                values[n_taken] = scores[i + l];
+                n_taken += !(scores[i + l] <= threshold);
+            }
+        }
+        __builtin_memset(scores + i, 0, scan_width * sizeof(float));
+    }
+    return n_taken;
+}
+
+template <typename V>
+constexpr Level make_level(const char* name) {
+    return Level{
+        name,
+        take_above_u16<V>,
+        take_above_f32<V>,
+        {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
+        {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>},
+        sum_of_squares<V>,
+        scale<V>,
+        weigh_u8<V>,
+    };
+}
+
+}  // namespace
+}  // namespace lightir

@@ -1,0 +1,57 @@
+// Plain C++ for any processor; the compiler may use the vectors that its baseline has.
+#include "level_loops.hpp"
+
+namespace lightir {
+namespace {
+
+struct Scalar {
+    static constexpr size_t width = 4;
+    struct Floats {
+        float lane[width];
+    };
+
+    template <typename F>
+    static Floats each(F value_at) {
+        Floats out;
+        for (size_t l = 0; l < width; ++l) out.lane[l] = value_at(l);
+        return out;
+    }
+    static Floats zero() { return set(0.0f); }
+    static Floats set(float x) {
+        return each([&](size_t) { return x; });
+    }
+    static Floats load_float(const float* p) {
+        return each([&](size_t l) { return p[l]; });
+    }
+    static Floats load_half(const uint16_t* p) {
+        return each([&](size_t l) { return half_to_float(p[l]); });
+    }
+    static Floats load_int8(const int8_t* p) {
+        return each([&](size_t l) { return static_cast<float>(p[l]); });
+    }
+    static Floats add(const Floats& a, const Floats& b) {
+        return each([&](size_t l) { return a.lane[l] + b.lane[l]; });
+    }
+    static Floats mul(const Floats& a, const Floats& b) {
+        return each([&](size_t l) { return a.lane[l] * b.lane[l]; });
+    }
+    static void store(float* p, const Floats& a) {
+        for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
+    }
+    static bool any_above_u16(const uint16_t* scores, uint16_t threshold) {
+        bool any = false;
+        for (size_t l = 0; l < scan_width; ++l) any |= scores[l] > threshold;
+        return any;
+    }
+    static bool any_above_f32(const float* scores, float threshold) {
+        bool any = false;
+        for (size_t l = 0; l < scan_width; ++l) any |= !(scores[l] <= threshold);
+        return any;
+    }
+};
+
+}  // namespace
+
+extern const Level scalar_level = make_level<Scalar>("scalar");
+
+}  // namespace lightir

@@ -1,0 +1,60 @@
+// The hot loops, once for each instruction set ("dispatch level"). All levels give the same bits: sums run in the
+// same order with the same roundings, only the number of lanes that one instruction holds differs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lightir {
+
+enum class Element : uint8_t { float16 = 0, float32 = 1, int8 = 2 };
+
+constexpr size_t element_bytes(Element element) {
+    return element == Element::float16 ? 2 : element == Element::float32 ? 4 : 1;
+}
+
+// Partial sums that a dot product keeps: lane l sums the products at l, l + 32, ...; a fixed tree adds the lanes.
+constexpr size_t n_lanes = 32;
+
+// The scans look at this many accumulators at once; their lengths are multiples of it.
+constexpr size_t scan_width = 64;
+
+struct RowSum {
+    const uint8_t* table;  // rows of row_bytes
+    size_t row_bytes;
+    const float* scales;     // (rows,) of int8 tables, else null
+    const float* weights;    // (rows,) or null for weight 1
+    const uint32_t* ids;     // the rows to sum, in order
+    size_t n_ids;
+    const uint32_t* next_ids;  // the rows of the query after this one, to prefetch
+    size_t n_next_ids;
+    size_t dim;
+};
+
+struct Level {
+    const char* name;
+
+    // Positions and values of all entries above the threshold, ascending; every entry read is set to 0. Returns how many.
+    size_t (*take_above_u16)(uint16_t* scores, size_t n, uint16_t threshold, uint32_t* positions, float* values);
+    // The same for floats: "not at or below", so that NaN scores come out, and a NaN threshold lets everything pass.
+    size_t (*take_above_f32)(float* scores, size_t n, float threshold, uint32_t* positions, float* values);
+
+    // scores[i] = rows[i][:dim] . query[:dim], before any row scale; indexed by Element.
+    void (*dot_rows[3])(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores);
+    // out[j] = sum over ids of weight * scale * row[j], in the order of the ids; indexed by Element.
+    void (*sum_rows[3])(const RowSum& what, float* out);
+    // Sum of squares, with the lanes and the tree of a dot product.
+    float (*sum_of_squares)(const float* values, size_t n);
+    // values[j] *= factor
+    void (*scale)(float* values, size_t n, float factor);
+    // values[i] = weight * impacts[i]
+    void (*weigh_u8)(const uint8_t* impacts, size_t n, float weight, float* values);
+};
+
+extern const Level scalar_level;
+#ifdef LIGHTIR_X86
+extern const Level avx2_level;
+extern const Level avx512_level;
+#endif
+
+}  // namespace lightir

@@ -1,0 +1,315 @@
+#include "sparse.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "dispatch.hpp"
+#include "errors.hpp"
+
+namespace lightir {
+namespace {
+
+constexpr uint32_t no_block = 0xffffffffu;
+
+size_t row_begin(Span<int64_t> indptr, size_t row, size_t total) {
+    const int64_t begin = indptr[row], end = indptr[row + 1];
+    if (begin < 0 || end < begin || static_cast<size_t>(end) > total) {
+        throw InvalidInput("indptr must start at 0 and never fall; row " + std::to_string(row) + " spans " +
+                           std::to_string(begin) + " to " + std::to_string(end) + " of " + std::to_string(total) +
+                           " entries");
+    }
+    return static_cast<size_t>(begin);
+}
+
+template <typename W>
+void check_rows(const SparseRows<W>& rows, size_t vocab_size) {
+    for (size_t row = 0; row + 1 < rows.indptr.size; ++row) {
+        const size_t begin = row_begin(rows.indptr, row, rows.term_ids.size);
+        const size_t end = static_cast<size_t>(rows.indptr[row + 1]);
+        for (size_t i = begin; i < end; ++i) {
+            const uint32_t term = rows.term_ids[i];
+            if (term >= vocab_size) {
+                throw InvalidInput("term id " + std::to_string(term) + " is outside the vocabulary of " +
+                                   std::to_string(vocab_size) + " (row " + std::to_string(row) + ")");
+            }
+            if (i > begin && term <= rows.term_ids[i - 1]) {
+                throw InvalidInput("term ids must ascend within a row; in row " + std::to_string(row) + ", " +
+                                   std::to_string(term) + " follows " + std::to_string(rows.term_ids[i - 1]));
+            }
+            if constexpr (std::is_same_v<W, float>) {
+                if (!(rows.weights[i] >= 0.0f) || std::isinf(rows.weights[i])) {
+                    throw InvalidInput("weights must be finite and not negative, not " +
+                                       std::to_string(rows.weights[i]) + " (row " + std::to_string(row) + ")");
+                }
+            }
+        }
+    }
+    if (rows.indptr[0] != 0 || static_cast<size_t>(rows.indptr[rows.indptr.size - 1]) != rows.term_ids.size) {
+        throw InvalidInput("indptr must start at 0 and end at the number of term ids, " +
+                           std::to_string(rows.term_ids.size));
+    }
+}
+
+struct QueryTerm {
+    uint32_t term_id;
+    float weight;
+};
+
+std::vector<QueryTerm> sorted_query(const SparseQuery& query) {
+    std::vector<QueryTerm> terms;
+    terms.reserve(query.term_ids.size);
+    for (size_t i = 0; i < query.term_ids.size; ++i) {
+        if (!(query.weights[i] >= 0.0f) || std::isinf(query.weights[i])) {
+            throw InvalidInput("query weights must be finite and not negative, not " +
+                               std::to_string(query.weights[i]));
+        }
+        terms.push_back({query.term_ids[i], query.weights[i]});
+    }
+    const auto by_term = [](const QueryTerm& a, const QueryTerm& b) { return a.term_id < b.term_id; };
+    if (!std::is_sorted(terms.begin(), terms.end(), by_term)) std::sort(terms.begin(), terms.end(), by_term);
+    for (size_t i = 1; i < terms.size(); ++i) {
+        if (terms[i].term_id == terms[i - 1].term_id) {
+            throw InvalidInput("term id " + std::to_string(terms[i].term_id) +
+                               " occurs twice in the query: add its weights first");
+        }
+    }
+    return terms;
+}
+
+// A query term's runs, walked block by block.
+struct Cursor {
+    size_t run, end_run;
+    float weight;
+};
+
+template <typename W>
+std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vector<QueryTerm>& query) {
+    std::vector<Cursor> cursors;
+    const uint32_t* from = postings.term_ids.begin();
+    for (const QueryTerm& term : query) {
+        if (term.term_id >= postings.vocab_size) {
+            throw InvalidInput("term id " + std::to_string(term.term_id) + " is outside the vocabulary of " +
+                               std::to_string(postings.vocab_size));
+        }
+        from = std::lower_bound(from, postings.term_ids.end(), term.term_id);
+        if (from == postings.term_ids.end() || *from != term.term_id) continue;
+        const size_t at = static_cast<size_t>(from - postings.term_ids.begin());
+        const int64_t begin = postings.term_indptr[at], end = postings.term_indptr[at + 1];
+        if (begin < 0 || end < begin || static_cast<size_t>(end) > postings.run_blocks.size) {
+            throw DamagedArrays("postings are damaged: term id " + std::to_string(term.term_id) +
+                                " points outside the runs");
+        }
+        cursors.push_back({static_cast<size_t>(begin), static_cast<size_t>(end), term.weight});
+    }
+    return cursors;
+}
+
+template <typename W>
+std::pair<size_t, size_t> run_span(const PostingsView<W>& postings, size_t run) {
+    const int64_t begin = postings.run_indptr[run], end = postings.run_indptr[run + 1];
+    if (begin < 0 || end < begin || static_cast<size_t>(end) > postings.offsets.size) {
+        throw DamagedArrays("postings are damaged: run " + std::to_string(run) + " points outside the postings");
+    }
+    return {static_cast<size_t>(begin), static_cast<size_t>(end)};
+}
+
+void accumulate(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
+    const uint16_t factor = static_cast<uint16_t>(weight);
+    for (size_t i = 0; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + factor * impacts[i]);
+}
+
+void accumulate(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
+    constexpr size_t chunk = 256;
+    alignas(64) float weighted[chunk];
+    for (size_t first = 0; first < n; first += chunk) {
+        const size_t size = std::min(chunk, n - first);
+        level().weigh_u8(impacts + first, size, weight, weighted);
+        for (size_t i = 0; i < size; ++i) scores[offsets[first + i]] += weighted[i];
+    }
+}
+
+void accumulate(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) {
+    for (size_t i = 0; i < n; ++i) scores[offsets[i]] += weight * weights[i];
+}
+
+size_t take_above(uint16_t* scores, size_t n, float threshold, uint32_t* positions, float* values) {
+    return level().take_above_u16(scores, n, static_cast<uint16_t>(threshold), positions, values);
+}
+
+size_t take_above(float* scores, size_t n, float threshold, uint32_t* positions, float* values) {
+    return level().take_above_f32(scores, n, threshold, positions, values);
+}
+
+// One block's accumulators and what a scan of them found; a thread makes its own once and keeps it, all zero.
+template <typename Score>
+struct Accumulators {
+    static constexpr size_t chunk = 4096;  // between two looks at the threshold
+    alignas(64) Score scores[block_size];
+    uint32_t positions[chunk + 1];  // a scan writes one place past what it has found
+    float values[chunk + 1];
+
+    void collect(size_t block, size_t n_docs, Bitmap allowed, TopK& best) {
+        const size_t first_doc = block * block_size;
+        for (size_t first = 0; first < block_size; first += chunk) {
+            const size_t n_found = take_above(scores + first, chunk, best.threshold(), positions, values);
+            for (size_t i = 0; i < n_found; ++i) {
+                const size_t doc = first_doc + first + positions[i];
+                if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(doc), values[i]);
+            }
+            best.shrink();
+        }
+    }
+};
+
+template <typename Score>
+Accumulators<Score>& thread_accumulators() {
+    static thread_local const std::unique_ptr<Accumulators<Score>> kept(new Accumulators<Score>());
+    return *kept;
+}
+
+// Zeroes the accumulators if damaged postings stop a query half-way, so that the thread's next query starts clean.
+template <typename Score>
+struct CleanOnFailure {
+    Accumulators<Score>& kept;
+    bool done = false;
+    ~CleanOnFailure() {
+        if (!done) std::fill(std::begin(kept.scores), std::end(kept.scores), Score{0});
+    }
+};
+
+template <typename Score, typename W>
+std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t k,
+                                Bitmap allowed) {
+    Accumulators<Score>& kept = thread_accumulators<Score>();
+    CleanOnFailure<Score> guard{kept};
+    TopK best(k, 0.0f);
+    const size_t n_blocks = (postings.n_docs + block_size - 1) / block_size;
+    for (size_t block = 0; block < n_blocks; ++block) {
+        bool touched = false;
+        for (Cursor& cursor : cursors) {
+            if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != block) continue;
+            const auto [begin, end] = run_span(postings, cursor.run++);
+            // The end of this run is where the same term goes on in the next block.
+            __builtin_prefetch(postings.offsets.data + end);
+            __builtin_prefetch(postings.weights.data + end);
+            accumulate(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin,
+                       cursor.weight);
+            touched = true;
+        }
+        if (touched) kept.collect(block, postings.n_docs, allowed, best);
+    }
+    guard.done = true;
+    return best.finish();
+}
+
+// 16-bit sums hold every score when the weights are whole numbers and even all-255 impacts cannot pass 65,535.
+bool fits_u16(const std::vector<Cursor>& cursors) {
+    float most = 0.0f;
+    for (const Cursor& cursor : cursors) {
+        if (cursor.weight != std::floor(cursor.weight)) return false;
+        most += 255.0f * cursor.weight;
+        if (most > 65535.0f) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+template <typename W>
+OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_docs) {
+    check_rows(rows, vocab_size);
+    // First walk: postings and runs of each term. Second walk: every posting goes to its place, documents ascending.
+    std::vector<int64_t> n_postings(vocab_size, 0), n_runs(vocab_size, 0);
+    std::vector<uint32_t> last_block(vocab_size, no_block);
+    for (size_t doc = 0; doc < n_docs; ++doc) {
+        const uint32_t block = static_cast<uint32_t>(doc / block_size);
+        for (int64_t i = rows.indptr[doc]; i < rows.indptr[doc + 1]; ++i) {
+            const uint32_t term = rows.term_ids[static_cast<size_t>(i)];
+            ++n_postings[term];
+            if (last_block[term] != block) ++n_runs[term];
+            last_block[term] = block;
+        }
+    }
+    OwnedPostings<W> out;
+    out.term_indptr.push_back(0);
+    int64_t next_posting = 0, next_run = 0;
+    for (size_t term = 0; term < vocab_size; ++term) {  // counts turn into the places to write next
+        const int64_t postings = std::exchange(n_postings[term], next_posting);
+        const int64_t runs = std::exchange(n_runs[term], next_run);
+        if (postings == 0) continue;
+        next_posting += postings;
+        next_run += runs;
+        out.term_ids.push_back(static_cast<uint32_t>(term));
+        out.term_indptr.push_back(next_run);
+    }
+    out.run_blocks.resize(static_cast<size_t>(next_run));
+    out.run_indptr.resize(static_cast<size_t>(next_run) + 1);
+    out.run_indptr.back() = next_posting;
+    out.offsets.resize(static_cast<size_t>(next_posting));
+    out.weights.resize(static_cast<size_t>(next_posting));
+    std::fill(last_block.begin(), last_block.end(), no_block);
+    for (size_t doc = 0; doc < n_docs; ++doc) {
+        const uint32_t block = static_cast<uint32_t>(doc / block_size);
+        for (size_t i = static_cast<size_t>(rows.indptr[doc]); i < static_cast<size_t>(rows.indptr[doc + 1]); ++i) {
+            const uint32_t term = rows.term_ids[i];
+            const size_t at = static_cast<size_t>(n_postings[term]++);
+            if (last_block[term] != block) {
+                const size_t run = static_cast<size_t>(n_runs[term]++);
+                out.run_blocks[run] = block;
+                out.run_indptr[run] = static_cast<int64_t>(at);
+                last_block[term] = block;
+            }
+            out.offsets[at] = static_cast<uint16_t>(doc % block_size);
+            out.weights[at] = rows.weights[i];
+        }
+    }
+    return out;
+}
+
+template <typename W>
+std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed) {
+    std::vector<Cursor> cursors = open_cursors(postings, sorted_query(query));
+    if (k == 0 || cursors.empty()) return {};
+    if constexpr (std::is_same_v<W, uint8_t>) {
+        if (fits_u16(cursors)) return term_at_a_time<uint16_t>(postings, std::move(cursors), k, allowed);
+    }
+    return term_at_a_time<float>(postings, std::move(cursors), k, allowed);
+}
+
+template <typename W>
+void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores) {
+    const std::vector<QueryTerm> terms = sorted_query(query);
+    const size_t n_docs = rows.indptr.size - 1;
+    for (size_t i = 0; i < doc_ords.size; ++i) {
+        const size_t doc = doc_ords[i];
+        if (doc >= n_docs) {
+            throw InvalidInput("doc_ord " + std::to_string(doc) + " is outside the " + std::to_string(n_docs) +
+                               " documents");
+        }
+        const uint32_t* begin = rows.term_ids.begin() + row_begin(rows.indptr, doc, rows.term_ids.size);
+        const uint32_t* end = rows.term_ids.begin() + rows.indptr[doc + 1];
+        float score = 0.0f;
+        for (const QueryTerm& term : terms) {
+            begin = std::lower_bound(begin, end, term.term_id);
+            if (begin == end) break;
+            if (*begin == term.term_id) {
+                score += term.weight * static_cast<float>(rows.weights[static_cast<size_t>(begin - rows.term_ids.begin())]);
+            }
+        }
+        scores[i] = score;
+    }
+}
+
+#define LIGHTIR_INSTANTIATE(W)                                                                                     \
+    template OwnedPostings<W> invert(const SparseRows<W>&, size_t, size_t);                                        \
+    template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap);            \
+    template void sparse_pair_scores(const SparseRows<W>&, Span<uint32_t>, const SparseQuery&, float*);
+LIGHTIR_INSTANTIATE(uint8_t)
+LIGHTIR_INSTANTIATE(float)
+#undef LIGHTIR_INSTANTIATE
+
+}  // namespace lightir

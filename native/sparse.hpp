@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+#include "top_k.hpp"
+
+namespace lightir {
+
+constexpr size_t block_size = 65536;  // documents whose offsets fit 16 bits and whose accumulators fit a core's L2
+
+// Documents' sparse vectors row by row; term ids ascend within a row. W is uint8_t or float.
+template <typename W>
+struct SparseRows {
+    Span<int64_t> indptr;  // (n_docs + 1,)
+    Span<uint32_t> term_ids;
+    Span<W> weights;
+};
+
+// The same, term by term. A run is the postings of one term in one block of 65,536 documents.
+template <typename W>
+struct PostingsView {
+    size_t vocab_size = 0;
+    size_t n_docs = 0;
+    Span<uint32_t> term_ids;    // (n_terms,) the terms that occur, ascending
+    Span<int64_t> term_indptr;  // (n_terms + 1,) a term's runs
+    Span<uint32_t> run_blocks;  // (n_runs,) ascending within a term
+    Span<int64_t> run_indptr;   // (n_runs + 1,) a run's postings
+    Span<uint16_t> offsets;     // (n_postings,) doc_ord - 65,536 * block, ascending within a run
+    Span<W> weights;            // (n_postings,)
+};
+
+template <typename W>
+struct OwnedPostings {
+    std::vector<uint32_t> term_ids;
+    std::vector<int64_t> term_indptr;
+    std::vector<uint32_t> run_blocks;
+    std::vector<int64_t> run_indptr;
+    std::vector<uint16_t> offsets;
+    std::vector<W> weights;
+};
+
+template <typename W>
+OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_docs);
+
+struct SparseQuery {
+    Span<uint32_t> term_ids;
+    Span<float> weights;
+};
+
+// The k best documents with a score above 0: the float sum of query weight * impact in ascending order of term ids.
+template <typename W>
+std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed);
+
+// scores[i] = the same sum for document doc_ords[i], to the bit; 0 where nothing matches.
+template <typename W>
+void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores);
+
+}  // namespace lightir

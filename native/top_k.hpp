@@ -1,0 +1,80 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "arrays.hpp"
+#include "levels.hpp"
+
+namespace lightir {
+
+struct Hit {
+    uint32_t doc_ord;
+    float score;
+};
+
+// The k best of a stream of documents that come in ascending order: score down, then doc_ord up.
+class TopK {
+public:
+    // lowest: scores at or below it never enter; NaN lets everything in.
+    TopK(size_t k, float lowest) : k_(k), threshold_(lowest) {}
+
+    // A later document has to beat this to enter; ties lose, for their doc_ord is larger.
+    float threshold() const { return threshold_; }
+
+    void push(uint32_t doc_ord, float score) { keys_.push_back(key(doc_ord, score)); }
+
+    // Call between batches of pushes: keeps the buffer short and raises the threshold.
+    void shrink() {
+        if (k_ == 0) keys_.clear();
+        if (keys_.size() < 2 * k_ + 512) return;
+        keep_best();
+        threshold_ = unpack(keys_[k_ - 1]).score;
+    }
+
+    std::vector<Hit> finish() {
+        if (keys_.size() > k_) keep_best();
+        std::sort(keys_.begin(), keys_.end(), std::greater<uint64_t>());
+        std::vector<Hit> hits;
+        hits.reserve(keys_.size());
+        for (const uint64_t one : keys_) hits.push_back(unpack(one));
+        return hits;
+    }
+
+private:
+    void keep_best() {
+        if (k_ > 0) {
+            std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(k_ - 1), keys_.end(),
+                             std::greater<uint64_t>());
+        }
+        keys_.resize(k_);
+    }
+
+    // One integer whose descending order is score down, doc_ord up. Floats compare like their bits once negative
+    // ones are turned over; adding 0 makes -0 and 0 the tie that they are.
+    static uint64_t key(uint32_t doc_ord, float score) {
+        score += 0.0f;
+        uint32_t bits;
+        std::memcpy(&bits, &score, 4);
+        bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        return static_cast<uint64_t>(bits) << 32 | static_cast<uint32_t>(~doc_ord);
+    }
+
+    static Hit unpack(uint64_t key) {
+        uint32_t bits = static_cast<uint32_t>(key >> 32);
+        bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
+        Hit hit{~static_cast<uint32_t>(key), 0.0f};
+        std::memcpy(&hit.score, &bits, 4);
+        return hit;
+    }
+
+    size_t k_;
+    float threshold_;
+    std::vector<uint64_t> keys_;
+};
+
+}  // namespace lightir

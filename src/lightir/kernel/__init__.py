@@ -1,0 +1,296 @@
+"""The compiled functions over plain numpy arrays: inverting, exact top k, means of table rows, scores of pairs.
+
+Every function has a slow readable twin of the same name in `lightir.kernel.reference`. The processor's best
+instruction set is picked when this module is loaded; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512)
+picks another. All of them return the same bits, with any number of threads. The GIL is released throughout.
+Arguments are checked at the border: a wrong dtype, shape, order or id is an InvalidInput, never a crash.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import InvalidInput
+from lightir.kernel import _native
+
+Weights = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Rows = npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8]
+DocOrds = npt.NDArray[np.uint32]
+Scores = npt.NDArray[np.float32]
+
+BLOCK_SIZE = 65_536  # documents in a block: their offsets fit 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """An inverted file as plain arrays, term after term; they can be saved, and memory-mapped when read again.
+
+    A run is the postings of one term in one block of 65,536 documents.
+
+    Attributes:
+        vocab_size: every term id is below it.
+        n_docs: every doc_ord is below it.
+        term_ids: (n_terms,) uint32, the terms that occur, ascending.
+        term_indptr: (n_terms + 1,) int64; term i has runs term_indptr[i] to term_indptr[i + 1].
+        run_blocks: (n_runs,) uint32, ascending within a term.
+        run_indptr: (n_runs + 1,) int64; run j has postings run_indptr[j] to run_indptr[j + 1].
+        offsets: (n_postings,) uint16, doc_ord - 65,536 * block, ascending within a run.
+        weights: (n_postings,) uint8 impacts or float32 weights.
+    """
+
+    vocab_size: int
+    n_docs: int
+    term_ids: npt.NDArray[np.uint32]
+    term_indptr: npt.NDArray[np.int64]
+    run_blocks: npt.NDArray[np.uint32]
+    run_indptr: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.uint16]
+    weights: Weights
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays by name, in a fixed order: what a file of postings holds beside vocab_size and n_docs."""
+        names = ("term_ids", "term_indptr", "run_blocks", "run_indptr", "offsets", "weights")
+        return {name: getattr(self, name) for name in names}
+
+
+def dispatch() -> str:
+    """Name of the instruction set in use: "scalar", "avx2" or "avx512"."""
+    return _native.dispatch()
+
+
+def available() -> list[str]:
+    """Names of the instruction sets that this processor has, lowest first."""
+    return _native.available()
+
+
+def pack_bitmap(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """The bitmap of a mask over documents, as `allowed` takes it.
+
+    Args:
+        mask: (n_docs,) bool.
+
+    Returns:
+        (ceil(n_docs / 8),) uint8, document i in bit i % 8 (least significant first) of byte i // 8.
+    """
+    return np.packbits(mask, bitorder="little")
+
+
+def invert(
+    indptr: npt.NDArray[np.int64], term_ids: npt.NDArray[np.uint32], impacts: Weights, *, vocab_size: int, n_docs: int
+) -> Postings:
+    """The postings of documents' sparse vectors; the same input gives the same bytes.
+
+    Args:
+        indptr: (n_docs + 1,) int64.
+        term_ids: (nnz,) uint32, ascending and different within a document, below vocab_size.
+        impacts: (nnz,) uint8 impacts, or float32 weights that are finite and not negative. Zeros are kept.
+        vocab_size: scratch memory is 20 bytes times this.
+        n_docs: may be 0.
+    """
+    vocab_size, n_docs = _count("vocab_size", vocab_size), _count("n_docs", n_docs)
+    return Postings(vocab_size, n_docs, *_native.invert(indptr, term_ids, impacts, vocab_size, n_docs))
+
+
+def sparse_top_k(
+    postings: Postings,
+    query_term_ids: npt.NDArray[np.uint32],
+    query_weights: npt.NDArray[np.float32],
+    *,
+    k: int,
+    allowed: npt.NDArray[np.uint8] | None = None,
+) -> tuple[DocOrds, Scores]:
+    """The k documents with the largest inner product with one query, exact: score down, then doc_ord up.
+
+    A score is the float32 sum of query weight * impact in ascending order of term ids, each product and each sum
+    rounded: exact for whole numbers below 2 ** 24. Only documents with a score above 0 come back.
+
+    Args:
+        postings: see `invert`.
+        query_term_ids: (n,) uint32 in any order, each once (a term that occurs twice is refused: sum it first),
+            below the postings' vocab_size. Empty: nothing comes back.
+        query_weights: (n,) float32, finite and not negative.
+        k: number wanted; fewer come back when fewer match.
+        allowed: bitmap of the documents that may come back (`pack_bitmap`); None for all.
+
+    Returns:
+        doc_ords (m,) uint32 and scores (m,) float32, m <= k.
+
+    Raises:
+        InvalidInput: for arguments that break the above.
+        FormatError: if the postings point outside themselves.
+    """
+    query_indptr = np.array([0, len(query_term_ids)], dtype=np.int64)
+    _, doc_ords, scores = sparse_top_k_batch(
+        postings, query_indptr, query_term_ids, query_weights, k=k, allowed=allowed
+    )
+    return doc_ords, scores
+
+
+def sparse_top_k_batch(
+    postings: Postings,
+    query_indptr: npt.NDArray[np.int64],
+    query_term_ids: npt.NDArray[np.uint32],
+    query_weights: npt.NDArray[np.float32],
+    *,
+    k: int,
+    threads: int = 1,
+    allowed: npt.NDArray[np.uint8] | None = None,
+) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
+    """`sparse_top_k` of many queries, given and returned one after the other.
+
+    Args:
+        query_indptr: (n_queries + 1,) int64; query i has terms query_indptr[i] to query_indptr[i + 1].
+        threads: at most this many work at the same time, each on whole queries.
+
+    Returns:
+        indptr (n_queries + 1,) int64, doc_ords uint32, scores float32; query i has hits indptr[i] to indptr[i + 1].
+    """
+    return _native.sparse_top_k(
+        (
+            postings.term_ids,
+            postings.term_indptr,
+            postings.run_blocks,
+            postings.run_indptr,
+            postings.offsets,
+            postings.weights,
+        ),
+        postings.vocab_size,
+        postings.n_docs,
+        query_indptr,
+        query_term_ids,
+        query_weights,
+        _count("k", k),
+        _threads(threads),
+        allowed,
+    )
+
+
+def sparse_pair_scores(
+    indptr: npt.NDArray[np.int64],
+    term_ids: npt.NDArray[np.uint32],
+    impacts: Weights,
+    doc_ords: DocOrds,
+    query_term_ids: npt.NDArray[np.uint32],
+    query_weights: npt.NDArray[np.float32],
+) -> Scores:
+    """The sparse scores of some documents for one query, to the bit as `sparse_top_k` has them; 0 without a match.
+
+    Args:
+        indptr, term_ids, impacts: the documents, as `invert` takes them.
+        doc_ords: (n,) uint32, any order, repeats allowed.
+        query_term_ids, query_weights: as in `sparse_top_k`; an id that no document holds counts nothing.
+
+    Returns:
+        (n,) float32.
+    """
+    return _native.sparse_pair_scores(indptr, term_ids, impacts, doc_ords, query_term_ids, query_weights)
+
+
+def dense_top_k(
+    rows: Rows,
+    queries: npt.NDArray[np.float32],
+    *,
+    k: int,
+    scales: npt.NDArray[np.float32] | None = None,
+    threads: int = 1,
+    allowed: npt.NDArray[np.uint8] | None = None,
+) -> tuple[DocOrds, Scores]:
+    """For each query the k rows with the largest inner product, exact: score down, then row up.
+
+    A query that is narrower than the rows meets their first columns (a Matryoshka prefix, as it is stored: rows
+    that should have length 1 at that width have to be scaled by the caller).
+
+    Args:
+        rows: (n_docs, width) float16, float32 or int8.
+        queries: (n, dim) float32, finite, dim <= width.
+        k: number wanted; fewer come back when fewer rows are allowed.
+        scales: (n_docs,) float32 for int8 rows, else None; row i stands for scales[i] * rows[i].
+        threads: at most this many work at the same time.
+        allowed: bitmap of the rows that may come back (`pack_bitmap`); None for all.
+
+    Returns:
+        doc_ords (n, m) uint32 and scores (n, m) float32, m = min(k, number of allowed rows). Products are summed in
+        float32 (32 partial sums, then a tree): within about 1e-6 * |row| * |query| of the exact value.
+
+    Raises:
+        InvalidInput: also when an allowed row scores NaN.
+    """
+    indptr, doc_ords, scores = _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed)
+    n_queries = len(indptr) - 1
+    n_hits = int(indptr[1]) if n_queries else 0
+    return doc_ords.reshape(n_queries, n_hits), scores.reshape(n_queries, n_hits)
+
+
+def dense_pair_scores(
+    rows: Rows,
+    doc_ords: DocOrds,
+    query: npt.NDArray[np.float32],
+    *,
+    scales: npt.NDArray[np.float32] | None = None,
+) -> Scores:
+    """The inner products of one query with some rows, to the bit as `dense_top_k` has them.
+
+    Args:
+        rows, scales: as in `dense_top_k`.
+        doc_ords: (n,) uint32, any order, repeats allowed.
+        query: (dim,) float32, dim <= width.
+
+    Returns:
+        (n,) float32.
+    """
+    return _native.dense_pair_scores(rows, scales, doc_ords, query)
+
+
+def mean_rows(
+    table: Rows,
+    token_ids: npt.NDArray[np.uint32],
+    indptr: npt.NDArray[np.int64],
+    *,
+    normalize: bool,
+    scales: npt.NDArray[np.float32] | None = None,
+    weights: npt.NDArray[np.float32] | None = None,
+    dim: int | None = None,
+    threads: int = 1,
+) -> npt.NDArray[np.float32]:
+    """The mean of each query's table rows (LightRetriever, Eq. 6), then scaled to length 1 if asked: in this order.
+
+    Args:
+        table: (vocab_size, width) float16, float32 or int8.
+        token_ids: (total,) uint32, all queries' tokens one after the other, repeats counted each time.
+        indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
+        normalize: L2-normalise the mean. A mean of zeros stays zeros.
+        scales: (vocab_size,) float32 for int8 tables, else None.
+        weights: (vocab_size,) float32 or None; with them the weighted mean, sum(w * row) / sum(w), and zeros where
+            the weights sum to nothing above 0.
+        dim: width of the prefix taken, before normalising; None for all of it.
+        threads: at most this many work at the same time.
+
+    Returns:
+        (n, dim) float32; zeros for a query without tokens.
+    """
+    _threads(threads)
+    if not isinstance(table, np.ndarray) or table.ndim != 2:
+        raise InvalidInput("table must be a numpy array of 2 dimensions")
+    width = table.shape[1] if dim is None else _count("dim", dim)
+    out = np.empty((max(len(indptr) - 1, 0), width), dtype=np.float32)
+    _native.mean_rows(table, scales, weights, token_ids, indptr, normalize, threads, out)
+    return out
+
+
+def _count(name: str, value: int) -> int:
+    value = operator.index(value)
+    if value < 0:
+        raise InvalidInput(f"{name} must not be negative, but is {value}")
+    return value
+
+
+def _threads(value: int) -> int:
+    value = operator.index(value)
+    if value < 1:
+        raise InvalidInput(f"threads must be at least 1, but is {value}")
+    return value

@@ -1,0 +1,135 @@
+"""The kernel's functions again, slow and readable, in plain Python and numpy: what the fast ones are tested against."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.kernel import BLOCK_SIZE, DocOrds, Postings, Rows, Scores, Weights
+
+
+def invert(
+    indptr: npt.NDArray[np.int64], term_ids: npt.NDArray[np.uint32], impacts: Weights, *, vocab_size: int, n_docs: int
+) -> Postings:
+    """See `lightir.kernel.invert`."""
+    runs: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (term, block) -> [(offset, place of the impact)]
+    for doc in range(n_docs):
+        for place in range(indptr[doc], indptr[doc + 1]):
+            runs.setdefault((int(term_ids[place]), doc // BLOCK_SIZE), []).append((doc % BLOCK_SIZE, place))
+    keys = sorted(runs)
+    terms = sorted({term for term, _ in keys})
+    runs_of = [sum(term == key[0] for key in keys) for term in terms]
+    postings = [posting for key in keys for posting in runs[key]]
+    return Postings(
+        vocab_size,
+        n_docs,
+        term_ids=np.array(terms, dtype=np.uint32),
+        term_indptr=np.cumsum([0, *runs_of], dtype=np.int64),
+        run_blocks=np.array([block for _, block in keys], dtype=np.uint32),
+        run_indptr=np.cumsum([0, *(len(runs[key]) for key in keys)], dtype=np.int64),
+        offsets=np.array([offset for offset, _ in postings], dtype=np.uint16),
+        weights=impacts[np.array([place for _, place in postings], dtype=np.int64)],
+    )
+
+
+def sparse_top_k(
+    postings: Postings,
+    query_term_ids: npt.NDArray[np.uint32],
+    query_weights: npt.NDArray[np.float32],
+    *,
+    k: int,
+    allowed: npt.NDArray[np.uint8] | None = None,
+) -> tuple[DocOrds, Scores]:
+    """See `lightir.kernel.sparse_top_k`."""
+    scores: dict[int, np.float32] = {}
+    for term_id, weight in sorted(zip(query_term_ids.tolist(), query_weights, strict=True)):
+        for place in np.flatnonzero(postings.term_ids == term_id):
+            for run in range(postings.term_indptr[place], postings.term_indptr[place + 1]):
+                for at in range(postings.run_indptr[run], postings.run_indptr[run + 1]):
+                    doc = int(postings.run_blocks[run]) * BLOCK_SIZE + int(postings.offsets[at])
+                    scores[doc] = scores.get(doc, np.float32(0)) + weight * np.float32(postings.weights[at])
+    keep = _mask(allowed, postings.n_docs)
+    ranked = sorted((-score, doc) for doc, score in scores.items() if score > 0 and keep[doc])[:k]
+    return (
+        np.array([doc for _, doc in ranked], dtype=np.uint32),
+        np.array([-score for score, _ in ranked], dtype=np.float32),
+    )
+
+
+def sparse_pair_scores(
+    indptr: npt.NDArray[np.int64],
+    term_ids: npt.NDArray[np.uint32],
+    impacts: Weights,
+    doc_ords: DocOrds,
+    query_term_ids: npt.NDArray[np.uint32],
+    query_weights: npt.NDArray[np.float32],
+) -> Scores:
+    """See `lightir.kernel.sparse_pair_scores`."""
+    weights = dict(zip(query_term_ids.tolist(), query_weights, strict=True))
+    scores = np.zeros(len(doc_ords), dtype=np.float32)
+    for i, doc in enumerate(doc_ords):
+        for place in range(indptr[doc], indptr[doc + 1]):
+            scores[i] += weights.get(int(term_ids[place]), np.float32(0)) * np.float32(impacts[place])
+    return scores
+
+
+def dense_top_k(
+    rows: Rows,
+    queries: npt.NDArray[np.float32],
+    *,
+    k: int,
+    scales: npt.NDArray[np.float32] | None = None,
+    allowed: npt.NDArray[np.uint8] | None = None,
+) -> tuple[DocOrds, Scores]:
+    """See `lightir.kernel.dense_top_k`; sums in float64."""
+    docs = np.flatnonzero(_mask(allowed, len(rows)))
+    scores = (_values(rows, scales)[docs, : queries.shape[1]] @ queries.T.astype(np.float64)).T
+    best = np.array([np.lexsort((docs, -row))[:k] for row in scores], dtype=np.int64).reshape(len(queries), -1)
+    return docs[best].astype(np.uint32), np.take_along_axis(scores, best, axis=1).astype(np.float32)
+
+
+def dense_pair_scores(
+    rows: Rows,
+    doc_ords: DocOrds,
+    query: npt.NDArray[np.float32],
+    *,
+    scales: npt.NDArray[np.float32] | None = None,
+) -> Scores:
+    """See `lightir.kernel.dense_pair_scores`; sums in float64."""
+    return (_values(rows, scales)[doc_ords, : len(query)] @ query.astype(np.float64)).astype(np.float32)
+
+
+def mean_rows(
+    table: Rows,
+    token_ids: npt.NDArray[np.uint32],
+    indptr: npt.NDArray[np.int64],
+    *,
+    normalize: bool,
+    scales: npt.NDArray[np.float32] | None = None,
+    weights: npt.NDArray[np.float32] | None = None,
+    dim: int | None = None,
+) -> npt.NDArray[np.float32]:
+    """See `lightir.kernel.mean_rows`; sums in float64."""
+    values = _values(table, scales)[:, :dim]
+    factors = np.ones(len(table)) if weights is None else weights.astype(np.float64)
+    out = np.zeros((len(indptr) - 1, values.shape[1]))
+    for i in range(len(out)):
+        ids = token_ids[indptr[i] : indptr[i + 1]]
+        total = factors[ids].sum()
+        if total > 0:
+            out[i] = (factors[ids, None] * values[ids]).sum(axis=0) / total
+        length = np.linalg.norm(out[i])
+        if normalize and length > 0:
+            out[i] /= length
+    return out.astype(np.float32)
+
+
+def _values(rows: Rows, scales: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float64]:
+    values = rows.astype(np.float64)
+    return values if scales is None else values * scales[:, None]
+
+
+def _mask(allowed: npt.NDArray[np.uint8] | None, n: int) -> npt.NDArray[np.bool_]:
+    if allowed is None:
+        return np.ones(n, dtype=np.bool_)
+    return np.unpackbits(allowed, count=n, bitorder="little").astype(np.bool_)

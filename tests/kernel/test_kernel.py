@@ -1,0 +1,264 @@
+"""Every compiled function against its slow twin, at every dispatch level that this machine has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightir import kernel
+from lightir.errors import FormatError, InvalidInput
+from lightir.kernel import _native, reference
+
+LEVELS = kernel.available()
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = kernel.dispatch()
+    _native.use_level(request.param)
+    yield request.param
+    _native.use_level(before)
+
+
+def random_documents(rng: np.random.Generator, *, n_docs: int, vocab_size: int, dtype: type = np.uint8):
+    """CSR documents with few distinct impacts, so that ties abound."""
+    rows = [np.sort(rng.choice(vocab_size, rng.integers(0, min(vocab_size, 9) + 1), replace=False)) for _ in range(n_docs)]
+    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    term_ids = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.uint32)
+    return indptr, term_ids, rng.choice([1, 2, 255], len(term_ids)).astype(dtype)
+
+
+def random_query(rng: np.random.Generator, *, vocab_size: int, whole: bool):
+    terms = rng.permutation(vocab_size)[: rng.integers(0, 8)].astype(np.uint32)
+    weights = rng.integers(1, 4, len(terms)) if whole else rng.random(len(terms)) + 0.1
+    return terms, weights.astype(np.float32)
+
+
+def same(got, expected) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32), n_docs=st.integers(0, 90), vocab_size=st.sampled_from([1, 7, 300, 262_144]),
+    k=st.sampled_from([0, 1, 3, 1000]), whole=st.booleans(), dtype=st.sampled_from([np.uint8, np.float32]),
+    filtered=st.booleans(),
+)
+def test_sparse_search_equals_its_twin_to_the_bit(level, seed, n_docs, vocab_size, k, whole, dtype, filtered) -> None:
+    rng = np.random.default_rng(seed)
+    documents = random_documents(rng, n_docs=n_docs, vocab_size=vocab_size, dtype=dtype)
+    postings = kernel.invert(*documents, vocab_size=vocab_size, n_docs=n_docs)
+    expected = reference.invert(*documents, vocab_size=vocab_size, n_docs=n_docs)
+    same(postings.arrays().values(), expected.arrays().values())
+    allowed = kernel.pack_bitmap(rng.random(n_docs) < 0.5) if filtered else None
+    query = random_query(rng, vocab_size=vocab_size, whole=whole)
+    hits = kernel.sparse_top_k(postings, *query, k=k, allowed=allowed)
+    same(hits, reference.sparse_top_k(postings, *query, k=k, allowed=allowed))
+    pairs = rng.integers(0, n_docs, 20 if n_docs else 0).astype(np.uint32)
+    same(
+        [kernel.sparse_pair_scores(*documents, pairs, *query), kernel.sparse_pair_scores(*documents, hits[0], *query)],
+        [reference.sparse_pair_scores(*documents, pairs, *query), hits[1]],
+    )
+
+
+def test_sparse_search_crosses_blocks_and_keeps_the_total_order(level) -> None:
+    n_docs = 2 * kernel.BLOCK_SIZE + 5
+    rng = np.random.default_rng(1)
+    impacts = rng.choice([1, 2, 3], n_docs).astype(np.uint8)
+    impacts[kernel.BLOCK_SIZE :: 7] = 255
+    indptr, terms = np.arange(n_docs + 1), np.zeros(n_docs, np.uint32)
+    postings = kernel.invert(indptr, terms, impacts, vocab_size=1, n_docs=n_docs)
+    for weight in (1.0, 0.5, 300.0):
+        for k in (10, 5000, n_docs + 1):
+            doc_ords, scores = kernel.sparse_top_k(postings, np.zeros(1, np.uint32), np.float32([weight]), k=k)
+            order = np.lexsort((np.arange(n_docs), -impacts.astype(np.int64)))[:k]
+            np.testing.assert_array_equal(doc_ords, order)
+            np.testing.assert_array_equal(scores, np.float32(weight) * impacts[order])
+
+
+def test_many_terms_do_not_overflow_sixteen_bits(level) -> None:
+    terms = np.arange(600, dtype=np.uint32)
+    postings = kernel.invert(np.array([0, 600]), terms, np.full(600, 255, np.uint8), vocab_size=600, n_docs=1)
+    _, scores = kernel.sparse_top_k(postings, terms, np.full(600, 1, np.float32), k=1)
+    assert scores.tolist() == [600 * 255]
+
+
+def test_a_batch_equals_its_queries_one_by_one_with_any_number_of_threads(level) -> None:
+    rng = np.random.default_rng(2)
+    postings = kernel.invert(*random_documents(rng, n_docs=200, vocab_size=50), vocab_size=50, n_docs=200)
+    queries = [random_query(rng, vocab_size=50, whole=False) for _ in range(17)]
+    indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)], dtype=np.int64)
+    flat = [np.concatenate(part) for part in zip(*queries, strict=True)]
+    one = [kernel.sparse_top_k(postings, *query, k=5) for query in queries]
+    for threads in (1, 3, 40):
+        bounds, doc_ords, scores = kernel.sparse_top_k_batch(postings, indptr, *flat, k=5, threads=threads)
+        for i, (docs, values) in enumerate(one):
+            same([doc_ords[bounds[i] : bounds[i + 1]], scores[bounds[i] : bounds[i + 1]]], [docs, values])
+    assert kernel.sparse_top_k_batch(postings, np.zeros(1, np.int64), flat[0][:0], flat[1][:0], k=5)[0].tolist() == [0]
+
+
+def whole_rows(rng: np.random.Generator, n: int, width: int, dtype: type):
+    """Small whole numbers: every sum is exact, ties abound. int8 rows get scales that are powers of two."""
+    rows = rng.integers(-2, 3, (n, width)).astype(dtype)
+    scales = rng.choice([0.5, 1, 2], n).astype(np.float32) if dtype is np.int8 else None
+    return rows, scales
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32), n=st.sampled_from([0, 1, 2, 63, 300, 700]), width=st.sampled_from([1, 31, 32, 100]),
+    cut=st.integers(0, 5), n_queries=st.sampled_from([0, 1, 3, 33]), k=st.sampled_from([0, 1, 10, 1000]),
+    dtype=st.sampled_from([np.float16, np.float32, np.int8]), threads=st.sampled_from([1, 3]), filtered=st.booleans(),
+)
+def test_dense_search_equals_its_twin(level, seed, n, width, cut, n_queries, k, dtype, threads, filtered) -> None:
+    rng = np.random.default_rng(seed)
+    rows, scales = whole_rows(rng, n, width, dtype)
+    queries = rng.integers(-2, 3, (n_queries, max(width - cut, 1))).astype(np.float32)
+    allowed = kernel.pack_bitmap(rng.random(n) < 0.5) if filtered else None
+    got = kernel.dense_top_k(rows, queries, k=k, scales=scales, threads=threads, allowed=allowed)
+    same(got, reference.dense_top_k(rows, queries, k=k, scales=scales, allowed=allowed))
+    for query, doc_ords, scores in zip(queries, *got, strict=True):
+        same([kernel.dense_pair_scores(rows, doc_ords, query, scales=scales)], [scores])
+        same([reference.dense_pair_scores(rows, doc_ords, query, scales=scales)], [scores])
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32), width=st.sampled_from([1, 16, 130, 260]), cut=st.integers(0, 20),
+    n_queries=st.sampled_from([0, 1, 5, 600]), dtype=st.sampled_from([np.float16, np.float32, np.int8]),
+    normalize=st.booleans(), weighted=st.booleans(), threads=st.sampled_from([1, 3]),
+)
+def test_mean_rows_equals_its_twin(level, seed, width, cut, n_queries, dtype, normalize, weighted, threads) -> None:
+    rng = np.random.default_rng(seed)
+    table = (rng.standard_normal((50, width)) * (30 if dtype is np.int8 else 1)).astype(dtype)
+    scales = rng.random(50).astype(np.float32) if dtype is np.int8 else None
+    weights = rng.random(50).astype(np.float32) if weighted else None
+    indptr = np.cumsum([0, *rng.integers(0, 12, n_queries)], dtype=np.int64)
+    tokens = rng.integers(0, 50, indptr[-1]).astype(np.uint32)
+    options = {"normalize": normalize, "scales": scales, "weights": weights, "dim": max(width - cut, 1)}
+    got = kernel.mean_rows(table, tokens, indptr, threads=threads, **options)
+    expected = reference.mean_rows(table, tokens, indptr, **options)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6 * max(1.0, np.abs(expected).max(initial=0)))
+
+
+def test_the_mean_comes_before_the_normalisation() -> None:
+    table = np.array([[4, 0], [0, 3]], np.float32)
+    got = kernel.mean_rows(table, np.array([0, 1, 0], np.uint32), np.array([0, 2, 2, 3]), normalize=True)
+    np.testing.assert_allclose(got, [[0.8, 0.6], [0, 0], [1, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
+def test_every_level_gives_the_same_bits(dtype: type) -> None:
+    rng = np.random.default_rng(3)
+    rows = (rng.standard_normal((500, 77)) * (40 if dtype is np.int8 else 1)).astype(dtype)
+    scales = rng.random(500).astype(np.float32) if dtype is np.int8 else None
+    queries = rng.standard_normal((4, 77)).astype(np.float32)
+    tokens, indptr = rng.integers(0, 500, 60).astype(np.uint32), np.array([0, 7, 7, 60])
+    before, results = kernel.dispatch(), []
+    for name in LEVELS:
+        _native.use_level(name)
+        dense = kernel.dense_top_k(rows, queries, k=50, scales=scales)
+        results.append([*dense, kernel.mean_rows(rows, tokens, indptr, normalize=True, scales=scales, weights=scales)])
+    _native.use_level(before)
+    for result in results[1:]:
+        same(result, results[0])
+
+
+def test_every_half_is_read_exactly(level) -> None:
+    every = np.arange(65536, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)].reshape(-1, 1)
+    tokens, indptr = np.arange(len(finite), dtype=np.uint32), np.arange(len(finite) + 1)
+    got = kernel.mean_rows(np.repeat(finite, 17, axis=1), tokens, indptr, normalize=False)
+    np.testing.assert_array_equal(got, np.repeat(finite, 17, axis=1).astype(np.float32))
+
+
+def test_negative_zero_ties_with_zero_and_infinity_takes_its_place(level) -> None:
+    rows = np.array([[-0.0], [0.0], [np.inf], [-np.inf], [1.0]], np.float32)
+    doc_ords, _ = kernel.dense_top_k(rows, np.ones((1, 1), np.float32), k=5)
+    assert doc_ords.tolist() == [[2, 4, 0, 1, 3]]
+
+
+def test_nan_is_refused_wherever_it_would_be_ranked(level) -> None:
+    rows = np.zeros((2000, 40), np.float32)
+    rows[1500, 3] = np.nan
+    query = np.ones((1, 40), np.float32)
+    with pytest.raises(InvalidInput, match="row 1500 scores NaN"):
+        kernel.dense_top_k(rows, query, k=3)
+    with pytest.raises(InvalidInput, match="row 1500 scores NaN"):
+        kernel.dense_pair_scores(rows, np.array([0, 1500], np.uint32), query[0])
+    with pytest.raises(InvalidInput, match=r"query 0 holds .*nan in column 3"):
+        kernel.dense_top_k(rows, rows[1500:1501], k=3)
+    allowed = kernel.pack_bitmap(np.arange(2000) != 1500)
+    assert kernel.dense_top_k(rows, query, k=3, allowed=allowed)[0].tolist() == [[0, 1, 2]]
+
+
+I64, U32, U8, F32 = np.int64, np.uint32, np.uint8, np.float32
+POSTINGS = kernel.invert(np.array([0, 2, 3]), U32([1, 5, 5]), U8([3, 4, 9]), vocab_size=10, n_docs=2)
+REFUSED = {
+    "outside the vocabulary of 10": lambda: kernel.sparse_top_k(POSTINGS, U32([10]), F32([1]), k=1),
+    "occurs twice": lambda: kernel.sparse_top_k(POSTINGS, U32([5, 5]), F32([1, 1]), k=1),
+    "finite and not negative": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([np.nan]), k=1),
+    "query_term_ids must be uint32, not int64": lambda: kernel.sparse_top_k(POSTINGS, np.array([5]), F32([1]), k=1),
+    "query_term_ids and query_weights differ": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1, 1]), k=1),
+    "k must not be negative": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=-1),
+    "allowed must hold one bit a document": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=1, allowed=U8([1, 1])),
+    "query_indptr must start at 0": lambda: kernel.sparse_top_k_batch(POSTINGS, I64([0, 2, 1]), U32([5]), F32([1]), k=1),
+    "threads must be at least 1": lambda: kernel.sparse_top_k_batch(POSTINGS, I64([0]), U32([]), F32([]), k=1, threads=0),
+    "outside the vocabulary of 5": lambda: kernel.invert(I64([0, 1]), U32([5]), U8([1]), vocab_size=5, n_docs=1),
+    "must ascend within a row": lambda: kernel.invert(I64([0, 2]), U32([3, 3]), U8([1, 1]), vocab_size=5, n_docs=1),
+    "never fall": lambda: kernel.invert(I64([0, 2, 1]), U32([1, 2]), U8([1, 1]), vocab_size=5, n_docs=2),
+    "end at the number of term ids": lambda: kernel.invert(I64([0, 1]), U32([1, 2]), U8([1, 1]), vocab_size=5, n_docs=1),
+    "weights must be uint8 or float32": lambda: kernel.invert(I64([0, 1]), U32([1]), I64([1]), vocab_size=5, n_docs=1),
+    "weights must be finite": lambda: kernel.invert(I64([0, 1]), U32([1]), F32([-1]), vocab_size=5, n_docs=1),
+    "indptr and n_docs": lambda: kernel.invert(I64([0, 1]), U32([1]), U8([1]), vocab_size=5, n_docs=2),
+    "doc_ord 7 is outside": lambda: kernel.sparse_pair_scores(I64([0, 1]), U32([1]), U8([1]), U32([7]), U32([1]), F32([1])),
+    "doc_ord 2 is outside": lambda: kernel.dense_pair_scores(np.eye(2, dtype=F32), U32([2]), F32([1, 1])),
+    "rows are 2 wide": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), np.ones((1, 3), F32), k=1),
+    "rows must be a C-contiguous": lambda: kernel.dense_top_k(np.eye(4, dtype=F32)[:, ::2], np.ones((1, 2), F32), k=1),
+    "rows must be float16, float32 or int8, not float64": lambda: kernel.dense_top_k(np.eye(2), np.ones((1, 2), F32), k=1),
+    "queries must have 2 dimension": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), F32([1, 1]), k=1),
+    "int8 rows need scales": lambda: kernel.dense_top_k(np.eye(2, dtype=np.int8), np.ones((1, 2), F32), k=1),
+    "term id 2 is outside": lambda: kernel.mean_rows(np.eye(2, dtype=F32), U32([2]), I64([0, 1]), normalize=True),
+    "table and weights differ": lambda: kernel.mean_rows(
+        np.eye(2, dtype=F32), U32([1]), I64([0, 1]), normalize=True, weights=F32([1])
+    ),
+    "indptr must start at 0": lambda: kernel.mean_rows(np.eye(2, dtype=F32), U32([1]), I64([0, 9]), normalize=True),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_arguments_are_refused_by_name(message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        REFUSED[message]()
+
+
+def test_damaged_postings_are_refused_and_leave_nothing_behind(level) -> None:
+    arrays = POSTINGS.arrays()
+    damaged = kernel.Postings(10, 2, **{**arrays, "run_indptr": np.array([0, 1, 99])})
+    with pytest.raises(FormatError, match="damaged"):
+        kernel.sparse_top_k(damaged, U32([1, 5]), F32([1, 1]), k=2)
+    assert kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=2)[1].tolist() == [9, 4]
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_environment_picks_the_level(name: str) -> None:
+    command = [sys.executable, "-c", "from lightir import kernel; print(kernel.dispatch())"]
+    result = subprocess.run(command, env={**os.environ, "LIGHTIR_KERNEL": name}, capture_output=True, text=True)
+    assert result.stdout.strip() == name
+
+
+def test_an_unknown_level_in_the_environment_is_an_error() -> None:
+    command = [sys.executable, "-c", "from lightir import kernel"]
+    result = subprocess.run(command, env={**os.environ, "LIGHTIR_KERNEL": "fast"}, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "'fast' cannot be used here" in result.stderr
