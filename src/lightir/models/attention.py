@@ -50,7 +50,9 @@ def bmm_attention(
         scores = scores + attention_mask[:, :, None, :, :keys]
     weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    mixed = torch.bmm(weights.view(batch * groups, per_group * length, keys), value.reshape(batch * groups, keys, width))
+    mixed = torch.bmm(
+        weights.view(batch * groups, per_group * length, keys), value.reshape(batch * groups, keys, width)
+    )
     return mixed.view(batch, heads, length, width).transpose(1, 2).contiguous(), None
 
 

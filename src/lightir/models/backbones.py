@@ -19,6 +19,7 @@ from lightir.addresses import resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import new_folder, sha256_file
 from lightir.models import attention as _attention
+from lightir.models.heads import LMHead
 from lightir.text import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Backbone:
-    """A language model without its head, the head's matrix, and the tokenizer's special tokens.
+    """A language model without its head, the head by itself, and the tokenizer's special tokens.
 
     Attributes:
         trunk: token ids to last hidden states (B, T, H).
-        head_weight: (V, H) of the language-modelling head, or None where there is none.
-        head_bias: (V,) or None.
-        head_transform: what the model puts between trunk and head (BERT's dense + LayerNorm); identity for decoders.
+        head: the language-modelling head, or None where there is none.
         tokenizer: text to term ids without specials.
         bos_id: begin token, or None for a backbone that has none.
         eos_id: end token.
@@ -42,9 +41,7 @@ class Backbone:
     """
 
     trunk: nn.Module
-    head_weight: Tensor | None
-    head_bias: Tensor | None
-    head_transform: nn.Module
+    head: LMHead | None
     tokenizer: TextTokenizer
     bos_id: int | None
     eos_id: int
@@ -61,7 +58,7 @@ class Backbone:
     @property
     def vocab_size(self) -> int:
         """Rows of the head; of the tokenizer where there is no head."""
-        return self.tokenizer.vocab_size if self.head_weight is None else len(self.head_weight)
+        return self.tokenizer.vocab_size if self.head is None else len(self.head.weight)
 
     @property
     def device(self) -> torch.device:
@@ -104,20 +101,18 @@ def load_backbone(
         config.is_causal = False  # transformers reads it here alone: passed as an argument it is dropped
     arguments = {"config": config, "dtype": dtype, "attn_implementation": implementation}
     if kind == "encoder":
-        trunk, head, bias, transform = _load_encoder(source, {**arguments, "attn_implementation": "eager"})
+        trunk, head = _load_encoder(source, {**arguments, "attn_implementation": "eager"})
     else:
         model = AutoModelForCausalLM.from_pretrained(source, **arguments)
         trunk, output = model.base_model, model.get_output_embeddings()
-        head, bias, transform = output.weight, output.bias, nn.Identity()
+        head = LMHead(output.weight.detach(), None if output.bias is None else output.bias.detach())
     for parameter in trunk.parameters():
         parameter.requires_grad_(False)
     trunk.eval()
     tokenizer, bos_id, eos_id = _load_tokenizer(source, config, kind)
     return Backbone(
         trunk,
-        None if head is None else head.detach(),
-        None if bias is None else bias.detach(),
-        transform.eval(),
+        head,
         tokenizer,
         bos_id,
         eos_id,
@@ -144,9 +139,21 @@ def state_hash(state: dict[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def add_lora(backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1) -> None:
-    """Put trainable float32 LoRA matrices beside every linear layer of the trunk."""
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear", bias="none")
+def add_lora(
+    backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1, first_layer: int = 0
+) -> None:
+    """Put trainable float32 LoRA matrices beside every linear layer of the trunk, from the first_layer-th block on."""
+    n_layers = int(backbone.config.num_hidden_layers)
+    if not 0 <= first_layer < n_layers:
+        raise InvalidInput(f"first_layer is {first_layer}; {backbone.address} has layers 0 to {n_layers - 1}")
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        layers_to_transform=list(range(first_layer, n_layers)) if first_layer else None,
+        bias="none",
+    )
     backbone.trunk = peft.get_peft_model(backbone.trunk, config)
 
 
@@ -195,7 +202,9 @@ def compile_layers(backbone: Backbone) -> None:
     """Compile each decoder layer by itself; worth it for fixed shapes, which training batches have."""
     layers = next((m for name, m in backbone.trunk.named_modules() if name.split(".")[-1] == "layers"), None)
     if not isinstance(layers, nn.ModuleList):
-        raise InvalidInput(f"{backbone.address}: no list of layers to compile was found in {type(backbone.trunk).__name__}")
+        raise InvalidInput(
+            f"{backbone.address}: no list of layers to compile was found in {type(backbone.trunk).__name__}"
+        )
     for layer in layers:
         layer.compile(dynamic=False)
 
@@ -228,21 +237,28 @@ def _is_encoder(config: Any) -> bool:
     if getattr(config, "is_decoder", False):
         return False
     names = " ".join(config.architectures or [])
-    return "MaskedLM" in names or config.model_type in {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert"}
+    return "MaskedLM" in names or config.model_type in {
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "distilbert",
+        "mpnet",
+        "modernbert",
+    }
 
 
-def _load_encoder(source: str, arguments: dict[str, Any]) -> tuple[nn.Module, Tensor | None, Tensor | None, nn.Module]:
+def _load_encoder(source: str, arguments: dict[str, Any]) -> tuple[nn.Module, LMHead | None]:
     config = arguments["config"]
     if "MaskedLM" not in " ".join(config.architectures or []):
-        return AutoModel.from_pretrained(source, **arguments), None, None, nn.Identity()
+        return AutoModel.from_pretrained(source, **arguments), None
     model = AutoModelForMaskedLM.from_pretrained(source, **arguments)
     if config.model_type != "bert":
         logger.warning("the sparse head of %s models is not known; only dense vectors can be made", config.model_type)
-        return model.base_model, None, None, nn.Identity()
-    predictions = model.cls.predictions
+        return model.base_model, None
+    predictions = model.cls.predictions.eval()
     for parameter in predictions.parameters():
         parameter.requires_grad_(False)
-    return model.base_model, predictions.decoder.weight, predictions.decoder.bias, predictions.transform
+    return model.base_model, LMHead(predictions.decoder.weight, predictions.decoder.bias, predictions.transform)
 
 
 def _load_tokenizer(source: str, config: Any, kind: str) -> tuple[TextTokenizer, int | None, int]:

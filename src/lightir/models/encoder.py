@@ -19,9 +19,9 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import Backbone, load_adapter, load_backbone, save_adapter, saved_adapter_hash
-from lightir.models.heads import activate, calibrated_bias, keep_top_k, projection_max
+from lightir.models.heads import LMHead, activate, calibrate_bias, projection_max, top_k_weights
 from lightir.models.masks import model_mask, prompt_blocks
-from lightir.models.pooling import fit_standardization, pool
+from lightir.models.pooling import Standardization, pool
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
@@ -76,7 +76,6 @@ class LightRetriever(nn.Module):
         self.trunk = backbone.trunk
         self.contract = contract
         self.heads = heads or Heads()
-        self.search_dtype_low = False
 
     # ---- loading and saving
 
@@ -138,11 +137,10 @@ class LightRetriever(nn.Module):
             for each in dataclasses.fields(Heads)
         }
         self.heads = Heads(**moved)
-        if self.backbone.head_weight is not None:
-            self.backbone.head_weight = self.backbone.head_weight.to(device)
-            self.backbone.head_transform.to(device)
-        if self.backbone.head_bias is not None:
-            self.backbone.head_bias = self.backbone.head_bias.to(device)
+        if (head := self.backbone.head) is not None:
+            bias = None if head.bias is None else head.bias.to(device)
+            transform = None if head.transform is None else head.transform.to(device)
+            self.backbone.head = LMHead(head.weight.to(device), bias, transform)
         return self
 
     # ---- text to batches
@@ -153,7 +151,9 @@ class LightRetriever(nn.Module):
         texts = [_document_text(document, policy) for document in documents]
         return self._frame(policy.prompt, self.backbone.tokenizer.term_ids(texts), policy, policy.max_tokens)
 
-    def frame_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> list[tuple[list[int], int, int]]:
+    def frame_queries(
+        self, texts: Sequence[str], *, instruction: str | None = None
+    ) -> list[tuple[list[int], int, int]]:
         """Token ids of `<bos> Inst query <eos>` for the full encoder; the same query terms as light queries have."""
         policy = self._query_policy(instruction)
         term_ids = query_term_ids(self.backbone.tokenizer, policy, texts)
@@ -166,7 +166,9 @@ class LightRetriever(nn.Module):
         end = [self.backbone.eos_id] if policy.eos else []
         room = None if max_tokens is None else max_tokens - len(begin) - len(end)
         if room is not None and room < 1:
-            raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {len(begin) + len(end)}")
+            raise InvalidInput(
+                f"max_tokens {max_tokens} leaves no room for text beside a frame of {len(begin) + len(end)}"
+            )
         rows = [term_ids.row(i)[:room].tolist() for i in range(len(term_ids))]
         return [(begin + row + end, len(begin), len(begin) + len(row)) for row in rows]
 
@@ -221,23 +223,32 @@ class LightRetriever(nn.Module):
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
-        return self._standardize(pool(states, batch.attention_mask, batch.own_mask, pooling=self._dense.pooling))
+        return self._standardize(
+            pool(states, attention_mask=batch.attention_mask, text_mask=batch.own_mask, pooling=self._dense.pooling)
+        )
 
     def sparse_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions."""
-        return activate(self.maxima(states, batch), activation=self._sparse.activation, bias=self.heads.term_bias)
+        return activate(self._maxima(states, batch, self.heads.term_bias), self._sparse.activation)
 
     def maxima(self, states: Tensor, batch: Batch) -> Tensor:
-        """(B, V) float32: each term's largest logit over the text's own positions."""
-        weight = self.backbone.head_weight
-        if weight is None:
-            raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
-        hidden = self.backbone.head_transform(states)
-        low = hidden.dtype == torch.bfloat16 and self.heads.term_bias is not None and self.backbone.head_bias is None
-        refine = -self.heads.term_bias.detach() if low and self.heads.term_bias is not None else None
-        return projection_max(hidden, weight, batch.own_mask, bias=self.backbone.head_bias, refine_above=refine)
+        """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
+        return self._maxima(states, batch, None)
 
-    def full_queries(self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None) -> Tensor:
+    def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None) -> Tensor:
+        head = self.backbone.head
+        if head is None:
+            raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
+        bias = head.bias if term_bias is None else term_bias if head.bias is None else head.bias.float() + term_bias
+        # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
+        low = states.dtype == torch.bfloat16 and term_bias is not None
+        search_dtype = torch.bfloat16 if low else None
+        features = head.features(states)
+        return projection_max(features, head.weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)[0]
+
+    def full_queries(
+        self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None
+    ) -> Tensor:
         """(n, H) float32 vectors of the symmetric encoder, not yet normalised."""
         batch = self.batch(self.frame_queries(texts, instruction=instruction), length=length)
         return self.dense_from(self.states(batch), batch)
@@ -254,7 +265,9 @@ class LightRetriever(nn.Module):
         np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
         return torch.from_numpy(mixing).to(rows.device) @ rows
 
-    def token_vectors(self, token_ids: Tensor, *, instruction: str | None = None, pad_to: int = 1, width: int = 64) -> Tensor:
+    def token_vectors(
+        self, token_ids: Tensor, *, instruction: str | None = None, pad_to: int = 1, width: int = 64
+    ) -> Tensor:
         """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3).
 
         Args:
@@ -372,7 +385,7 @@ class LightRetriever(nn.Module):
             dense = F.normalize(self.dense_from(states, batch)[:, :width], dim=-1)
         if self.contract.sparse is None:
             return dense, None
-        weights = keep_top_k(self.sparse_from(states, batch), self.contract.sparse.top_k)
+        weights = top_k_weights(self.sparse_from(states, batch), self.contract.sparse.top_k)
         return dense, quantized(weights, self.contract.sparse)
 
     @torch.no_grad()
@@ -393,11 +406,10 @@ class LightRetriever(nn.Module):
             if sparse is not None and sparse.bias_hash:
                 maxima.append(self.maxima(states, batch))
         if pooled:
-            mean, deviation = fit_standardization(torch.cat(pooled))
-            self.heads = dataclasses.replace(self.heads, mean=mean, deviation=deviation)
+            fitted = Standardization.fit(torch.cat(pooled))
+            self.heads = dataclasses.replace(self.heads, mean=fitted.mean, deviation=fitted.std)
         if maxima:
-            bias = calibrated_bias(torch.cat(maxima), quantile=quantile)
-            self.heads = dataclasses.replace(self.heads, term_bias=bias)
+            self.heads = dataclasses.replace(self.heads, term_bias=calibrate_bias(maxima, quantile=quantile))
         self._rehash()
 
 
