@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,30 +51,20 @@ class DataRecipe:
 
     Attributes:
         name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names.
-        ratio: the set's share of the batches, relative to the other sets' ratios.
+        ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on.
-        instructions: one is drawn for each batch; empty takes the recipe's query instruction.
-        negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for in-batch negatives alone.
+        pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
+        instructions: one is drawn for each batch; empty takes the recipe's query instruction, ["listed"] those that
+            are listed under the set's name (Appendix A.4).
+        negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
     """
 
     name: str
     ratio: float = 1.0
     split: str = "train"
+    pairs: Literal["judged", "titles", "spans"] = "judged"
     instructions: tuple[str, ...] = ()
     negatives: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A set whose queries must not be trained on.
-
-    Attributes:
-        name: a BEIR folder, as in DataRecipe.
-        splits: the held-out splits.
-    """
-
-    name: str
-    splits: tuple[str, ...] = ("test",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,7 @@ class Optimisation:
 
     Attributes:
         steps: optimizer steps.
-        batch_size: queries in a forward pass of one process; each brings 1 positive and `negatives` hard negatives.
+        batch_size: queries in a forward pass, on all processes together; each brings 1 positive and `negatives` more.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
         negatives: hard negatives for a query.
         learning_rate: at its highest.
@@ -170,6 +159,7 @@ class Documents:
     Attributes:
         prompt: in front of every document.
         lower_case: lower-case title and text.
+        leading_blank: put a blank in front, as the query policy does.
         title_joiner: between title and text.
         bos: begin with the backbone's own begin token, where it has one.
         eos: end with the end token.
@@ -179,6 +169,7 @@ class Documents:
 
     prompt: str = ""
     lower_case: bool = True
+    leading_blank: bool = False
     title_joiner: str = " "
     bos: bool = True
     eos: bool = True
@@ -225,7 +216,8 @@ class Recipe:
     Attributes:
         model: the backbone.
         data: training sets.
-        held_out: sets whose queries are taken out of the training queries; naming them switches decontamination on.
+        held_out: sets whose development and test queries must not be trained on: every training query too close to
+            one of them is dropped.
         optimisation: steps, batches and the learning rate.
         losses: and their weights.
         heads: pooling, standardisation, sparse head.
@@ -234,12 +226,11 @@ class Recipe:
         evaluation: during training.
         fusion: the model's default fusion.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
-        task: name of the default query table.
     """
 
     model: ModelRecipe
     data: tuple[DataRecipe, ...]
-    held_out: tuple[HeldOut, ...] = ()
+    held_out: tuple[str, ...] = ()
     optimisation: Optimisation = field(default_factory=Optimisation)
     losses: Losses = field(default_factory=Losses)
     heads: Heads = field(default_factory=Heads)
@@ -332,7 +323,3 @@ def data_folder(name: str) -> Path:
     hint = f"nor is it in {root}" if root else f"and {DATA_VARIABLE}, the folder with the data sets, is not set"
     raise NotFound(f"data set {name!r}: there is no such folder, {hint}")
 
-
-def fields_of(record: type) -> list[str]:
-    """Names of a record's fields, in order."""
-    return [each.name for each in dataclasses.fields(record)]

@@ -1,0 +1,85 @@
+"""Checkpoints of a run: all that the next step depends on, whole on the disk or not there."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightir.errors import FormatError, NotFound
+from lightir.files import new_folder, read_json, write_json
+
+FORMAT_VERSION = 1
+KEPT = 2
+_STATE = "state.pt"
+_HEADER = "checkpoint.json"
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators, the GPUs' included."""
+    algorithm, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  # peft and others draw from it
+    return {
+        "python": random.getstate(),
+        "numpy": (algorithm, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Set the generators to what random_states gave."""
+    random.setstate(states["python"])
+    algorithm, keys, *rest = states["numpy"]
+    np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe_hash: str) -> Path:
+    """Write the state after a step as folder/step-NNNNNNN, whole or not at all, and drop all but the last two.
+
+    Args:
+        folder: the run's checkpoint folder.
+        step: optimizer steps done.
+        state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
+        recipe_hash: of the recipe; another recipe cannot resume from here.
+    """
+    target = folder / f"step-{step:07d}"
+    with new_folder(target, overwrite=True) as aside:
+        torch.save(dict(state), aside / _STATE)
+        write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": recipe_hash})
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old)
+    return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, oldest first; what a kill left half-written is no checkpoint."""
+    return sorted(path for path in folder.glob("step-*") if (path / _HEADER).is_file())
+
+
+def load_checkpoint(folder: Path, *, recipe_hash: str) -> dict[str, Any]:
+    """The state of the folder's last checkpoint.
+
+    Raises:
+        NotFound: there is none.
+        FormatError: it has another version, or was written under another recipe.
+    """
+    found = checkpoints(folder)
+    if not found:
+        raise NotFound(f"{folder} holds no checkpoint to resume from; start without resume")
+    header = read_json(found[-1] / _HEADER)
+    if header.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{found[-1]} has checkpoint format {header.get('format_version')!r}; this release reads {FORMAT_VERSION}"
+        )
+    if header.get("recipe") != recipe_hash:
+        raise FormatError(f"{found[-1]} was written under another recipe; resume with the one in training/recipe.yaml")
+    state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
+    return state

@@ -1,0 +1,104 @@
+"""Small development sets, encoded in memory while a model trains."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.data.dataset import Dataset
+from lightir.types import Document, Query
+
+Scores = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Development:
+    """A cut-down data set: some queries, all their relevant documents, and others drawn at random.
+
+    Attributes:
+        name: the data set's.
+        queries: n queries.
+        documents: m documents, sorted by id.
+        grades: (n, m) float32, 0 where not relevant.
+    """
+
+    name: str
+    queries: tuple[Query, ...]
+    documents: tuple[Document, ...]
+    grades: Scores
+
+
+def load_development(dataset: Dataset, split: str, *, queries: int, documents: int, seed: int = 0) -> Development:
+    """A reduced set; queries with many relevant documents go last, so that these don't fill the corpus.
+
+    Args:
+        dataset: a BEIR folder.
+        split: whose queries are asked.
+        queries: at most so many, drawn at random.
+        documents: so many in all, but never fewer than are relevant.
+        seed: of the drawing.
+    """
+    generator = random.Random(seed)
+    corpus = {document.doc_id: document for document in dataset.corpus()}
+    relevant = {
+        query_id: {doc_id: grade for doc_id, grade in grades.items() if grade > 0 and doc_id in corpus}
+        for query_id, grades in dataset.qrels(split).items()
+    }
+    texts = {query.query_id: query for query in dataset.queries(split)}
+    candidates = sorted(query_id for query_id, grades in relevant.items() if grades)
+    generator.shuffle(candidates)
+    few = max(2, documents // max(1, queries))
+    chosen = sorted(candidates, key=lambda query_id: len(relevant[query_id]) > few)[:queries]
+    kept = {doc_id for query_id in chosen for doc_id in relevant[query_id]}
+    others = sorted(corpus.keys() - kept)
+    generator.shuffle(others)
+    kept.update(others[: max(0, documents - len(kept))])
+    ids = sorted(kept)
+    grades = np.asarray([[relevant[q].get(d, 0) for d in ids] for q in chosen], dtype=np.float32)
+    return Development(
+        dataset.name,
+        tuple(texts[query_id] for query_id in chosen),
+        tuple(corpus[doc_id] for doc_id in ids),
+        grades.reshape(len(chosen), len(ids)),
+    )
+
+
+def ndcg(scores: Scores, grades: Scores, *, k: int = 10) -> float:
+    """Mean nDCG@k with linear gains, as trec_eval; ties go to the smaller position; 0 without queries.
+
+    Args:
+        scores: (n, m).
+        grades: (n, m), one above 0 in every row.
+        k: depth.
+    """
+    if not len(scores):
+        return 0.0
+    depth = min(k, scores.shape[1])
+    discounts = np.asarray([1 / math.log2(rank + 2) for rank in range(depth)])
+    top = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
+    gained = (np.take_along_axis(grades, top, axis=1) * discounts).sum(axis=1)
+    ideal = (-np.sort(-grades, axis=1)[:, :depth] * discounts).sum(axis=1)
+    return float(np.mean(gained / ideal))
+
+
+def fuse(branches: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
+    """The weighted sum of each branch's scores after min-max over the whole reduced corpus; a constant row counts 0."""
+    total: Scores | None = None
+    for name, scores in branches.items():
+        low, high = scores.min(axis=1, keepdims=True), scores.max(axis=1, keepdims=True)
+        scaled = (scores - low) / np.where(high > low, high - low, 1) * np.float32(weights.get(name, 0.0))
+        total = scaled if total is None else total + scaled
+    if total is None:
+        raise ValueError("no branch to fuse")
+    return np.asarray(total, dtype=np.float32)
+
+
+def mean_measures(per_set: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each measure's mean over the sets; empty without sets."""
+    names = per_set[0] if per_set else ()
+    return {name: float(np.mean([measures[name] for measures in per_set])) for name in names}

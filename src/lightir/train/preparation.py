@@ -1,0 +1,210 @@
+"""From a recipe to what the loop needs: training sets, the mixture, the model with its fitted heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.data import (
+    Dataset,
+    DecontaminationReport,
+    Mixture,
+    TrainingSet,
+    decontaminate_sets,
+    span_pairs,
+    title_pairs,
+)
+from lightir.errors import InvalidInput
+from lightir.models.backbones import add_lora, compile_layers, load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.text import TextTokenizer
+from lightir.train.recipe import DataRecipe, Recipe, data_folder
+
+DOCUMENTS_FOR_IDF = 20_000
+"""Documents of one set that term weights are counted over; more change them by little."""
+
+WANTED = "to be fitted"
+"""Stands for a hash in a contract until the array is there."""
+
+
+def open_sets(recipe: Recipe, *, negatives: Sequence[Path | None]) -> tuple[list[TrainingSet], DecontaminationReport | None]:
+    """The recipe's training sets, cleaned of queries close to the held-out ones; no report without held-out sets.
+
+    Args:
+        recipe: data and held_out are read.
+        negatives: each set's file of mined negatives, or None.
+
+    Raises:
+        InvalidInput: cleaning left a set without examples.
+    """
+    sets = [
+        open_set(each, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
+        for each, mined in zip(recipe.data, negatives, strict=True)
+    ]
+    if not recipe.held_out:
+        return sets, None
+    cleaned, report = decontaminate_sets(sets, [Dataset.open(data_folder(name)) for name in recipe.held_out])
+    for each in cleaned:
+        if not len(each):
+            raise InvalidInput(f"training set {each.name!r}: every query is too close to a held-out one; leave it out")
+    return cleaned, report
+
+
+def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
+    """One training set as its recipe describes it."""
+    folder = data_folder(data.name)
+    listed = data.instructions == ("listed",)
+    instructions = None if listed else data.instructions or (default_instruction,)
+    if data.pairs == "judged":
+        return TrainingSet.open(folder, data.split, negatives=negatives, instructions=instructions)
+    corpus = Dataset.open(folder).corpus()
+    pairs = title_pairs(corpus) if data.pairs == "titles" else span_pairs(corpus, np.random.default_rng(seed))
+    name = f"{folder.name}:{data.pairs}"
+    return TrainingSet.from_pairs(name, pairs, instructions=instructions or (default_instruction,))
+
+
+def make_mixture(recipe: Recipe, sets: Sequence[TrainingSet]) -> Mixture:
+    """The batches over the sets."""
+    ratios = {each.name: data.ratio for each, data in zip(sets, recipe.data, strict=True)}
+    settings = recipe.optimisation
+    return Mixture(
+        sets,
+        batch_size=settings.batch_size,
+        n_negatives=settings.negatives,
+        seed=settings.seed,
+        ratios=ratios,
+    )
+
+
+def base_dtype(recipe: Recipe, device: str) -> torch.dtype:
+    """The frozen weights' type: bfloat16 under "auto" where the device multiplies it faster than float32."""
+    if recipe.model.dtype != "auto":
+        return torch.bfloat16 if recipe.model.dtype == "bfloat16" else torch.float32
+    if device == "cpu":
+        fast = bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    else:
+        fast = torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
+    """The backbone with its fresh adapter under the training contract; heads are not fitted yet."""
+    torch.manual_seed(recipe.optimisation.seed)
+    model = recipe.model
+    backbone = load_backbone(model.address, dtype=base_dtype(recipe, device), attention=model.attention)
+    record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
+    add_lora(
+        backbone, rank=model.lora_rank, alpha=model.lora_alpha, dropout=model.lora_dropout, first_layer=model.first_layer
+    )
+    contract = dataclasses.replace(shipped_contract(recipe), backbone=record, document=_training_documents(recipe))
+    if backbone.head_weight is None and contract.sparse is not None:
+        raise InvalidInput(f"{model.address} has no language-modelling head: set losses.sparse and losses.flops to 0")
+    return LightRetriever(backbone, contract).to(device)
+
+
+def shipped_contract(recipe: Recipe) -> Contract:
+    """The contract that the recipe describes, with an empty backbone record."""
+    heads, losses = recipe.heads, recipe.losses
+    sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
+    return Contract(
+        method="lightretriever",
+        backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
+        query=recipe.query,
+        document=_shipped_documents(recipe),
+        dense=DenseHead(heads.pooling, WANTED if heads.standardize else ""),
+        sparse=sparse if losses.sparse > 0 or losses.flops > 0 else None,
+        attention=recipe.model.attention,
+        fusion=recipe.fusion,
+    )
+
+
+def _shipped_documents(recipe: Recipe) -> DocumentPolicy:
+    values = dataclasses.asdict(recipe.documents)
+    values.pop("train_tokens")
+    return DocumentPolicy(**values)
+
+
+def _training_documents(recipe: Recipe) -> DocumentPolicy:
+    policy = _shipped_documents(recipe)
+    return dataclasses.replace(policy, max_tokens=recipe.documents.train_tokens or policy.max_tokens)
+
+
+def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
+    """Gradient checkpointing and compilation, as far as the recipe asks for them."""
+    if recipe.model.gradient_checkpointing:
+        retriever.trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if recipe.model.compile:
+        compile_layers(retriever.backbone)
+
+
+def fit_heads(retriever: LightRetriever, recipe: Recipe, sets: Sequence[TrainingSet]) -> None:
+    """Fit standardisation, term bias and term weights on documents of the training corpora, as far as asked for."""
+    heads = recipe.heads
+    if heads.standardize or heads.calibrate:
+        sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
+        retriever.calibrate(sample, quantile=heads.calibrate or 0.5)
+    if recipe.query.term_weights == "idf":
+        weights = idf_weights(retriever, sets)
+        retriever.heads = dataclasses.replace(retriever.heads, term_weights=weights.to(retriever.backbone.device))
+
+
+def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:
+    """About n documents' texts with titles, the same number of each set, drawn from the seed."""
+    generator = random.Random(seed)
+    texts: list[str] = []
+    for each in sets:
+        ids = sorted(each.documents)
+        chosen = generator.sample(ids, min(len(ids), -(-n // len(sets))))
+        texts += [each.documents[doc_id].full_text() for doc_id in chosen]
+    return texts
+
+
+def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch.Tensor:
+    """(V,) float32 in (0, 1]: ln(1 + N / (df + 0.5)) over the training corpora, a term never seen being 1."""
+    policy = retriever.contract.query
+    tokenizer: TextTokenizer = retriever.backbone.tokenizer
+    frequency = np.zeros(retriever.backbone.vocab_size, dtype=np.int64)
+    n_documents = 0
+    seen: set[str] = set()
+    for each in sets:
+        documents = itertools.islice(each.documents.values(), DOCUMENTS_FOR_IDF)
+        texts = [policy.prepare(document.full_text()) for document in documents if document.doc_id not in seen]
+        seen.update(each.documents)
+        for start in range(0, len(texts), 512):
+            rows = tokenizer.term_ids(texts[start : start + 512], max_tokens=policy.max_tokens)
+            for row in range(len(rows)):
+                frequency[np.unique(rows.row(row))] += 1
+        n_documents += len(texts)
+    raw = np.log1p(n_documents / (frequency + 0.5))
+    return torch.from_numpy((raw / np.log1p(n_documents / 0.5)).astype(np.float32))
+
+
+def data_record(sets: Sequence[TrainingSet], mixture: Mixture) -> dict[str, object]:
+    """What was trained on: counts, and a fingerprint over ids and texts of each set."""
+    return {
+        each.name: {
+            "examples": len(each),
+            "documents": len(each.documents),
+            "batches_per_epoch": mixture.batches_per_set[each.name],
+            "fingerprint": _fingerprint(each),
+        }
+        for each in sets
+    }
+
+
+def _fingerprint(each: TrainingSet) -> str:
+    digest = hashlib.sha256()
+    for example in each.examples:
+        digest.update(repr((example.query_id, example.query, example.positive_ids, example.negative_ids)).encode())
+    for doc_id in sorted(each.documents):
+        document = each.documents[doc_id]
+        digest.update(repr((doc_id, document.title, document.text)).encode())
+    return digest.hexdigest()[:16]
