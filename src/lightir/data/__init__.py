@@ -1,0 +1,41 @@
+"""Reading documents, queries and judgements; training examples; instructions; decontamination."""
+
+from __future__ import annotations
+
+from lightir.data.dataset import Dataset, Unresolved
+from lightir.data.decontamination import DecontaminationReport, decontaminate, decontaminate_sets
+from lightir.data.instructions import instructions, task_names
+from lightir.data.pairs import span_pairs, title_pairs
+from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
+from lightir.data.training import (
+    Batch,
+    Mixture,
+    Pair,
+    TrainingExample,
+    TrainingSet,
+    read_negatives,
+    write_negatives,
+)
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "DecontaminationReport",
+    "Mixture",
+    "Pair",
+    "TrainingExample",
+    "TrainingSet",
+    "Unresolved",
+    "count_documents",
+    "decontaminate",
+    "decontaminate_sets",
+    "instructions",
+    "read_documents",
+    "read_negatives",
+    "read_qrels",
+    "read_queries",
+    "span_pairs",
+    "task_names",
+    "title_pairs",
+    "write_negatives",
+]

@@ -1,0 +1,111 @@
+"""A BEIR folder: corpus, queries and judgements that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightir.data.readers import beir_file, count_documents, read_documents, read_qrels, read_queries
+from lightir.errors import InvalidInput, NotFound
+from lightir.types import Document, Qrels, Query
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """Ids that judgements name and the files don't hold, sorted."""
+
+    query_ids: tuple[str, ...]
+    doc_ids: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.query_ids or self.doc_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A folder with corpus.jsonl, queries.jsonl (either may be .gz) and qrels/<split>.tsv.
+
+    Attributes:
+        folder: where it lies.
+        splits: names of the splits, sorted.
+    """
+
+    folder: Path
+    splits: tuple[str, ...]
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Dataset:
+        """The data set in the folder; nothing but names is read.
+
+        Raises:
+            NotFound: the folder, or one of its three parts, is missing.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise NotFound(f"{folder} does not exist; expected a BEIR folder")
+        for role in ("corpus", "queries"):
+            if beir_file(folder, role) is None:
+                raise NotFound(f"{folder} holds neither {role}.jsonl nor {role}.jsonl.gz; expected a BEIR folder")
+        splits = tuple(sorted(path.name.split(".tsv")[0] for path in _qrels_files(folder)))
+        if not splits:
+            raise NotFound(f"{folder} holds no qrels/<split>.tsv; expected a BEIR folder")
+        return cls(folder, splits)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return count_documents(self.folder) or 0
+
+    def corpus(self) -> Iterator[Document]:
+        """The documents, as read_documents gives them."""
+        return read_documents(self.folder)
+
+    def queries(self, split: str | None = None) -> Iterator[Query]:
+        """All queries in the file's order, or those that the split judges.
+
+        Raises:
+            InvalidInput: the split judges queries that the file does not hold (after the last query).
+        """
+        if split is None:
+            yield from read_queries(self.folder)
+            return
+        wanted = set(self.qrels(split))
+        for query in read_queries(self.folder):
+            if query.query_id in wanted:
+                wanted.remove(query.query_id)
+                yield query
+        if wanted:
+            raise InvalidInput(
+                f"{self.folder}: qrels/{split} judges {len(wanted)} queries that the queries file does not hold, "
+                f"{min(wanted)!r} for one"
+            )
+
+    def qrels(self, split: str) -> Qrels:
+        """The split's judgements.
+
+        Raises:
+            NotFound: there is no such split.
+        """
+        for path in _qrels_files(self.folder):
+            if path.name.split(".tsv")[0] == split:
+                return read_qrels(path)
+        raise NotFound(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
+
+    def unresolved(self, split: str) -> Unresolved:
+        """The ids in the split's judgements that neither queries nor corpus hold; reads both files."""
+        qrels = self.qrels(split)
+        query_ids = set(qrels).difference(query.query_id for query in self.queries())
+        judged = {doc_id for grades in qrels.values() for doc_id in grades}
+        doc_ids = judged.difference(document.doc_id for document in self.corpus())
+        return Unresolved(tuple(sorted(query_ids)), tuple(sorted(doc_ids)))
+
+
+def _qrels_files(folder: Path) -> Iterator[Path]:
+    for pattern in ("*.tsv", "*.tsv.gz"):
+        yield from (folder / "qrels").glob(pattern)

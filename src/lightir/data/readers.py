@@ -1,0 +1,467 @@
+"""Documents, queries and judgements out of files, one at a time; a bad one is named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import gzip
+import importlib
+import io
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.text import check_text
+from lightir.types import Document, Qrels, Query
+
+Source: TypeAlias = str | Path | Sequence[str | Path]
+"""A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
+
+DOC_ID_FIELDS = ("_id", "doc_id", "docid", "id")
+QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
+TEXT_FIELDS = ("text", "contents", "content", "body")
+QUERY_TEXT_FIELDS = ("text", "query", "question")
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+STDIN = "-"
+
+_Record: TypeAlias = tuple[int, dict[str, Any]]
+"""A line (or row) number, from 1, and its fields."""
+
+
+def read_documents(source: Source) -> Iterator[Document]:
+    """The source's documents, in order, read as they are asked for.
+
+    Id, title and text are found under their usual names (DOC_ID_FIELDS, "title", TEXT_FIELDS: the first that is
+    there); a field "metadata" that holds an object, and every other field, become metadata. CSV and TSV have a header
+    line; CSV is quoted, TSV is not. A folder with corpus.jsonl or corpus.jsonl.gz is a BEIR folder; of any other one
+    the text files (TEXT_SUFFIXES, recursively, hidden ones left out) are one document each, with the path inside
+    the folder as id. From stdin come JSON lines, or plain lines with the line number as id. Blank lines are skipped.
+
+    Raises:
+        NotFound: a path does not exist (at once, before the first document).
+        InvalidInput: file and line are named: no id or text, an empty id, an id that came before (both places are
+            named), a wrong type, bytes that are not UTF-8, a broken or cut off file, a kind of file not known.
+        MissingExtra: Parquet without pyarrow.
+    """
+    parts = [_Part.of(each, "corpus") for each in _as_list(source)]
+    return _documents(parts)
+
+
+def read_queries(source: Source) -> Iterator[Query]:
+    """The source's queries, in order; as read_documents, with QUERY_ID_FIELDS and QUERY_TEXT_FIELDS.
+
+    A BEIR folder gives its queries file. A text file, as stdin, holds one query a line with the line number as id.
+    """
+    parts = [_Part.of(each, "queries") for each in _as_list(source)]
+    return _queries(parts)
+
+
+def count_documents(source: Source) -> int | None:
+    """How many documents the source holds, for a progress bar, or None where only reading would tell.
+
+    JSON lines are counted as lines that are not blank; CSV, TSV and stdin give None.
+    """
+    total = 0
+    for each in _as_list(source):
+        count = _Part.of(each, "corpus").count()
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def read_qrels(path: Path | str) -> Qrels:
+    """Relevance judgements: query_id -> doc_id -> grade, in the file's order.
+
+    Two forms are known: BEIR's, three columns between tabs, with or without a header line (ids may hold blanks);
+    and TREC's, four columns between blanks: query id, anything, document id, grade. Either may be gzipped.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidInput: file and line are named: a wrong number of columns, a grade that is no integer, an empty id, or
+            the same pair with two different grades.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist; a file of relevance judgements is needed")
+    qrels: Qrels = {}
+    first = True
+    for number, line in _lines(path):
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != 3:
+            columns = line.split()
+            if len(columns) != 4:
+                raise InvalidInput(
+                    f"{path}, line {number}: {line!r}; expected query id, document id and grade between tabs, "
+                    f"or the four columns of TREC"
+                )
+            columns = [columns[0], columns[2], columns[3]]
+        elif first and not _is_integer(columns[2]):
+            first = False
+            continue
+        first = False
+        _add_judgement(qrels, columns, f"{path}, line {number}")
+    return qrels
+
+
+def _add_judgement(qrels: Qrels, columns: Sequence[str], where: str) -> None:
+    query_id, doc_id, grade = columns
+    if not query_id or not doc_id:
+        raise InvalidInput(f"{where}: an empty id")
+    if not _is_integer(grade):
+        raise InvalidInput(f"{where}: the grade is {grade!r}; expected an integer")
+    judged = qrels.setdefault(query_id, {})
+    if judged.setdefault(doc_id, int(grade)) != int(grade):
+        raise InvalidInput(f"{where}: {query_id!r} and {doc_id!r} have grade {grade}, but {judged[doc_id]} before")
+
+
+def _is_integer(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_list(source: Source) -> list[str | Path]:
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise InvalidInput("no source was given; expected a folder, files, or - for stdin")
+    return sources
+
+
+class _Part:
+    """One file, folder or stream of a source, known to exist."""
+
+    def __init__(self, path: Path | None, kind: str) -> None:
+        self.path = path
+        self.kind = kind
+
+    @property
+    def name(self) -> str:
+        return "stdin" if self.path is None else str(self.path)
+
+    @classmethod
+    def of(cls, source: str | Path, role: str) -> _Part:
+        """What the source is; role ("corpus" or "queries") names a BEIR folder's file."""
+        if str(source) == STDIN:
+            return cls(None, "stdin")
+        path = Path(source)
+        if path.is_dir():
+            beir = beir_file(path, role)
+            if beir is not None:
+                return cls(beir, "jsonl")
+            if role == "corpus" and any(_text_files(path)):
+                return cls(path, "folder")
+            raise InvalidInput(
+                f"{path} holds neither {role}.jsonl nor {role}.jsonl.gz"
+                + (f", nor text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
+            )
+        if not path.is_file():
+            raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
+        return cls(path, _kind_of_file(path))
+
+    def records(self, id_field: str, text_field: str) -> Iterator[_Record]:
+        """The part's records; the field names are for parts that have none of their own."""
+        if self.path is None:
+            yield from _stdin_records(id_field, text_field)
+        elif self.kind == "jsonl":
+            yield from _json_records(self.name, _lines(self.path))
+        elif self.kind in ("csv", "tsv"):
+            yield from _table_records(self.path, self.kind)
+        elif self.kind == "parquet":
+            yield from _parquet_records(self.path)
+        else:
+            raise AssertionError(self.kind)
+
+    def count(self) -> int | None:
+        if self.path is None or self.kind in ("csv", "tsv"):
+            return None
+        if self.kind == "parquet":
+            return int(_parquet_file(self.path).metadata.num_rows)
+        if self.kind == "folder":
+            return sum(1 for _ in _text_files(self.path))
+        if self.kind == "text":
+            return 1
+        with _open(self.path) as file:
+            return sum(1 for line in _raw_lines(file, self.path) if line.strip())
+
+
+def _kind_of_file(path: Path) -> str:
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix in JSONL_SUFFIXES:
+        return "jsonl"
+    if suffix in (".csv", ".tsv"):
+        return suffix[1:]
+    if suffix == ".parquet" and path.suffix.lower() != ".gz":
+        return "parquet"
+    if suffix in TEXT_SUFFIXES:
+        return "text"
+    known = (*JSONL_SUFFIXES, ".csv", ".tsv", ".parquet", *TEXT_SUFFIXES)
+    raise InvalidInput(
+        f"{path}: files named {suffix or 'without an ending'} are not known; expected {', '.join(known)}"
+    )
+
+
+def beir_file(folder: Path, role: str) -> Path | None:
+    """The folder's corpus or queries file, plain or gzipped; None when it has none."""
+    candidates = (folder / f"{role}.jsonl", folder / f"{role}.jsonl.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _text_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if not hidden and path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+            yield path
+
+
+# Bytes and lines.
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _raw_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        for number, line in enumerate(file, 1):  # noqa: B007 (the number is for the error)
+            yield line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of the text
+        try:
+            yield number, line.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start})"
+            ) from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines that are not blank, with their numbers, without their ends."""
+    with _open(path) as file:
+        for number, line in _decoded(_raw_lines(file, path), str(path)):
+            if line.strip():
+                yield number, line.rstrip("\r\n")
+
+
+def _read_text(path: Path) -> str:
+    with _open(path) as file:
+        return "".join(line for _, line in _decoded(_raw_lines(file, path), str(path)))
+
+
+# Records: a line number and named fields.
+
+
+def _json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Record]:
+    for number, line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")
+        yield number, record
+
+
+def _table_records(path: Path, kind: str) -> Iterator[_Record]:
+    # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
+    csv.field_size_limit(sys.maxsize)
+    with _open(path) as file:
+        lines = (line for _, line in _decoded(_raw_lines(file, path), str(path)))
+        rows = (
+            csv.reader(lines, strict=True)
+            if kind == "csv"
+            else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        )
+        header: list[str] | None = None
+        while True:
+            number = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                raise InvalidInput(f"{path}, line {number}: {error}") from None
+            if row is None:
+                return
+            if not row:
+                continue
+            if header is None:
+                header = _checked_header(row, path)
+            elif len(row) != len(header):
+                raise InvalidInput(f"{path}, line {number}: {len(row)} fields where the header has {len(header)}")
+            else:
+                yield number, dict(zip(header, row, strict=True))
+
+
+def _checked_header(row: Sequence[str], path: Path) -> list[str]:
+    header = [name.strip() for name in row]
+    if len(set(header)) < len(header):
+        raise InvalidInput(f"{path}, line 1: the header {header} names a column twice")
+    return header
+
+
+def _parquet_file(path: Path) -> Any:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingExtra("pyarrow is needed to read Parquet: pip install 'lightir[parquet]'") from None
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        raise InvalidInput(f"{path} is not a Parquet file: {error}") from None
+
+
+def _parquet_records(path: Path) -> Iterator[_Record]:
+    number = 0
+    for batch in _parquet_file(path).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            number += 1
+            yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
+
+
+def _json_value(value: Any, where: str) -> Any:
+    """The value as JSON has it; metadata must survive a round trip through it."""
+    if isinstance(value, dict):
+        return {str(key): _json_value(each, where) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_json_value(each, where) for each in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InvalidInput(f"{where} is {type(value).__name__}, which metadata cannot hold")
+
+
+def _stdin_records(id_field: str, text_field: str) -> Iterator[_Record]:
+    stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
+    lines = ((n, line.rstrip("\r\n")) for n, line in _decoded(stream, "stdin") if line.strip())
+    first = next(lines, None)
+    if first is None:
+        return
+    if first[1].lstrip().startswith("{"):
+        yield from _json_records("stdin", _chain(first, lines))
+    else:
+        for number, line in _chain(first, lines):
+            yield number, {id_field: str(number), text_field: line}
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+# From records to documents and queries.
+
+
+class _SeenIds:
+    """Every id of a stream with the place where it stood; a second one is refused."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def add(self, each_id: str, name: str, number: int) -> None:
+        before = self._places.setdefault(each_id, (name, number))
+        if before != (name, number):
+            raise InvalidInput(
+                f"{_place(name, number)}: id {each_id!r} stood already in {_place(*before)}; each id goes in once"
+            )
+
+
+def _place(name: str, number: int) -> str:
+    return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"
+
+
+def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
+    seen = _SeenIds()
+    for part in parts:
+        if part.kind in ("folder", "text"):
+            path = cast(Path, part.path)
+            for file in _text_files(path) if part.kind == "folder" else [path]:
+                doc_id = file.relative_to(path).as_posix() if part.kind == "folder" else file.name
+                seen.add(doc_id, str(file), 1)
+                yield Document(doc_id, _read_text(file))
+            continue
+        for number, record in part.records(DOC_ID_FIELDS[0], TEXT_FIELDS[0]):
+            document = _document(record, _place(part.name, number))
+            seen.add(document.doc_id, part.name, number)
+            yield document
+
+
+def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
+    seen = _SeenIds()
+    for part in parts:
+        if part.kind == "text":
+            lines = _lines(cast(Path, part.path))
+            records: Iterator[_Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
+        else:
+            records = part.records(QUERY_ID_FIELDS[0], QUERY_TEXT_FIELDS[0])
+        for number, record in records:
+            query = _query(record, _place(part.name, number))
+            seen.add(query.query_id, part.name, number)
+            yield query
+
+
+def _document(record: Mapping[str, Any], where: str) -> Document:
+    rest = dict(record)
+    doc_id = _take_id(rest, DOC_ID_FIELDS, where)
+    text = _take_text(rest, TEXT_FIELDS, where)
+    title = rest.pop("title", None)
+    return Document(doc_id, text, "" if title is None else check_text(title, f"{where}: title"), _metadata(rest, where))
+
+
+def _query(record: Mapping[str, Any], where: str) -> Query:
+    rest = dict(record)
+    query_id = _take_id(rest, QUERY_ID_FIELDS, where)
+    return Query(query_id, _take_text(rest, QUERY_TEXT_FIELDS, where), _metadata(rest, where))
+
+
+def _take_id(record: dict[str, Any], names: Sequence[str], where: str) -> str:
+    name = _first_field(record, names, "id", where)
+    value = record.pop(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    each_id = check_text(value, f"{where}: {name}")
+    if not each_id.strip():
+        raise InvalidInput(f"{where}: {name} is empty; every record needs an id of its own")
+    return each_id
+
+
+def _take_text(record: dict[str, Any], names: Sequence[str], where: str) -> str:
+    name = _first_field(record, names, "text", where)
+    return check_text(record.pop(name), f"{where}: {name}")
+
+
+def _first_field(record: Mapping[str, Any], names: Sequence[str], what: str, where: str) -> str:
+    for name in names:
+        if name in record:
+            return name
+    raise InvalidInput(f"{where}: no {what}: the fields are {sorted(record)}, expected one of {list(names)}")
+
+
+def _metadata(rest: dict[str, Any], where: str) -> dict[str, Any]:
+    inner = rest.get("metadata")
+    if inner is None:
+        rest.pop("metadata", None)
+        return rest
+    if not isinstance(inner, dict):
+        return rest
+    del rest["metadata"]
+    if repeated := sorted(inner.keys() & rest.keys()):
+        raise InvalidInput(f"{where}: {repeated[0]!r} stands both in metadata and beside it")
+    return {**inner, **rest}
