@@ -30,7 +30,9 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def random_documents(rng: np.random.Generator, *, n_docs: int, vocab_size: int, dtype: type = np.uint8):
     """CSR documents with few distinct impacts, so that ties abound."""
-    rows = [np.sort(rng.choice(vocab_size, rng.integers(0, min(vocab_size, 9) + 1), replace=False)) for _ in range(n_docs)]
+    rows = [
+        np.sort(rng.choice(vocab_size, rng.integers(0, min(vocab_size, 9) + 1), replace=False)) for _ in range(n_docs)
+    ]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     term_ids = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.uint32)
     return indptr, term_ids, rng.choice([1, 2, 255], len(term_ids)).astype(dtype)
@@ -50,8 +52,12 @@ def same(got, expected) -> None:
 
 @few
 @given(
-    seed=st.integers(0, 2**32), n_docs=st.integers(0, 90), vocab_size=st.sampled_from([1, 7, 300, 262_144]),
-    k=st.sampled_from([0, 1, 3, 1000]), whole=st.booleans(), dtype=st.sampled_from([np.uint8, np.float32]),
+    seed=st.integers(0, 2**32),
+    n_docs=st.integers(0, 90),
+    vocab_size=st.sampled_from([1, 7, 300, 262_144]),
+    k=st.sampled_from([0, 1, 3, 1000]),
+    whole=st.booleans(),
+    dtype=st.sampled_from([np.uint8, np.float32]),
     filtered=st.booleans(),
 )
 def test_sparse_search_equals_its_twin_to_the_bit(level, seed, n_docs, vocab_size, k, whole, dtype, filtered) -> None:
@@ -116,9 +122,15 @@ def whole_rows(rng: np.random.Generator, n: int, width: int, dtype: type):
 
 @few
 @given(
-    seed=st.integers(0, 2**32), n=st.sampled_from([0, 1, 2, 63, 300, 700]), width=st.sampled_from([1, 31, 32, 100]),
-    cut=st.integers(0, 5), n_queries=st.sampled_from([0, 1, 3, 33]), k=st.sampled_from([0, 1, 10, 1000]),
-    dtype=st.sampled_from([np.float16, np.float32, np.int8]), threads=st.sampled_from([1, 3]), filtered=st.booleans(),
+    seed=st.integers(0, 2**32),
+    n=st.sampled_from([0, 1, 2, 63, 300, 700]),
+    width=st.sampled_from([1, 31, 32, 100]),
+    cut=st.integers(0, 5),
+    n_queries=st.sampled_from([0, 1, 3, 33]),
+    k=st.sampled_from([0, 1, 10, 1000]),
+    dtype=st.sampled_from([np.float16, np.float32, np.int8]),
+    threads=st.sampled_from([1, 3]),
+    filtered=st.booleans(),
 )
 def test_dense_search_equals_its_twin(level, seed, n, width, cut, n_queries, k, dtype, threads, filtered) -> None:
     rng = np.random.default_rng(seed)
@@ -134,9 +146,14 @@ def test_dense_search_equals_its_twin(level, seed, n, width, cut, n_queries, k, 
 
 @few
 @given(
-    seed=st.integers(0, 2**32), width=st.sampled_from([1, 16, 130, 260]), cut=st.integers(0, 20),
-    n_queries=st.sampled_from([0, 1, 5, 600]), dtype=st.sampled_from([np.float16, np.float32, np.int8]),
-    normalize=st.booleans(), weighted=st.booleans(), threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**32),
+    width=st.sampled_from([1, 16, 130, 260]),
+    cut=st.integers(0, 20),
+    n_queries=st.sampled_from([0, 1, 5, 600]),
+    dtype=st.sampled_from([np.float16, np.float32, np.int8]),
+    normalize=st.booleans(),
+    weighted=st.booleans(),
+    threads=st.sampled_from([1, 3]),
 )
 def test_mean_rows_equals_its_twin(level, seed, width, cut, n_queries, dtype, normalize, weighted, threads) -> None:
     rng = np.random.default_rng(seed)
@@ -211,21 +228,33 @@ REFUSED = {
     "query_term_ids must be uint32, not int64": lambda: kernel.sparse_top_k(POSTINGS, np.array([5]), F32([1]), k=1),
     "query_term_ids and query_weights differ": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1, 1]), k=1),
     "k must not be negative": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=-1),
-    "allowed must hold one bit a document": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=1, allowed=U8([1, 1])),
-    "query_indptr must start at 0": lambda: kernel.sparse_top_k_batch(POSTINGS, I64([0, 2, 1]), U32([5]), F32([1]), k=1),
-    "threads must be at least 1": lambda: kernel.sparse_top_k_batch(POSTINGS, I64([0]), U32([]), F32([]), k=1, threads=0),
+    "allowed must hold one bit a document": lambda: kernel.sparse_top_k(
+        POSTINGS, U32([5]), F32([1]), k=1, allowed=U8([1, 1])
+    ),
+    "query_indptr must start at 0": lambda: kernel.sparse_top_k_batch(
+        POSTINGS, I64([0, 2, 1]), U32([5]), F32([1]), k=1
+    ),
+    "threads must be at least 1": lambda: kernel.sparse_top_k_batch(
+        POSTINGS, I64([0]), U32([]), F32([]), k=1, threads=0
+    ),
     "outside the vocabulary of 5": lambda: kernel.invert(I64([0, 1]), U32([5]), U8([1]), vocab_size=5, n_docs=1),
     "must ascend within a row": lambda: kernel.invert(I64([0, 2]), U32([3, 3]), U8([1, 1]), vocab_size=5, n_docs=1),
     "never fall": lambda: kernel.invert(I64([0, 2, 1]), U32([1, 2]), U8([1, 1]), vocab_size=5, n_docs=2),
-    "end at the number of term ids": lambda: kernel.invert(I64([0, 1]), U32([1, 2]), U8([1, 1]), vocab_size=5, n_docs=1),
+    "end at the number of term ids": lambda: kernel.invert(
+        I64([0, 1]), U32([1, 2]), U8([1, 1]), vocab_size=5, n_docs=1
+    ),
     "weights must be uint8 or float32": lambda: kernel.invert(I64([0, 1]), U32([1]), I64([1]), vocab_size=5, n_docs=1),
     "weights must be finite": lambda: kernel.invert(I64([0, 1]), U32([1]), F32([-1]), vocab_size=5, n_docs=1),
     "indptr and n_docs": lambda: kernel.invert(I64([0, 1]), U32([1]), U8([1]), vocab_size=5, n_docs=2),
-    "doc_ord 7 is outside": lambda: kernel.sparse_pair_scores(I64([0, 1]), U32([1]), U8([1]), U32([7]), U32([1]), F32([1])),
+    "doc_ord 7 is outside": lambda: kernel.sparse_pair_scores(
+        I64([0, 1]), U32([1]), U8([1]), U32([7]), U32([1]), F32([1])
+    ),
     "doc_ord 2 is outside": lambda: kernel.dense_pair_scores(np.eye(2, dtype=F32), U32([2]), F32([1, 1])),
     "rows are 2 wide": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), np.ones((1, 3), F32), k=1),
     "rows must be a C-contiguous": lambda: kernel.dense_top_k(np.eye(4, dtype=F32)[:, ::2], np.ones((1, 2), F32), k=1),
-    "rows must be float16, float32 or int8, not float64": lambda: kernel.dense_top_k(np.eye(2), np.ones((1, 2), F32), k=1),
+    "rows must be float16, float32 or int8, not float64": lambda: kernel.dense_top_k(
+        np.eye(2), np.ones((1, 2), F32), k=1
+    ),
     "queries must have 2 dimension": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), F32([1, 1]), k=1),
     "int8 rows need scales": lambda: kernel.dense_top_k(np.eye(2, dtype=np.int8), np.ones((1, 2), F32), k=1),
     "term id 2 is outside": lambda: kernel.mean_rows(np.eye(2, dtype=F32), U32([2]), I64([0, 1]), normalize=True),

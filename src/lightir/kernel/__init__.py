@@ -214,7 +214,8 @@ def dense_top_k(
         allowed: bitmap of the rows that may come back (`pack_bitmap`); None for all.
 
     Returns:
-        doc_ords (n, m) uint32 and scores (n, m) float32, m = min(k, number of allowed rows). Products are summed in
+        doc_ords (n, m) uint32 and scores (n, m) float32, m = min(k, number of allowed rows), (0, 0)
+        without queries. Products are summed in
         float32 (32 partial sums, then a tree): within about 1e-6 * |row| * |query| of the exact value.
 
     Raises:

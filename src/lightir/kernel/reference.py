@@ -84,7 +84,8 @@ def dense_top_k(
     """See `lightir.kernel.dense_top_k`; sums in float64."""
     docs = np.flatnonzero(_mask(allowed, len(rows)))
     scores = (_values(rows, scales)[docs, : queries.shape[1]] @ queries.T.astype(np.float64)).T
-    best = np.array([np.lexsort((docs, -row))[:k] for row in scores], dtype=np.int64).reshape(len(queries), -1)
+    best = np.array([np.lexsort((docs, -row))[:k] for row in scores], dtype=np.int64)
+    best = best.reshape(len(queries), min(k, len(docs)) if len(queries) else 0)
     return docs[best].astype(np.uint32), np.take_along_axis(scores, best, axis=1).astype(np.float32)
 
 

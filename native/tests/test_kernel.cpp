@@ -1,0 +1,148 @@
+// What sanitizers should see of the kernel: every function at every level, at sizes around the vector widths, on
+// exactly sized heap arrays, so that one read or write outside them ends the run.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "dense.hpp"
+#include "dispatch.hpp"
+#include "errors.hpp"
+#include "parallel.hpp"
+#include "sparse.hpp"
+
+using namespace lightir;
+
+namespace {
+
+int n_passed = 0, n_failed = 0;
+
+void expect(bool holds, const std::string& what) {
+    ++(holds ? n_passed : n_failed);
+    if (!holds) std::printf("FAILED at level %s: %s\n", level().name, what.c_str());
+}
+
+template <typename Error>
+void expect_throws(const std::function<void()>& act, const std::string& what) {
+    bool thrown = false;
+    try {
+        act();
+    } catch (const Error&) {
+        thrown = true;
+    }
+    expect(thrown, what);
+}
+
+template <typename T>
+Span<T> span(const std::vector<T>& values) {
+    return {values.data(), values.size()};
+}
+
+template <typename W>
+PostingsView<W> view(const OwnedPostings<W>& p, size_t vocab_size, size_t n_docs) {
+    return {vocab_size,         n_docs,          span(p.term_ids), span(p.term_indptr), span(p.run_blocks),
+            span(p.run_indptr), span(p.offsets), span(p.weights)};
+}
+
+template <typename W>
+void sparse_search_finds_what_pair_scores_say(size_t n_docs, size_t k) {
+    constexpr uint32_t vocab_size = 40;
+    std::mt19937 random(static_cast<unsigned>(n_docs));
+    std::vector<int64_t> indptr{0};
+    std::vector<uint32_t> term_ids;
+    std::vector<W> weights;
+    for (size_t doc = 0; doc < n_docs; ++doc) {
+        for (uint32_t term = random() % 8; term < vocab_size; term += 1 + random() % 20) {
+            term_ids.push_back(term);
+            weights.push_back(static_cast<W>(1 + random() % 3));
+        }
+        indptr.push_back(static_cast<int64_t>(term_ids.size()));
+    }
+    const SparseRows<W> rows{span(indptr), span(term_ids), span(weights)};
+    const OwnedPostings<W> postings = invert(rows, vocab_size, n_docs);
+    const std::vector<uint32_t> query_terms{7, 3, 39};
+    for (const float weight : {1.0f, 0.3f}) {
+        const std::vector<float> query_weights(3, weight);
+        const SparseQuery query{span(query_terms), span(query_weights)};
+        const std::vector<Hit> hits = sparse_top_k(view(postings, vocab_size, n_docs), query, k, Bitmap{});
+        std::vector<uint32_t> every(n_docs);
+        for (size_t doc = 0; doc < n_docs; ++doc) every[doc] = static_cast<uint32_t>(doc);
+        std::vector<float> scores(n_docs);
+        sparse_pair_scores(rows, span(every), query, scores.data());
+        size_t n_matching = 0;
+        for (const float score : scores) n_matching += score > 0.0f;
+        expect(hits.size() == std::min(k, n_matching), "number of sparse hits");
+        for (size_t i = 0; i < hits.size(); ++i) {
+            expect(scores[hits[i].doc_ord] == hits[i].score, "a hit's score is its pair score");
+            expect(i == 0 || hits[i - 1].score > hits[i].score ||
+                       (hits[i - 1].score == hits[i].score && hits[i - 1].doc_ord < hits[i].doc_ord),
+                   "hits stand in the total order");
+        }
+    }
+}
+
+void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, size_t width, size_t dim) {
+    const std::vector<uint8_t> data(n_rows * width * element_bytes(element), 0);
+    const std::vector<float> scales(n_rows, 1.0f);
+    const Matrix rows{data.data(), n_rows, width, element, element == Element::int8 ? scales.data() : nullptr};
+    const std::vector<float> queries(2 * dim, 1.0f);
+    const auto hits = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{});
+    expect(hits.size() == 2 && hits[1].size() == std::min<size_t>(5, n_rows), "number of dense hits");
+    for (size_t i = 0; i < hits[1].size(); ++i) expect(hits[1][i].doc_ord == i, "equal scores stand by doc_ord");
+    if (n_rows == 0) return;
+    const std::vector<uint32_t> ids{0, static_cast<uint32_t>(n_rows - 1), 0};
+    const std::vector<int64_t> indptr{0, 0, 2, 3};
+    std::vector<float> out(3 * dim, -1.0f);
+    mean_rows(rows, nullptr, span(ids), span(indptr), dim, true, 2, out.data());
+    bool all_zero = true;
+    for (const float value : out) all_zero = all_zero && value == 0.0f;
+    expect(all_zero, "the mean of zero rows is zero, and so is that of no rows");
+}
+
+void bad_input_is_refused() {
+    const std::vector<int64_t> indptr{0, 1};
+    const std::vector<uint32_t> term_ids{3};
+    const std::vector<uint8_t> impacts{1};
+    const SparseRows<uint8_t> rows{span(indptr), span(term_ids), span(impacts)};
+    expect_throws<InvalidInput>([&] { invert(rows, 3, 1); }, "a term id outside the vocabulary");
+    OwnedPostings<uint8_t> postings = invert(rows, 4, 1);
+    postings.run_indptr.back() = 1000;
+    const std::vector<float> weights{1.0f};
+    expect_throws<DamagedArrays>([&] { sparse_top_k(view(postings, 4, 1), {span(term_ids), span(weights)}, 1, {}); },
+                                 "postings that point outside themselves");
+    expect_throws<InvalidInput>([] { use_level("none"); }, "an unknown level");
+    expect_throws<InvalidInput>(
+        [] { parallel_for(100, 3, [](size_t i) { if (i == 50) throw InvalidInput("50"); }); },
+        "an exception in a thread reaches the caller");
+}
+
+}  // namespace
+
+int main() {
+    for (const std::string& name : available_levels()) {
+        use_level(name);
+        for (const size_t n_docs : {size_t{0}, size_t{1}, size_t{500}, block_size + 70}) {
+            for (const size_t k : {size_t{0}, size_t{1}, size_t{100}, 2 * block_size}) {
+                sparse_search_finds_what_pair_scores_say<uint8_t>(n_docs, k);
+                sparse_search_finds_what_pair_scores_say<float>(n_docs, k);
+            }
+        }
+        for (const Element element : {Element::float16, Element::float32, Element::int8}) {
+            for (const size_t n_rows : {0, 1, 255, 257}) {
+                for (const size_t width : {1, 15, 16, 33, 130}) {
+                    dense_functions_stay_inside_their_arrays(element, n_rows, width, width);
+                    dense_functions_stay_inside_their_arrays(element, n_rows, width, (width + 1) / 2);
+                }
+            }
+        }
+        bad_input_is_refused();
+    }
+    std::printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
