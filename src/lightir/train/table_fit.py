@@ -38,7 +38,7 @@ class FitConfig:
     ridge_iterations: int = 40
     steps: int = 1200
     batch_size: int = 256
-    candidates: int = 0
+    candidates: int = 4096
     temperature: float = 0.05
     learning_rate: float = 5e-3
     contrastive: float = 0.5
@@ -255,12 +255,12 @@ def _contrastive(
     logs: torch.Tensor, relevant: list[npt.NDArray[np.int64]], ordinals: npt.NDArray[np.int64] | None
 ) -> torch.Tensor:
     """-log of the relevant documents' joint probability, mean over the queries that have some."""
-    losses = []
-    for row, documents in enumerate(relevant):
-        if len(documents):
-            columns = documents if ordinals is None else np.searchsorted(ordinals, documents)
-            losses.append(-torch.logsumexp(logs[row, torch.from_numpy(columns)], 0))
-    return torch.stack(losses).mean()
+    rows = np.repeat(np.arange(len(relevant)), [len(documents) for documents in relevant])
+    flat = np.concatenate(relevant)
+    columns = flat if ordinals is None else np.searchsorted(ordinals, flat)
+    picked = logs[torch.from_numpy(rows), torch.from_numpy(columns)].exp()
+    total = torch.zeros(len(relevant)).index_add(0, torch.from_numpy(rows), picked)
+    return -total[torch.from_numpy(np.unique(rows))].clamp_min(1e-30).log().mean()
 
 
 def _product_dtype() -> torch.dtype:

@@ -1,0 +1,1 @@
+"""Documents to vectors and vocabularies to query tables."""

@@ -1,0 +1,179 @@
+"""Documents to a vectors/ folder: length-bucketed batches, whole shards, resumable, each document exactly once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from lightir.addresses import resolve_model_folder
+from lightir.errors import InvalidInput
+from lightir.files import new_folder
+from lightir.models.encoder import LightRetriever
+from lightir.shards import Shard, VectorsWriter
+from lightir.types import Document
+from lightir.vectors import SparseVectors
+
+QUERY_ENCODER = "query-encoder"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What one call encoded.
+
+    Attributes:
+        documents: encoded now.
+        already_there: found whole in the folder and skipped.
+        tokens: model input of the documents encoded now, frames included, padding not.
+        seconds: from the first document to the last shard on the disk; loading the model is not counted.
+    """
+
+    documents: int
+    already_there: int
+    tokens: int
+    seconds: float
+
+    @property
+    def documents_per_s(self) -> float:
+        """0 when nothing was encoded."""
+        return self.documents / self.seconds if self.documents else 0.0
+
+
+def encode_corpus(
+    model: LightRetriever | str | os.PathLike[str],
+    documents: Iterable[Document],
+    out: Path | str,
+    *,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    device: str = "auto",
+    resume: bool = False,
+    shard_size: int = 4096,
+    n_documents: int | None = None,
+) -> EncodeReport:
+    """Encode documents into a vectors/ folder; order and shards follow the input, whatever the interruptions.
+
+    A document without text is encoded as its bare frame: a dense vector like any other, and no sparse terms. Text far
+    beyond the model's length is cut before it is tokenised.
+
+    Args:
+        model: a loaded model, a model folder, or the name of a shipped model. A folder's query encoder is copied
+            beside the vectors.
+        documents: with distinct ids. To resume, give the same documents in the same order.
+        out: the folder.
+        batch_tokens: most tokens of a forward pass, padding included; a longer document is a batch by itself.
+        dtype: of the weights: "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
+            Must be "auto" for a loaded model, which has its own.
+        device: "auto" takes a GPU where there is one. Must be "auto" for a loaded model.
+        resume: go on with a folder that was cut off; a complete one is left as it is.
+        shard_size: documents that are written, and at most lost, together.
+        n_documents: how many there are, for the time left; None when not known.
+
+    Raises:
+        AlreadyExists: the folder holds vectors and resume is off.
+        ContractMismatch: it was begun with another model.
+        InvalidInput: an id comes twice, or a size is below 1.
+    """
+    if batch_tokens < 1 or shard_size < 1:
+        raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")
+    folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
+    retriever = _loaded(model, folder, dtype, device)
+    writer = VectorsWriter(out, retriever.contract, resume=resume)
+    before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
+    with tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar:
+        bar.update(before)
+        for window in _windows(_unwritten(documents, frozenset(writer.doc_ids)), shard_size):
+            shard, used = _encode_window(retriever, window, batch_tokens, bar)
+            writer.add(shard)
+            tokens += used
+    if folder is not None and (folder / QUERY_ENCODER).is_dir():
+        with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
+            shutil.copytree(folder / QUERY_ENCODER, copy, dirs_exist_ok=True)
+    writer.finish()
+    return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """bfloat16 where the device multiplies it natively, else float32."""
+    if device != "cpu":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Positions in batches of similar length, longest first; longest x rows stays within batch_tokens, or one row."""
+    order = sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
+    start = 0
+    while start < len(order):
+        rows = max(1, batch_tokens // max(lengths[order[start]], 1))
+        yield order[start : start + rows]
+        start += rows
+
+
+def _loaded(
+    model: LightRetriever | str | os.PathLike[str], folder: Path | None, dtype: str, device: str
+) -> LightRetriever:
+    if isinstance(model, LightRetriever):
+        if dtype != "auto" or device != "auto":
+            raise InvalidInput("a loaded model keeps its dtype and device; give its folder to choose others")
+        return model
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
+    if dtype not in names:
+        raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")
+    return LightRetriever.load(str(folder), dtype=names[dtype], device=place)
+
+
+def _unwritten(documents: Iterable[Document], written: frozenset[str]) -> Iterator[Document]:
+    seen: set[str] = set()
+    for document in documents:
+        if document.doc_id in seen:
+            raise InvalidInput(f"document {document.doc_id!r} comes twice; each goes in once")
+        seen.add(document.doc_id)
+        if document.doc_id not in written:
+            yield document
+
+
+def _windows(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
+    while window := list(islice(documents, size)):
+        yield window
+
+
+def _encode_window(
+    model: LightRetriever, documents: list[Document], batch_tokens: int, bar: tqdm[None]
+) -> tuple[Shard, int]:
+    framed = model.frame_documents(documents)
+    lengths = [len(ids) for ids, _, _ in framed]
+    dense: npt.NDArray[np.float16] | None = None
+    rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = {}
+    vocab_size = model.contract.backbone.vocab_size
+    for positions in length_batches(lengths, batch_tokens):
+        vectors, sparse = model.encode_batch(model.batch([framed[position] for position in positions]))
+        if vectors is not None:
+            if dense is None:
+                dense = np.zeros((len(documents), vectors.shape[1]), dtype=np.float16)
+            dense[positions] = vectors.float().cpu().numpy()
+        if sparse is not None:
+            rows.update((position, sparse.row(i)) for i, position in enumerate(positions))  # type: ignore[misc]
+        bar.update(len(positions))
+    gathered = _gather(rows, len(documents), vocab_size) if model.contract.sparse is not None else None
+    return Shard(documents, dense, gathered), sum(lengths)
+
+
+def _gather(
+    rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]], n: int, vocab_size: int
+) -> SparseVectors:
+    indptr = np.zeros(n + 1, dtype=np.int64)
+    np.cumsum([len(rows[position][0]) for position in range(n)], out=indptr[1:])
+    term_ids = np.concatenate([rows[position][0] for position in range(n)])
+    return SparseVectors(indptr, term_ids, np.concatenate([rows[position][1] for position in range(n)]), vocab_size)

@@ -1,0 +1,323 @@
+"""Fit a query table to a document encoder that stays as it is: any bi-encoder becomes searchable without its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from lightir.addresses import resolve_local
+from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
+from lightir.data import (
+    Dataset,
+    DecontaminationReport,
+    TrainingSet,
+    decontaminate,
+    read_documents,
+    read_queries,
+    span_pairs,
+    title_pairs,
+)
+from lightir.encode.documents import QUERY_ENCODER, fast_dtype, length_batches
+from lightir.errors import InvalidInput, NotFound
+from lightir.files import new_folder, read_json, write_json
+from lightir.models.backbones import load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.export import write_query_encoder
+from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start
+from lightir.types import Document, Query
+from lightir.vectors import Floats, Ragged
+
+CHUNK = 4096  # texts that are encoded, and at most lost, together
+
+
+@dataclass(frozen=True, slots=True)
+class FitQuery:
+    """One query that the table is fitted to.
+
+    Attributes:
+        query: its id and text.
+        source: the query set or corpus that it came from.
+        positive_ids: relevant documents in the corpus of the same name; empty for spans.
+    """
+
+    query: Query
+    source: str
+    positive_ids: tuple[str, ...] = ()
+
+
+def distill(
+    teacher: str | os.PathLike[str],
+    corpora: Sequence[Path | str],
+    *,
+    out: Path | str,
+    queries: Sequence[Path | str] = (),
+    test: Sequence[Path | str] = (),
+    spans: int = 8000,
+    config: FitConfig | None = None,
+    table_dtype: Literal["fp16", "int8"] = "int8",
+    work: Path | str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """A model folder whose query table is fitted to the teacher's own query encoder; documents stay as they are.
+
+    Args:
+        teacher: a sentence-transformers folder or name (`pypi:PACKAGE` too), or a model folder of ours.
+        corpora: what is searched later, or something like it; the teacher ranks these documents for every query.
+        out: the new model folder.
+        queries: BEIR folders, whose train split brings labels, or files of queries. Labels count for a corpus of the
+            same name.
+        test: BEIR folders whose queries of all splits but train must not be met in training: close ones are left out.
+        spans: titles and spans of every corpus that serve as queries; no labels are needed for them. 0 for none.
+        config: of the fit.
+        table_dtype: of the stored rows.
+        work: where the teacher's vectors are kept, so that another run (or the rest of a cut one) is quick.
+        overwrite: replace the folder.
+
+    Raises:
+        InvalidInput: no corpus, or nothing to fit to.
+        AlreadyExists: `out` is there.
+    """
+    if not corpora:
+        raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
+    config = config or FitConfig()
+    model = load_teacher(teacher)
+    documents = {_name(path): list(read_documents(path)) for path in corpora}
+    if len(documents) < len(corpora):
+        raise InvalidInput(f"two corpora have the same name: {[_name(path) for path in corpora]}")
+    gathered = [*_labelled(queries), *_pseudo_queries(documents, spans, config.seed)]
+    gathered, report = _clean(gathered, test)
+    table = fitted_query_table(model, gathered, documents, config, work=work)
+    contract = dataclasses.replace(model.contract, method="distilled")
+    facts = {
+        "teacher": str(teacher),
+        "fit": dataclasses.asdict(config),
+        "corpora": {name: len(each) for name, each in documents.items()},
+        "spans": spans,
+        "queries": len(gathered),
+        "decontamination": None if report is None else report.to_json(),
+    }
+    with new_folder(Path(out), overwrite=overwrite) as folder:
+        _save_model(model, contract, teacher, folder)
+        write_query_encoder(
+            folder / QUERY_ENCODER, contract, model.backbone.tokenizer, {"": table}, dtype=table_dtype
+        )
+        write_json(folder / "distillation.json", facts)
+    return Path(out)
+
+
+def load_teacher(address: str | os.PathLike[str]) -> LightRetriever:
+    """A frozen encoder: a model folder of ours, or a sentence-transformers folder under a contract that says the same.
+
+    Raises:
+        NotFound: neither.
+        InvalidInput: a sentence-transformers folder with modules beyond transformer, mean pooling and normalisation.
+    """
+    dtype = fast_dtype("cpu")
+    folder = resolve_local(address)
+    if folder is not None and (folder / "lightir.json").is_file():
+        return LightRetriever.load(str(folder), dtype=dtype)
+    if folder is None or not (folder / "modules.json").is_file():
+        raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a sentence-transformers folder on this disk")
+    max_tokens = _sentence_transformers_length(folder)
+    backbone = load_backbone(os.fspath(address), dtype=dtype)
+    contract = Contract(
+        method="distilled",
+        backbone=backbone_record(backbone),
+        # Such a tokenizer lower-cases by itself where its model wants it.
+        query=QueryPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens - 2),
+        document=DocumentPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens),
+        dense=DenseHead(pooling="mean_all", dims=(backbone.hidden_size,)),
+        sparse=None,
+        fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
+    )
+    return LightRetriever(backbone, contract)
+
+
+def fitted_query_table(
+    model: LightRetriever,
+    queries: Sequence[FitQuery],
+    documents: dict[str, list[Document]],
+    config: FitConfig,
+    *,
+    work: Path | str | None = None,
+    start: Floats | None = None,
+) -> Floats:
+    """The fitted table, (V, dim) float32.
+
+    Args:
+        model: the teacher.
+        queries: what to fit to.
+        documents: corpora by name.
+        config: of the fit.
+        work: where vectors are kept.
+        start: (V, dim) a cached table to begin with; by default each term is encoded alone.
+    """
+    memory = _Memory(None if work is None else Path(work), model)
+    every = [document for each in documents.values() for document in each]
+    document_vectors = memory.documents(every)
+    texts = [each.query.text for each in queries]
+    term_ids = query_term_ids(model.backbone.tokenizer, model.contract.query, texts)
+    if start is None:
+        start = memory.tokens(model.backbone.tokenizer.vocab_size)
+    weighted = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start)))
+    return fit_table(
+        weighted, term_ids, memory.queries(texts), document_vectors, config, positives=_positives(queries, documents)
+    )
+
+
+class _Memory:
+    """The teacher's vectors, kept chunk by chunk in a folder under a name that their input decides."""
+
+    def __init__(self, folder: Path | None, model: LightRetriever) -> None:
+        self._folder = folder
+        self._model = model
+        self._width = model.contract.dense.dims[0] if model.contract.dense and model.contract.dense.dims else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def documents(self, documents: Sequence[Document]) -> Floats:
+        """(N, dim) normalised, as an index holds them."""
+        keys = [f"{each.title}\x00{each.text}" for each in documents]
+        return self._rows("documents", keys, lambda a, b: self._framed(self._model.frame_documents(documents[a:b])))
+
+    def queries(self, texts: Sequence[str]) -> Floats:
+        """(n, dim) normalised vectors of the full query encoder."""
+        return self._rows("queries", texts, lambda a, b: self._framed(self._model.frame_queries(texts[a:b])))
+
+    def tokens(self, n: int) -> Floats:
+        """(n, dim) each term id encoded alone, normalised."""
+        return self._rows("tokens", [str(i) for i in range(n)], self._alone)
+
+    def _alone(self, start: int, stop: int) -> Floats:
+        empty_ids, begin, _ = self._model.frame_queries([""])[0]
+        framed = [(empty_ids[:begin] + [i] + empty_ids[begin:], begin, begin + 1) for i in range(start, stop)]
+        return self._framed(framed)
+
+    @torch.no_grad()
+    def _framed(self, framed: list[tuple[list[int], int, int]]) -> Floats:
+        blocks = []
+        for positions in length_batches([len(ids) for ids, _, _ in framed], 8192):
+            batch = self._model.batch([framed[position] for position in positions])
+            vectors = self._model.dense_from(self._model.states(batch), batch)[:, : self._width]
+            blocks.append((positions, F.normalize(vectors.float(), dim=-1).cpu().numpy()))
+        rows = np.zeros((len(framed), blocks[0][1].shape[1] if blocks else 0), dtype=np.float32)
+        for positions, block in blocks:
+            rows[positions] = block
+        return rows
+
+    def _rows(self, kind: str, keys: Sequence[str], encode: Callable[[int, int], Floats]) -> Floats:
+        parts = []
+        with tqdm(total=len(keys), desc=f"teacher: {kind}", unit="text", disable=None) as bar:
+            for start in range(0, len(keys), CHUNK):
+                stop = min(start + CHUNK, len(keys))
+                parts.append(self._chunk(kind, keys[start:stop], lambda a=start, b=stop: encode(a, b)))
+                bar.update(stop - start)
+        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    def _chunk(self, kind: str, keys: Sequence[str], encode: Callable[[], Floats]) -> Floats:
+        if self._folder is None:
+            return encode()
+        identity = [self._model.contract.fingerprint, str(self._model.backbone.dtype), kind, *keys]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+        path = self._folder / f"{kind}-{name}.npy"
+        if not path.is_file():
+            aside = path.with_suffix(f".{os.getpid()}.tmp")
+            with aside.open("wb") as file:
+                np.save(file, encode().astype(np.float16))
+            os.replace(aside, path)
+        rows: Floats = np.load(path).astype(np.float32)
+        return rows
+
+
+def _positives(queries: Sequence[FitQuery], documents: dict[str, list[Document]]) -> Ragged:
+    ordinal: dict[tuple[str, str], int] = {}
+    for name, each in documents.items():
+        ordinal.update({(name, document.doc_id): len(ordinal) + i for i, document in enumerate(each)})
+    keys = [[(each.source, doc_id) for doc_id in each.positive_ids] for each in queries]
+    return Ragged.from_lists([[ordinal[key] for key in row if key in ordinal] for row in keys])
+
+
+def _labelled(paths: Iterable[Path | str]) -> list[FitQuery]:
+    found: list[FitQuery] = []
+    for path in paths:
+        name = _name(path)
+        if Path(path).is_dir():
+            examples = TrainingSet.open(path, instructions=("",)).examples
+            found += [FitQuery(Query(e.query_id, e.query), name, e.positive_ids) for e in examples]
+        else:
+            found += [FitQuery(query, name) for query in read_queries(path)]
+    return found
+
+
+def _pseudo_queries(documents: dict[str, list[Document]], wanted: int, seed: int) -> list[FitQuery]:
+    found: list[FitQuery] = []
+    rng = np.random.default_rng(seed)
+    for name, corpus in documents.items():
+        if not wanted or not corpus:
+            continue
+        per_document = -(-wanted // len(corpus))
+        pairs = [*span_pairs(corpus, rng, per_document=per_document), *title_pairs(corpus)]
+        chosen = np.sort(rng.permutation(len(pairs))[:wanted])
+        found += [FitQuery(pairs[i].query, name) for i in chosen]
+    return found
+
+
+def _clean(
+    queries: list[FitQuery], test: Sequence[Path | str]
+) -> tuple[list[FitQuery], DecontaminationReport | None]:
+    if not test:
+        return queries, None
+    held_out: dict[str, list[Query]] = {}
+    for path in test:
+        dataset = Dataset.open(path)
+        splits = [split for split in dataset.splits if split != "train"]
+        held_out[dataset.name] = [query for split in splits for query in dataset.queries(split)]
+    groups: dict[str, list[FitQuery]] = {}
+    for each in queries:
+        groups.setdefault(f"{each.source} {'labelled' if each.positive_ids else 'unlabelled'}", []).append(each)
+    # Ids of queries and of spans may meet, so each goes in under its place.
+    numbered = {
+        name: [Query(str(place), each.query.text) for place, each in enumerate(group)] for name, group in groups.items()
+    }
+    kept, report = decontaminate(numbered, held_out)
+    return [groups[name][int(query.query_id)] for name, clean in kept.items() for query in clean], report
+
+
+def _save_model(model: LightRetriever, contract: Contract, teacher: str | os.PathLike[str], folder: Path) -> None:
+    source = resolve_local(teacher)
+    if source is not None and (source / "lightir.json").is_file():
+        ignored = shutil.ignore_patterns(QUERY_ENCODER, "checkpoint*")
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=ignored)
+    else:
+        model.backbone.tokenizer.save(folder / "tokenizer.json")
+    contract.save(folder)
+
+
+def _sentence_transformers_length(folder: Path) -> int:
+    """The folder's longest input, once its modules are seen to be ones that a contract can say."""
+    modules: list[dict[str, Any]] = read_json(folder / "modules.json")
+    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    if kinds not in (["Transformer", "Pooling", "Normalize"], ["Transformer", "Pooling"]):
+        raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and perhaps Normalize")
+    pooling = read_json(folder / str(modules[1]["path"]) / "config.json")
+    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value]
+    if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode"]) or pooling.get("pooling_mode", "mean") != "mean":
+        raise InvalidInput(f"{folder} pools by {modes}; only mean pooling is supported")
+    return int(read_json(folder / "sentence_bert_config.json")["max_seq_length"])
+
+
+def _name(path: Path | str) -> str:
+    return Path(path).resolve().name
