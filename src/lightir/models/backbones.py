@@ -30,6 +30,7 @@ from transformers.utils import logging as hub_logging
 from lightir.addresses import resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import new_folder, sha256_file
+from lightir.models import attention
 from lightir.models.heads import LMHead
 from lightir.text import TextTokenizer
 
@@ -210,6 +211,30 @@ def merge_adapter(backbone: Backbone) -> Backbone:
     return dataclasses.replace(backbone, trunk=backbone.trunk.merge_and_unload().eval())
 
 
+def compile_layers(backbone: Backbone) -> None:
+    """Compile each decoder layer by itself; worth it for fixed shapes, which training batches have."""
+    layers = next((m for name, m in backbone.trunk.named_modules() if name.split(".")[-1] == "layers"), None)
+    if not isinstance(layers, nn.ModuleList):
+        raise InvalidInput(f"{backbone.address}: {type(backbone.model).__name__} has no list of layers to compile")
+    for layer in layers:
+        layer.compile(dynamic=False)
+
+
+def tensors_hash(tensors: dict[str, Tensor]) -> str:
+    """16 hexadecimal digits over names, shapes and values in bfloat16, as a saved adapter holds them."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def saved_adapter_hash(folder: Path | str) -> str:
+    """The hash of an adapter folder's weights; "" where there is none."""
+    path = Path(folder) / "adapter_model.safetensors"
+    return tensors_hash(load_file(str(path))) if path.is_file() else ""
+
+
 def cache_folder() -> Path:
     """Where unpacked models are kept: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
     if own := os.environ.get("LIGHTIR_CACHE"):
@@ -275,9 +300,7 @@ def _unpacked_gguf(path: Path, digest: str) -> Path:
 
 
 def _load_model(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    # Gemma-2 caps attention logits, which torch's sdpa cannot do.
-    implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-    options = {"dtype": dtype, "attn_implementation": implementation}
+    options = {"dtype": dtype, "attn_implementation": attention.NAME if not _is_encoder(config) else "sdpa"}
     if not _is_encoder(config):
         return AutoModelForCausalLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
     if any("MaskedLM" in name for name in config.architectures or ()):

@@ -11,16 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.models.backbones import Backbone, load_adapter, load_backbone, save_adapter, saved_adapter_hash
+from lightir.models.backbones import (
+    Backbone,
+    load_adapter,
+    load_backbone,
+    merge_adapter,
+    save_adapter,
+    saved_adapter_hash,
+)
 from lightir.models.heads import LMHead, activate, calibrate_bias, projection_max, top_k_weights
-from lightir.models.masks import model_mask, prompt_blocks
+from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
 from lightir.models.pooling import Standardization, pool
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
@@ -90,16 +97,17 @@ class LightRetriever(nn.Module):
         """
         folder = resolve_model_folder(address)
         contract = Contract.load(folder)
-        bidirectional = contract.attention == "bidirectional"
-        backbone = load_backbone(
-            contract.backbone.address, dtype=dtype, attention="bidirectional" if bidirectional else "causal"
-        )
+        attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
+        if attention == "echo":
+            raise InvalidInput(f"{folder}: attention 'echo' cannot be loaded by this release")
+        backbone = load_backbone(contract.backbone.address, dtype=dtype, attention=attention)
         _require("backbone.weights_hash", contract.backbone.weights_hash, backbone.weights_hash, folder)
         _require("backbone.tokenizer_hash", contract.backbone.tokenizer_hash, backbone.tokenizer.hash, folder)
         found = saved_adapter_hash(folder / "adapter")
         _require("backbone.adapter_hash", contract.backbone.adapter_hash, found, folder)
         if found:
-            load_adapter(backbone, folder / "adapter", merge=merge)
+            backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
+            backbone = merge_adapter(backbone) if merge else backbone
         heads = _load_heads(folder, contract)
         return cls(backbone, contract, heads).to(device)
 
@@ -109,7 +117,9 @@ class LightRetriever(nn.Module):
         Its hashes are those of the arrays as they are now. The model's own contract is updated to it.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        adapter_hash = save_adapter(self.backbone, folder / "adapter")
+        if isinstance(self.trunk, PeftModel):
+            save_adapter(self.backbone, folder / "adapter")
+        adapter_hash = saved_adapter_hash(folder / "adapter")
         record = dataclasses.replace(self.contract.backbone, adapter_hash=adapter_hash)
         self.contract = dataclasses.replace(self.contract, backbone=record)
         self._rehash()
@@ -140,7 +150,10 @@ class LightRetriever(nn.Module):
         if (head := self.backbone.head) is not None:
             bias = None if head.bias is None else head.bias.to(device)
             transform = None if head.transform is None else head.transform.to(device)
-            self.backbone.head = LMHead(head.weight.to(device), bias, transform)
+            moved_head = LMHead(head.weight.to(device), bias, transform)
+            self.backbone = dataclasses.replace(self.backbone, head=moved_head)
+        if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
+            self.backbone.model.set_attn_implementation("sdpa")
         return self
 
     # ---- text to batches
@@ -174,7 +187,11 @@ class LightRetriever(nn.Module):
 
     def _begin_ids(self, prompt: str) -> list[int]:
         begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
-        return begin + (self.backbone.tokenizer.term_ids([prompt]).row(0).tolist() if prompt else [])
+        return begin + self._text_ids(prompt)
+
+    def _text_ids(self, text: str) -> list[int]:
+        ids: list[int] = self.backbone.tokenizer.term_ids([text]).row(0).tolist() if text else []
+        return ids
 
     def _query_policy(self, instruction: str | None) -> QueryPolicy:
         policy = self.contract.query
@@ -205,7 +222,7 @@ class LightRetriever(nn.Module):
         mask = batch.attention_mask
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
         if self.backbone.kind == "encoder":
-            return self._trunk(input_ids=batch.input_ids, attention_mask=mask.long(), position_ids=positions)
+            return self.backbone.states(batch.input_ids, mask.long(), position_ids=positions)
         order = torch.arange(mask.shape[1], device=mask.device)
         allowed = mask[:, None, :].expand(-1, mask.shape[1], -1)
         if self.contract.attention != "bidirectional":
@@ -214,12 +231,8 @@ class LightRetriever(nn.Module):
         return self._masked_states(batch.input_ids, positions, allowed)
 
     def _masked_states(self, input_ids: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
-        mask = model_mask(self.backbone.config, allowed, positions, positions, self.backbone.dtype)
-        return self._trunk(input_ids=input_ids, position_ids=positions, attention_mask=mask, use_cache=False)
-
-    def _trunk(self, **inputs: Any) -> Tensor:
-        states: Tensor = self.trunk(**inputs).last_hidden_state
-        return states
+        mask = model_mask(self.backbone, allowed, positions, positions)
+        return self.backbone.states(input_ids, mask, position_ids=positions, use_cache=False)
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
@@ -266,95 +279,32 @@ class LightRetriever(nn.Module):
         return torch.from_numpy(mixing).to(rows.device) @ rows
 
     def token_vectors(
-        self, token_ids: Tensor, *, instruction: str | None = None, pad_to: int = 1, width: int = 64
+        self,
+        token_ids: Tensor,
+        *,
+        instruction: str | None = None,
+        cache: PromptCache | None = None,
+        pad_to: int = 1,
     ) -> Tensor:
-        """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3).
+        """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3), standardised.
 
         Args:
             token_ids: (n,) int64.
             instruction: the contract's by default.
+            cache: from prompt_cache, of the same instruction.
             pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
-            width: tokens that share one row's prompt.
         """
-        prompt, suffix = self._block_frame(instruction)
-        if self.backbone.kind == "encoder":
-            return self._separate_tokens(token_ids, prompt, suffix)
-        device = self.backbone.device
-        n_rows = -(-max(len(token_ids), 1) // width)
-        padded = -(-n_rows * width // pad_to) * pad_to
-        padded = -(-padded // width) * width
-        ids = torch.zeros(padded, dtype=torch.int64, device=device)
-        ids[: len(token_ids)] = token_ids.to(device)
-        real = torch.arange(padded, device=device) < len(token_ids)
-        blocks = prompt_blocks(
-            torch.tensor(prompt, dtype=torch.int64, device=device),
-            ids.view(-1, width),
-            real.view(-1, width),
-            suffix_ids=torch.tensor(suffix, dtype=torch.int64, device=device),
-        )
-        states = self._masked_states(blocks.input_ids, blocks.position_ids, blocks.allowed)
-        picked = states[:, len(prompt) :].unflatten(1, (width, 1 + len(suffix)))[:, :, self._block_position]
-        return self._standardize(picked.flatten(0, 1)[: len(token_ids)].float())
+        padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
+        prompt = self._prompt_ids(instruction)
+        states = token_states(self.backbone, prompt, padded, pooling=self._dense.pooling, cache=cache)
+        return self._standardize(states[: len(token_ids)])
 
-    @torch.no_grad()
-    def cached_token_vectors(self, token_ids: Tensor, cache: PromptCache) -> Tensor:
-        """(n, H) float32: the same vectors with the prompt's keys and values computed once, for whole vocabularies."""
-        n, prompt, width = len(token_ids), cache.length, 1 + len(cache.suffix)
-        device = self.backbone.device
-        suffix = torch.tensor(cache.suffix, dtype=torch.int64, device=device)
-        input_ids = torch.cat([token_ids.to(device)[:, None], suffix.expand(n, -1)], dim=1)
-        query_positions = torch.arange(prompt, prompt + width, device=device)
-        key_positions = torch.arange(prompt + width, device=device)
-        allowed = (query_positions[:, None] >= key_positions[None, :]).expand(n, -1, -1)
-        mask = model_mask(
-            self.backbone.config,
-            allowed,
-            query_positions.expand(n, -1),
-            key_positions.expand(n, -1),
-            self.backbone.dtype,
-        )
-        inputs = {"input_ids": input_ids, "position_ids": query_positions.expand(n, -1), "attention_mask": mask}
-        states = self._trunk(**inputs, past_key_values=cache.expanded(n), use_cache=True)
-        return self._standardize(states[:, self._block_position].float())
+    def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
+        """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
+        return prompt_cache(self.backbone, self._prompt_ids(instruction))
 
-    @torch.no_grad()
-    def prompt_cache(self, *, instruction: str | None = None) -> PromptCache:
-        """The keys and values of `<bos> Inst`, to be shared by every vocabulary token."""
-        prompt, suffix = self._block_frame(instruction)
-        if not prompt or self.backbone.kind == "encoder":
-            return PromptCache((), 0, tuple(suffix))
-        ids = torch.tensor([prompt], dtype=torch.int64, device=self.backbone.device)
-        positions = torch.arange(len(prompt), device=ids.device)[None]
-        causal = torch.ones(1, len(prompt), len(prompt), dtype=torch.bool, device=ids.device).tril()
-        mask = model_mask(self.backbone.config, causal, positions, positions, self.backbone.dtype)
-        cache = DynamicCache()
-        self._trunk(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
-        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        return PromptCache(layers, len(prompt), tuple(suffix))
-
-    def _block_frame(self, instruction: str | None) -> tuple[list[int], list[int]]:
-        """Prompt ids, and what follows each token in its block: <eos> where the state there is what is pooled."""
-        if self.contract.attention == "bidirectional" and self.backbone.kind == "causal":
-            raise InvalidInput("a bidirectional decoder has no shared-prompt form: the prompt would see the tokens")
-        suffix = [self.backbone.eos_id] if self._needs_end else []
-        return self._begin_ids(self._query_policy(instruction).prompt), suffix
-
-    @property
-    def _needs_end(self) -> bool:
-        pooled_at_end = self._dense.pooling in ("eos", "mean_all") and self.contract.document.eos
-        return pooled_at_end or self.backbone.kind == "encoder"
-
-    @property
-    def _block_position(self) -> int:
-        if self._dense.pooling == "mean_all":
-            raise InvalidInput("pooling mean_all mixes prompt and token states; light queries need eos, last or mean")
-        return 1 if self._needs_end else 0
-
-    def _separate_tokens(self, token_ids: Tensor, prompt: list[int], suffix: list[int]) -> Tensor:
-        """One forward a token: an encoder's prompt sees the token, so nothing can be shared."""
-        framed = [(prompt + [int(t)] + suffix, len(prompt), len(prompt) + 1) for t in token_ids.tolist()]
-        batch = self.batch(framed)
-        return self.dense_from(self.states(batch), batch)
+    def _prompt_ids(self, instruction: str | None) -> list[int]:
+        return self._text_ids(self._query_policy(instruction).prompt)
 
     def _standardize(self, vectors: Tensor) -> Tensor:
         if self.heads.mean is None or self.heads.deviation is None:
@@ -411,22 +361,6 @@ class LightRetriever(nn.Module):
         if maxima:
             self.heads = dataclasses.replace(self.heads, term_bias=calibrate_bias(maxima, quantile=quantile))
         self._rehash()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptCache:
-    """A prompt's keys and values, one pair a layer, batch 1; and what follows each token in its block."""
-
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    length: int
-    suffix: tuple[int, ...]
-
-    def expanded(self, n: int) -> DynamicCache:
-        """The cache for n sequences, its tensors expanded without a copy until a layer appends to them."""
-        cache = DynamicCache()
-        for index, (keys, values) in enumerate(self.layers):
-            cache.update(keys.expand(n, -1, -1, -1), values.expand(n, -1, -1, -1), index)
-        return cache
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:

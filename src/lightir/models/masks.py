@@ -1,99 +1,255 @@
-"""Attention masks: the shared-prompt block mask (LightRetriever, Eq. 10) and the plain ones, as 4-D additive masks."""
+"""Query tokens encoded alone but together: many tokens share one prompt in one forward (LightRetriever, A.5, Eq. 10).
+
+A causal backbone runs `<bos> prompt | t_0 <eos> | t_1 <eos> | ...`: every token sees the prompt and itself only, and every
+block's positions restart at the prompt's length, so a state equals that of `<bos> prompt t <eos>` run alone. With "last"
+and "mean" pooling the state at <eos> is never read and no earlier state sees it, so blocks have the token alone.
+Where attention goes both ways (encoders, bidirectional causal models) the prompt's own states depend on the token: nothing
+can be shared, and each `[CLS] prompt t [SEP]` is a sequence by itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
+
+from lightir.errors import InvalidInput
+from lightir.models.backbones import Backbone
+from lightir.models.pooling import POOLINGS, Pooling
+
+BLOCKS_PER_ROW = 64
+"""Tokens that share one copy of the prompt in one row: attention grows with its square, the prompt's cost falls."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromptBlocks:
-    """Token ids, positions and permissions of `prompt | t0 eos | t1 eos | …`, one row a query.
+class BlockMask:
+    """Who may attend whom, and where everyone stands.
 
     Attributes:
-        input_ids: (B, L) int64.
-        position_ids: (B, L) int64; they restart at the prompt's length in every block.
-        allowed: (B, L, L) bool; allowed[b, i, j]: position i may attend position j. A pad attends itself alone.
-        block_of: (B, L) int64; the block's number, -1 in the prompt, -2 on pads.
+        allowed: (batch, length, length) bool, [query, key]. A padding position attends itself alone.
+        position_ids: (batch, length) int64: 0..P-1 in the prompt, P, P+1, ... in every block; 0 in padding.
+        valid: (batch, length) bool: no padding.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
     allowed: Tensor
-    block_of: Tensor
+    position_ids: Tensor
+    valid: Tensor
 
 
-def prompt_blocks(
-    prompt_ids: Tensor, token_ids: Tensor, token_mask: Tensor, *, suffix_ids: Tensor, padding_side: str = "right"
-) -> PromptBlocks:
-    """All tokens of a query in one forward, as if each stood alone behind the prompt (Appendix A.5).
+@dataclass(frozen=True, slots=True)
+class PromptCache:
+    """A prompt's keys and values in every layer, computed once.
 
-    With P the prompt's length and w the block's width, position i may attend j iff
-    i < P: j <= i;  i >= P: j < P, or (i-P)//w == (j-P)//w and j <= i. Pads are seen by nobody.
+    Attributes:
+        ids: <bos> and the prompt.
+        layers: a layer's keys and values, (1, heads, len(ids), head width) each.
+        state_sum: (hidden,) fp32 sum of the prompt's last hidden states, for "mean_all" pooling.
+    """
+
+    ids: tuple[int, ...]
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    state_sum: Tensor
+
+
+def block_mask(
+    prompt_lengths: Tensor, block_counts: Tensor, *, width: int, length: int, padding_side: str = "right"
+) -> BlockMask:
+    """The shared-prompt mask of a batch.
 
     Args:
-        prompt_ids: (P,) int64, shared by the batch; may be empty.
-        token_ids: (B, n) int64.
-        token_mask: (B, n) bool; False marks padding, on either side.
-        suffix_ids: (w - 1,) int64, what follows each token in its block: the end token, or nothing.
-        padding_side: where this function puts the pads of the whole row.
+        prompt_lengths: (batch,) int64 P, <bos> included.
+        block_counts: (batch,) int64 number of tokens.
+        width: positions a block, 2 with <eos>.
+        length: positions a row, padding included.
+        padding_side: "left" or "right".
 
-    Returns:
-        L = P + n * w.
+    Raises:
+        InvalidInput: a row needs more than `length`, or an unknown side.
     """
-    batch, n = token_ids.shape
-    prompt, width = len(prompt_ids), 1 + len(suffix_ids)
-    blocks = torch.cat([token_ids[..., None], suffix_ids.expand(batch, n, -1)], dim=-1).reshape(batch, n * width)
-    input_ids = torch.cat([prompt_ids.expand(batch, -1), blocks], dim=1)
-    prompt_positions = torch.arange(prompt, device=token_ids.device)
-    block_positions = prompt + torch.arange(width, device=token_ids.device).repeat(n)
-    position_ids = torch.cat([prompt_positions, block_positions]).expand(batch, -1)
-    numbers = torch.arange(n, device=token_ids.device).repeat_interleave(width)
-    block_of = torch.where(token_mask.repeat_interleave(width, dim=1), numbers, -2)
-    block_of = torch.cat([block_of.new_full((batch, prompt), -1), block_of], dim=1)
-    if padding_side == "left":  # a stable sort by "is real" puts the pads in front and keeps all else in order
-        order = torch.argsort((block_of != -2).to(torch.int8), dim=1, stable=True)
-        input_ids, position_ids, block_of = (x.gather(1, order) for x in (input_ids, position_ids, block_of))
-    order_index = torch.arange(input_ids.shape[1], device=token_ids.device)
-    causal = order_index[:, None] >= order_index[None, :]
-    same = block_of[:, :, None] == block_of[:, None, :]
-    to_prompt = (block_of[:, None, :] == -1) & (block_of[:, :, None] >= 0)
-    real = block_of[:, :, None] >= -1
-    allowed = ((same & causal) | to_prompt) & real
-    allowed |= torch.eye(input_ids.shape[1], dtype=torch.bool, device=token_ids.device)
-    return PromptBlocks(input_ids, position_ids.contiguous(), allowed, block_of)
+    used = prompt_lengths + width * block_counts
+    if bool((used > length).any()) or padding_side not in ("left", "right"):
+        raise InvalidInput(f"rows of {used.tolist()} positions in {length}, padded {padding_side!r}")
+    start = length - used if padding_side == "left" else torch.zeros_like(used)
+    place = torch.arange(length, device=used.device)[None, :] - start[:, None]
+    valid = (place >= 0) & (place < used[:, None])
+    beyond = place - prompt_lengths[:, None]
+    in_prompt = valid & (beyond < 0)
+    block = torch.where(in_prompt, -1, beyond.div(width, rounding_mode="floor"))
+    position_ids = torch.where(in_prompt, place, prompt_lengths[:, None] + beyond.remainder(width)) * valid
+    together = in_prompt[:, None, :] | (block[:, :, None] == block[:, None, :])
+    earlier = place[:, None, :] <= place[:, :, None]
+    allowed = together & earlier & valid[:, None, :] & valid[:, :, None]
+    allowed |= torch.eye(length, dtype=torch.bool, device=used.device)
+    return BlockMask(allowed, position_ids, valid)
 
 
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, Q, K) mask to add to attention scores: 0 where allowed, the dtype's minimum elsewhere."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
-        ~allowed, torch.finfo(dtype).min
-    )[:, None]
-
-
-def model_mask(config: Any, allowed: Tensor, query_positions: Tensor, key_positions: Tensor, dtype: torch.dtype) -> Any:
-    """The mask in the form that a transformers model takes, with its sliding windows honoured.
+def token_states(
+    backbone: Backbone,
+    prompt_ids: Sequence[int],
+    token_ids: Tensor,
+    *,
+    pooling: Pooling = "eos",
+    cache: PromptCache | None = None,
+    blocks_per_row: int = BLOCKS_PER_ROW,
+    padding_side: str = "right",
+) -> Tensor:
+    """(n, hidden) fp32: the pooled state of `<bos> prompt t <eos>` for every token, before any standardisation.
 
     Args:
-        config: the model's configuration.
-        allowed: (B, Q, K) bool.
-        query_positions: (B, Q) int64; a window counts positions, so a restarted block sees what it would alone.
-        key_positions: (B, K) int64.
-        dtype: of the attention scores.
+        backbone: the model; gradients flow as its parameters ask for them.
+        prompt_ids: the prompt's ids without specials; the backbone's begin token, if it has one, is put in front.
+        token_ids: (n,) int64, any order, repetitions allowed (the caller saves work by giving distinct ones).
+        pooling: "eos", "last" (the token itself), "mean" (over the text's own tokens: the token itself again), or
+            "mean_all" (over prompt, token and specials).
+        cache: from prompt_cache, of the same prompt: its keys and values are not computed again.
+        blocks_per_row: tokens in one row of the batch.
+        padding_side: of the shorter last row.
 
-    Returns:
-        A 4-D additive mask, or a dict of them by layer type for models with mixed layers.
+    Raises:
+        InvalidInput: an unknown pooling, or a cache of another prompt or for a backbone that attends both ways.
     """
+    if pooling not in POOLINGS:
+        raise InvalidInput(f"pooling {pooling!r}: expected one of {list(POOLINGS)}")
+    frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt_ids]
+    if cache is not None and (backbone.attention != "causal" or cache.ids != tuple(frame)):
+        raise InvalidInput("the prompt cache belongs to another prompt, or the backbone attends both ways")
+    token_ids = token_ids.to(backbone.device)
+    if not len(token_ids):
+        return torch.zeros(0, backbone.hidden_size, device=backbone.device)
+    if backbone.attention != "causal":
+        return _separate(backbone, frame, token_ids, pooling)
+    return _shared(backbone, frame, token_ids, pooling, cache, blocks_per_row, padding_side)
+
+
+@torch.no_grad()
+def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int]) -> PromptCache | None:
+    """The prompt's keys and values for token_states; None where nothing can be shared (no prompt, or both ways)."""
+    frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt_ids]
+    if backbone.attention != "causal" or not frame:
+        return None
+    ids = torch.tensor([frame], device=backbone.device)
+    one = torch.tensor([len(frame)], device=backbone.device)
+    mask = block_mask(one, torch.zeros_like(one), width=1, length=len(frame))
+    # Plain layers, also where attention slides: which keys a token may see is for our own mask to say.
+    cache = DynamicCache()
+    states = backbone.states(
+        ids,
+        model_mask(backbone, mask.allowed, mask.position_ids, mask.position_ids),
+        position_ids=mask.position_ids,
+        past_key_values=cache,
+        use_cache=True,
+    )
+    layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+    return PromptCache(tuple(frame), layers, states[0].float().sum(dim=0))
+
+
+def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key_positions: Tensor) -> Any:
+    """The 4D mask as this model takes it: bool for sdpa, additive for eager, one a layer type where types differ.
+
+    Args:
+        backbone: a causal model.
+        allowed: (batch, queries, keys) bool.
+        query_positions: (batch, queries); with key_positions they say what a sliding window reaches.
+        key_positions: (batch, keys).
+    """
+    config = backbone.model.config
+    types = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    uses_window = window and (layer_types is None or "sliding_attention" in layer_types)
-    full = additive(allowed, dtype)
-    if not uses_window:
-        return full
-    near = query_positions[:, :, None] - key_positions[:, None, :] < window
-    # A pad attends itself, so no row of the mask is empty.
-    windowed = additive(allowed & near, dtype)
-    return {"full_attention": full, "sliding_attention": windowed} if layer_types is not None else windowed
+    near = allowed
+    if window is not None:
+        near = allowed & (query_positions[:, :, None] - key_positions[:, None, :] < window)
+    if "sliding_attention" in types:
+        return {"full_attention": _as_4d(backbone, allowed), "sliding_attention": _as_4d(backbone, near)}
+    return _as_4d(backbone, allowed if types else near)
+
+
+def _as_4d(backbone: Backbone, allowed: Tensor) -> Tensor:
+    allowed = allowed[:, None]
+    if backbone.model.config._attn_implementation == "sdpa":
+        return allowed
+    dtype = backbone.model.dtype
+    return torch.zeros((), dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def _shared(
+    backbone: Backbone,
+    frame: list[int],
+    token_ids: Tensor,
+    pooling: Pooling,
+    cache: PromptCache | None,
+    blocks_per_row: int,
+    padding_side: str,
+) -> Tensor:
+    width = 1 if pooling in ("last", "mean") else 2
+    n, device = len(token_ids), token_ids.device
+    n_rows = -(-n // blocks_per_row)
+    per_row = -(-n // n_rows)
+    counts = torch.tensor([min(per_row, n - row * per_row) for row in range(n_rows)], device=device)
+    blocks = torch.full((n_rows * per_row, width), backbone.eos_id, device=device)
+    blocks[:n, 0] = token_ids
+    prompt = torch.tensor(frame, dtype=torch.int64, device=device).expand(n_rows, -1)
+    n_prompt, length = len(frame), len(frame) + per_row * width
+    mask = block_mask(torch.full_like(counts, n_prompt), counts, width=width, length=length, padding_side=padding_side)
+    if cache is None:
+        ids = torch.full((n_rows, length), backbone.eos_id, device=device)
+        ids[mask.valid] = _joined(prompt, blocks.view(n_rows, -1), counts * width)
+        states = backbone.states(
+            ids,
+            model_mask(backbone, mask.allowed, mask.position_ids, mask.position_ids),
+            position_ids=mask.position_ids,
+        )
+        own = states[mask.valid & (mask.valid.cumsum(dim=1) > n_prompt)]
+        prompt_sum = states[0][mask.valid[0]][:n_prompt].float().sum(dim=0)
+    else:
+        states = _continue(backbone, blocks.view(n_rows, -1), cache, n_prompt, counts * width, width)
+        own = states[torch.arange(per_row * width, device=device) < (counts * width)[:, None]]
+        prompt_sum = cache.state_sum
+    own = own.view(n, width, -1).float()
+    if pooling == "mean_all":
+        return (prompt_sum + own.sum(dim=1)) / (n_prompt + width)
+    return own[:, -1] if pooling == "eos" else own[:, 0]
+
+
+def _joined(prompt: Tensor, blocks: Tensor, used: Tensor) -> Tensor:
+    """Row after row: the prompt, then as much of the row's blocks as is used; one flat tensor."""
+    everything = torch.cat([prompt, blocks], dim=1)
+    places = torch.arange(everything.shape[1], device=used.device)
+    return everything[places < (prompt.shape[1] + used)[:, None]]
+
+
+def _continue(
+    backbone: Backbone, blocks: Tensor, cache: PromptCache, n_prompt: int, used: Tensor, width: int
+) -> Tensor:
+    """States of the blocks alone, after a prompt whose keys and values are there already."""
+    n_rows, length = blocks.shape
+    full = block_mask(
+        torch.full_like(used, n_prompt), used // width, width=width, length=n_prompt + length, padding_side="right"
+    )
+    past = DynamicCache()
+    for index, (keys, values) in enumerate(cache.layers):
+        past.update(keys.expand(n_rows, -1, -1, -1), values.expand(n_rows, -1, -1, -1), index)
+    positions = full.position_ids[:, n_prompt:]
+    allowed = full.allowed[:, n_prompt:]
+    return backbone.states(
+        blocks,
+        model_mask(backbone, allowed, positions, full.position_ids),
+        position_ids=positions,
+        past_key_values=past,
+        use_cache=True,
+    )
+
+
+def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: Pooling) -> Tensor:
+    """Each token as a sequence of its own; all have one length, so nothing is padded."""
+    n = len(token_ids)
+    prompt = torch.tensor(frame, dtype=torch.int64, device=token_ids.device).expand(n, -1)
+    end = torch.full((n, 1), backbone.eos_id, device=token_ids.device)
+    ids = torch.cat([prompt, token_ids[:, None], end], dim=1)
+    states = backbone.states(ids, torch.ones_like(ids)).float()
+    if pooling == "mean_all":
+        return states.mean(dim=1)
+    return states[:, -1] if pooling == "eos" else states[:, -2]

@@ -1,0 +1,91 @@
+"""Random tiny backbones of every architecture that the project promises, and a tokenizer to go with them."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from lightir.models.backbones import Attention, Backbone, wrap_model
+from lightir.text import TextTokenizer
+
+BOS, EOS, VOCAB_SIZE, HIDDEN = 0, 1, 258, 32
+CAUSAL = ("llama", "qwen2", "qwen2-window", "qwen3", "mistral", "mistral-window", "gemma2", "gemma3")
+NAMES = (*CAUSAL, "bert")
+
+
+def tiny_backbone(
+    name: str, *, bos: bool = True, attention: Attention | None = None, implementation: str | None = None, seed: int = 0
+) -> Backbone:
+    """A random backbone of two layers, evaluation mode; ids 0 and 1 begin and end a text, 2-257 are its bytes."""
+    torch.manual_seed(seed)
+    model = _model(name, implementation or ("eager" if name == "gemma2" else "sdpa")).eval()
+    for parameter in model.parameters():  # larger than the usual start, so that errors would show
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    ids = {"cls": BOS, "sep": EOS} if name == "bert" else {"bos": BOS if bos else None, "eos": EOS}
+    return wrap_model(model, tiny_tokenizer(), special_ids=ids, address=f"tiny-{name}", attention=attention)
+
+
+def tiny_tokenizer() -> TextTokenizer:
+    """One token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": BOS, "</s>": EOS, **{letter: index + 2 for index, letter in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return TextTokenizer(tokenizer)
+
+
+def _model(name: str, implementation: str) -> PreTrainedModel:
+    shape = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "attn_implementation": implementation,
+        "pad_token_id": None,
+    }
+    grouped = {**shape, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": BOS, "eos_token_id": EOS}
+    layers = ["sliding_attention", "full_attention"]
+    match name:
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**grouped))
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**grouped))
+        case "qwen2-window":
+            return Qwen2ForCausalLM(
+                Qwen2Config(**grouped, use_sliding_window=True, sliding_window=4, layer_types=layers)
+            )
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**grouped))
+        case "mistral":
+            return MistralForCausalLM(MistralConfig(**grouped, sliding_window=None))
+        case "mistral-window":
+            return MistralForCausalLM(MistralConfig(**grouped, sliding_window=4))
+        case "gemma2":
+            return Gemma2ForCausalLM(Gemma2Config(**grouped, sliding_window=4, layer_types=layers))
+        case "gemma3":
+            return Gemma3ForCausalLM(Gemma3TextConfig(**grouped, sliding_window=4, layer_types=layers))
+        case "bert":
+            return BertForMaskedLM(BertConfig(**{**shape, "pad_token_id": 0}))
+    raise ValueError(name)
