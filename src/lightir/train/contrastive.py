@@ -51,6 +51,7 @@ from lightir.train.preparation import (
     make_mixture,
     open_sets,
     prepare_layers,
+    refit_bias,
     shipped_documents,
 )
 from lightir.train.recipe import Recipe, data_folder, load_recipe, recipe_yaml
@@ -68,7 +69,11 @@ LIGHT_TOKENS_STEP = 256
 
 
 def train(
-    recipe: Recipe | Path | str, out: Path | str, *, resume: bool = False, overrides: Sequence[str] = (),
+    recipe: Recipe | Path | str,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
     device: str | None = None,
 ) -> Path:
     """Train a model and write its folder; the path comes back.
@@ -291,8 +296,11 @@ class _Run:
         if self.best.parameters:
             self._set_parameters(self.best.parameters)
         if _is_first():
-            contract = dataclasses.replace(self.retriever.contract, document=shipped_documents(self.recipe))
-            self.retriever.contract = contract
+            self.retriever.trunk.eval()
+            refit_bias(self.retriever, self.recipe, self.sets)
+            self.retriever.contract = dataclasses.replace(
+                self.retriever.contract, document=shipped_documents(self.recipe), query=self.recipe.query
+            )
             with new_folder(self.out) as folder:
                 self.retriever.save(folder)
                 self._write_records(folder / "training")
@@ -308,5 +316,282 @@ class _Run:
         if self.report is not None:
             write_json(folder / "decontamination.json", self.report.to_json())
         kept = {"step": self.best.step, "score": self.best.score} if self.best.parameters else {"step": self.step}
-        write_json(folder / "environment.json", environment(self.device) | {"steps": self.step, "kept": kept,
-                   "seconds": round(self.seconds, 1), "processes": _world()})
+        write_json(
+            folder / "environment.json",
+            environment(self.device)
+            | {"steps": self.step, "kept": kept, "seconds": round(self.seconds, 1), "processes": _world()},
+        )
+
+
+# ---- one batch
+
+
+def batch_losses(
+    retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weighted parts of a batch's loss, by name, and what is worth watching.
+
+    Each process encodes its share of the queries with their documents; the vectors are gathered with their gradients,
+    so that every process has the loss of the whole batch.
+
+    Args:
+        retriever: the model.
+        batch: the whole batch, the same on every process; its queries must divide among the processes.
+        recipe: losses, query policy and documents are read.
+        step: optimizer steps done, for the FLOPS ramp.
+    """
+    losses = recipe.losses
+    share = share_of(batch, rank=_rank(), world=_world())
+    documents = retriever.batch(
+        retriever.frame_documents(share.documents),
+        length=retriever.contract.document.max_tokens if recipe.model.compile else None,
+    )
+    states = retriever.states(documents)
+    dense = gather(retriever.dense_from(states, documents))
+    sparse = gather(retriever.sparse_from(states, documents)) if losses.sparse > 0 or losses.flops > 0 else None
+    excluded = torch.from_numpy(share.excluded).to(dense.device)
+    positives = torch.from_numpy(share.positives).to(dense.device)
+    parts = _dense_losses(retriever, batch, share, recipe, dense, positives, excluded)
+    teacher = parts.pop("teacher_scores", None)
+    if losses.sparse > 0 and sparse is not None:
+        scores = sparse_query_matrix(retriever, batch.queries) @ sparse.T
+        parts["sparse"] = losses.sparse * info_nce(
+            scores, positives, temperature=losses.sparse_temperature, excluded=excluded
+        )
+        if losses.sparse_alignment > 0 and teacher is not None:
+            student = scores / losses.sparse_temperature
+            parts["sparse_alignment"] = losses.sparse_alignment * alignment_kl(student, teacher, excluded=excluded)
+    if losses.flops > 0 and sparse is not None:
+        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        parts["flops"] = losses.flops * ramp * flops(sparse)
+    monitored = {"cosine": mean_pairwise_cosine(dense)}
+    if sparse is not None:
+        monitored["nonzeros"] = float((sparse.detach() > 0).sum(1).float().mean())
+    return parts, monitored
+
+
+def _dense_losses(
+    retriever: LightRetriever,
+    batch: DataBatch,
+    share: Share,
+    recipe: Recipe,
+    dense: Tensor,
+    positives: Tensor,
+    excluded: Tensor,
+) -> dict[str, Tensor]:
+    """Symmetric, light and alignment losses; under "teacher_scores" the teacher's scores, detached and scaled."""
+    losses = recipe.losses
+    dims = (dense.shape[1], *losses.dims)
+    parts: dict[str, Tensor] = {}
+
+    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
+        scores = queries @ documents.T
+        return info_nce(scores, positives, temperature=losses.temperature, excluded=excluded)
+
+    def scaled_scores(queries: Tensor) -> Tensor:
+        return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
+
+    if losses.symmetric > 0:
+        full = gather(_full_queries(retriever, share.queries, batch.instruction, recipe))
+        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims)
+        parts["teacher_scores"] = scaled_scores(full).detach()
+    if losses.dense > 0:
+        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
+        pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
+        light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
+        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims)
+        if losses.dense_alignment > 0 and "teacher_scores" in parts:
+            alignment = alignment_kl(scaled_scores(light), parts["teacher_scores"], excluded=excluded)
+            parts["dense_alignment"] = losses.dense_alignment * alignment
+    return parts
+
+
+def _full_queries(retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe) -> Tensor:
+    framed = retriever.frame_queries(queries, instruction=instruction)
+    longest = max(len(ids) for ids, _, _ in framed)
+    batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
+    return retriever.dense_from(retriever.states(batch), batch)
+
+
+def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:
+    """(n, V) float32 sparse queries (Eq. 7) on the model's device."""
+    policy, weights = retriever.contract.query, retriever.heads.term_weights
+    term_ids = query_term_ids(retriever.backbone.tokenizer, policy, queries)
+    rows = sparse_queries(
+        term_ids,
+        policy,
+        vocab_size=retriever.backbone.vocab_size,
+        term_weights=None if weights is None else weights.cpu().numpy(),
+    )
+    return torch.from_numpy(rows.to_dense().astype(np.float32)).to(retriever.backbone.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process encodes of a batch, and how the gathered whole is laid out.
+
+    Attributes:
+        queries: this process's.
+        documents: their positives, then their negatives.
+        positives: (n,) int64, each query's positive among the gathered documents.
+        excluded: (n, D) bool over the gathered documents.
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[Any, ...]
+    positives: np.ndarray[Any, np.dtype[np.int64]]
+    excluded: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def share_of(batch: DataBatch, *, rank: int, world: int) -> Share:
+    """One process's share: consecutive queries with all their documents.
+
+    Raises:
+        InvalidInput: the queries don't divide among the processes.
+    """
+    n = len(batch.queries)
+    if n % world:
+        raise InvalidInput(f"a batch of {n} queries does not divide among {world} processes; change batch_size")
+    own, negatives = n // world, len(batch.documents) // n - 1
+    blocks = []
+    for process in range(world):
+        first, last = process * own, (process + 1) * own
+        blocks.append([*range(first, last), *range(n + first * negatives, n + last * negatives)])
+    order = np.asarray([column for block in blocks for column in block], dtype=np.int64)
+    positives = np.argsort(order, kind="stable")[:n]
+    return Share(
+        batch.queries[rank * own : (rank + 1) * own],
+        tuple(batch.documents[column] for column in blocks[rank]),
+        positives,
+        batch.false_negatives[:, order],
+    )
+
+
+# ---- measuring
+
+
+def measure(retriever: LightRetriever, development: Development, recipe: Recipe) -> dict[str, float]:
+    """nDCG@10 of every branch that the model has, on a development set in memory, by name."""
+    settings, losses = recipe.optimisation, recipe.losses
+    terms = sparse_query_matrix(retriever, [q.text for q in development.queries])
+    used = terms.any(0).nonzero()[:, 0]
+    dense_rows, sparse_rows = [], []
+    for chunk in _chunks(development.documents, settings.batch_size * (1 + settings.negatives), recipe.model.compile):
+        length = retriever.contract.document.max_tokens if recipe.model.compile else None
+        batch = retriever.batch(retriever.frame_documents(chunk), length=length)
+        states = retriever.states(batch)
+        dense_rows.append(F.normalize(retriever.dense_from(states, batch), dim=-1))
+        if retriever.contract.sparse is not None:
+            sparse_rows.append(retriever.sparse_from(states, batch)[:, used])
+    documents = torch.cat(dense_rows)[: len(development.documents)]
+    texts = [query.text for query in development.queries]
+    full = torch.cat(
+        [_full_queries(retriever, c, None, recipe) for c in _chunks(texts, settings.batch_size, recipe.model.compile)]
+    )[: len(texts)]
+    scores = {"symmetric": F.normalize(full, dim=-1) @ documents.T}
+    if retriever.contract.attention != "bidirectional":
+        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, texts)
+        light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
+        scores["dense"] = F.normalize(light, dim=-1) @ documents.T
+    if sparse_rows:
+        scores["sparse"] = terms[:, used] @ torch.cat(sparse_rows)[: len(documents)].T
+    arrays = {name: value.float().cpu().numpy() for name, value in scores.items()}
+    if "dense" in arrays and "sparse" in arrays:
+        arrays["hybrid"] = fuse({name: arrays[name] for name in ("dense", "sparse")}, recipe.fusion.weights)
+        arrays["symmetric_hybrid"] = fuse(
+            {"dense": arrays["symmetric"], "sparse": arrays["sparse"]}, recipe.fusion.weights
+        )
+    return {name: ndcg(value, development.grades) for name, value in arrays.items()}
+
+
+def _chunks(values: Sequence[Any], size: int, full: bool) -> Iterator[list[Any]]:
+    """Consecutive pieces; with `full` the last is filled up with repeats, so that every piece has one shape."""
+    for start in range(0, len(values), size):
+        piece = list(values[start : start + size])
+        yield piece + [piece[0]] * (size - len(piece)) if full else piece
+
+
+# ---- small parts
+
+
+def learning_rate_share(step: int, progress: float, recipe: Recipe) -> float:
+    """Share of the learning rate at a step: linear warm-up, then a cosine over the run down to final_share.
+
+    Args:
+        step: optimizer steps done.
+        progress: of the whole run, in [0, 1).
+        recipe: optimisation is read.
+    """
+    settings = recipe.optimisation
+    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
+    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
+
+
+@contextmanager
+def autocast(device: str, dtype: torch.dtype, *, enabled: bool = True) -> Iterator[None]:
+    """bfloat16 autocast over float32 weights on a GPU; weights in bfloat16 need none."""
+    kind = torch.device(device).type
+    wanted = enabled and kind != "cpu" and dtype == torch.float32
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=wanted):
+        yield
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient."""
+    if _world() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= _world()
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, machine and device of a run."""
+    packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
+    return {
+        "lightir": lightir.__version__,
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _recipe_hash(recipe: Recipe) -> str:
+    return hashlib.sha256(json.dumps(to_json(recipe), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop what was logged after a checkpoint, half a line at the end included."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if record["step"] > step:
+            break
+        kept.append(line + "\n")
+    write_bytes(path, "".join(kept).encode())
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _is_first() -> bool:
+    return _rank() == 0
+
+
+def _barrier() -> None:
+    if _world() > 1:
+        dist.barrier()

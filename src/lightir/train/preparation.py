@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import logging
+import os
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo.config as dynamo_config
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import (
@@ -28,14 +32,21 @@ from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.text import TextTokenizer
 from lightir.train.recipe import DataRecipe, Recipe, data_folder
 
+logger = logging.getLogger(__name__)
+
 DOCUMENTS_FOR_IDF = 20_000
 """Documents of one set that term weights are counted over; more change them by little."""
+
+SHAPES = 64
+"""Shapes and modes that compiled layers may meet; beyond its default of 8 torch silently runs uncompiled."""
 
 WANTED = "to be fitted"
 """Stands for a hash in a contract until the array is there."""
 
 
-def open_sets(recipe: Recipe, *, negatives: Sequence[Path | None]) -> tuple[list[TrainingSet], DecontaminationReport | None]:
+def open_sets(
+    recipe: Recipe, *, negatives: Sequence[Path | None]
+) -> tuple[list[TrainingSet], DecontaminationReport | None]:
     """The recipe's training sets, cleaned of queries close to the held-out ones; no report without held-out sets.
 
     Args:
@@ -102,9 +113,13 @@ def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
     backbone = load_backbone(model.address, dtype=base_dtype(recipe, device), attention=model.attention)
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
     add_lora(
-        backbone, rank=model.lora_rank, alpha=model.lora_alpha, dropout=model.lora_dropout, first_layer=model.first_layer
+        backbone,
+        rank=model.lora_rank,
+        alpha=model.lora_alpha,
+        dropout=model.lora_dropout,
+        first_layer=model.first_layer,
     )
-    contract = dataclasses.replace(shipped_contract(recipe), backbone=record, document=_training_documents(recipe))
+    contract = training_policies(dataclasses.replace(shipped_contract(recipe), backbone=record), recipe)
     if backbone.head_weight is None and contract.sparse is not None:
         raise InvalidInput(f"{model.address} has no language-modelling head: set losses.sparse and losses.flops to 0")
     return LightRetriever(backbone, contract).to(device)
@@ -118,7 +133,7 @@ def shipped_contract(recipe: Recipe) -> Contract:
         method="lightretriever",
         backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
         query=recipe.query,
-        document=_shipped_documents(recipe),
+        document=shipped_documents(recipe),
         dense=DenseHead(heads.pooling, WANTED if heads.standardize else ""),
         sparse=sparse if losses.sparse > 0 or losses.flops > 0 else None,
         attention=recipe.model.attention,
@@ -126,15 +141,19 @@ def shipped_contract(recipe: Recipe) -> Contract:
     )
 
 
-def _shipped_documents(recipe: Recipe) -> DocumentPolicy:
+def shipped_documents(recipe: Recipe) -> DocumentPolicy:
+    """The document policy of the contract: what encoding will use."""
     values = dataclasses.asdict(recipe.documents)
     values.pop("train_tokens")
     return DocumentPolicy(**values)
 
 
-def _training_documents(recipe: Recipe) -> DocumentPolicy:
-    policy = _shipped_documents(recipe)
-    return dataclasses.replace(policy, max_tokens=recipe.documents.train_tokens or policy.max_tokens)
+def training_policies(contract: Contract, recipe: Recipe) -> Contract:
+    """The contract with queries and documents cut to what training sees of them."""
+    document, query = contract.document, contract.query
+    document = dataclasses.replace(document, max_tokens=recipe.documents.train_tokens or document.max_tokens)
+    query = dataclasses.replace(query, max_tokens=recipe.optimisation.query_tokens or query.max_tokens)
+    return dataclasses.replace(contract, document=document, query=query)
 
 
 def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
@@ -142,6 +161,11 @@ def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
     if recipe.model.gradient_checkpointing:
         retriever.trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if recipe.model.compile:
+        on_cpu = retriever.backbone.device.type == "cpu"
+        if on_cpu and shutil.which(os.environ.get("CXX", "g++")) is None:
+            logger.warning("no C++ compiler was found: layers run uncompiled, about half as fast")
+            return
+        dynamo_config.recompile_limit = SHAPES
         compile_layers(retriever.backbone)
 
 
@@ -154,6 +178,17 @@ def fit_heads(retriever: LightRetriever, recipe: Recipe, sets: Sequence[Training
     if recipe.query.term_weights == "idf":
         weights = idf_weights(retriever, sets)
         retriever.heads = dataclasses.replace(retriever.heads, term_weights=weights.to(retriever.backbone.device))
+
+
+def refit_bias(retriever: LightRetriever, recipe: Recipe, sets: Sequence[TrainingSet]) -> None:
+    """Fit the term bias to the trained model, as far as the recipe asks for it; the standardisation stays."""
+    heads = recipe.heads
+    if not (heads.calibrate and heads.recalibrate) or retriever.contract.sparse is None:
+        return
+    mean, deviation = retriever.heads.mean, retriever.heads.deviation
+    sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
+    retriever.calibrate(sample, quantile=heads.calibrate)
+    retriever.heads = dataclasses.replace(retriever.heads, mean=mean, deviation=deviation)
 
 
 def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:

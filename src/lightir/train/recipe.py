@@ -76,6 +76,7 @@ class Optimisation:
         batch_size: queries in a forward pass, on all processes together; each brings 1 positive and `negatives` more.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
         negatives: hard negatives for a query.
+        query_tokens: training queries are cut after so many tokens; 0 takes the query policy's maximum.
         learning_rate: at its highest.
         warmup_steps: of linear rise.
         final_share: the cosine ends at this share of the learning rate.
@@ -90,6 +91,7 @@ class Optimisation:
     batch_size: int = 32
     accumulation: int = 1
     negatives: int = 0
+    query_tokens: int = 0
     learning_rate: float = 2e-4
     warmup_steps: int = 20
     final_share: float = 0.1
@@ -137,6 +139,7 @@ class Heads:
         standardize: fit a fixed mean and deviation to the pooled states of calibration documents.
         calibrate: fit the sparse head's per-term bias so that this share of calibration documents stays below it;
             0 leaves the raw head.
+        recalibrate: fit the term bias again on the trained model: training moves what it was fitted to.
         calibration_documents: drawn from the training corpora.
         activation: of the sparse head.
         top_k: strongest terms kept of an encoded document; 0 keeps all.
@@ -146,6 +149,7 @@ class Heads:
     pooling: Literal["eos", "last", "mean"] = "eos"
     standardize: bool = False
     calibrate: float = 0.0
+    recalibrate: bool = False
     calibration_documents: int = 128
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
     top_k: int = 512
@@ -286,8 +290,10 @@ def _override(content: Any, override: str) -> None:
     except yaml.YAMLError as error:
         raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
     for parent in parents:
-        content = content[_position(content, parent, override)] if isinstance(content, list) else (
-            content.setdefault(parent, {}) if isinstance(content, dict) else None
+        content = (
+            content[_position(content, parent, override)]
+            if isinstance(content, list)
+            else (content.setdefault(parent, {}) if isinstance(content, dict) else None)
         )
         if not isinstance(content, dict | list):
             raise InvalidInput(f"override {override!r}: {parent!r} has no fields")
@@ -322,4 +328,3 @@ def data_folder(name: str) -> Path:
         return Path(root) / name
     hint = f"nor is it in {root}" if root else f"and {DATA_VARIABLE}, the folder with the data sets, is not set"
     raise NotFound(f"data set {name!r}: there is no such folder, {hint}")
-
