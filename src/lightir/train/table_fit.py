@@ -169,6 +169,8 @@ def fit_table(
     positives: Ragged | None = None,
 ) -> Floats:
     """Ridge, then KL: the fitted table, (V, H) float32. Queries without any term are left out; see ridge_table."""
+    if len(queries) != len(targets):
+        raise InvalidInput(f"{len(queries)} queries but {len(targets)} teacher vectors")
     full = np.flatnonzero(queries.lengths > 0)
     queries, targets = select_rows(queries, full), np.asarray(targets, dtype=np.float32)[full]
     positives = select_rows(positives, full) if positives is not None else None

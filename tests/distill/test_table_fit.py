@@ -1,0 +1,130 @@
+"""The fit against closed forms that can be written down in three lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lightir.errors import InvalidInput
+from lightir.train.table_fit import FitConfig, fit_table, kl_table, ridge_table, term_probabilities, weighted_start
+from lightir.vectors import Ragged
+
+VOCAB, WIDTH = 30, 6
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def random_queries(rng: np.random.Generator, n: int, *, largest: int = VOCAB) -> Ragged:
+    return Ragged.from_lists([rng.integers(0, largest, size=rng.integers(1, 8)).tolist() for _ in range(n)])
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def shares(queries: Ragged) -> np.ndarray:
+    matrix = np.zeros((len(queries), VOCAB))
+    for row in range(len(queries)):
+        for term in queries.row(row):
+            matrix[row, term] += 1 / len(queries.row(row))
+    return matrix
+
+
+def means(table: np.ndarray, queries: Ragged) -> np.ndarray:
+    return unit(np.stack([table[queries.row(i)].mean(axis=0) for i in range(len(queries))]))
+
+
+def kl(table: np.ndarray, queries: Ragged, targets: np.ndarray, documents: np.ndarray, temperature: float) -> float:
+    def log_softmax(scores: np.ndarray) -> np.ndarray:
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+    wanted = log_softmax(targets @ documents.T / temperature)
+    given = log_softmax(means(table, queries) @ documents.T / temperature)
+    return float((np.exp(wanted) * (wanted - given)).sum(axis=1).mean())
+
+
+def test_ridge_equals_the_normal_equations(rng: np.random.Generator) -> None:
+    queries, start = random_queries(rng, 200), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    targets = unit(rng.normal(size=(200, WIDTH)))
+    matrix = shares(queries)
+    projected = matrix @ start
+    gram = projected.T @ projected
+    mapping = np.linalg.solve(gram + 1e-3 * np.diag(gram).mean() * np.eye(WIDTH), projected.T @ targets)
+    rest = np.linalg.solve(
+        matrix.T @ matrix + 0.03 * np.eye(VOCAB), matrix.T @ (targets - projected @ mapping)
+    )
+    found = ridge_table(start, queries, targets, FitConfig(ridge=0.03, ridge_iterations=200))
+    np.testing.assert_allclose(found, start @ mapping + rest, atol=2e-4)
+
+
+def test_terms_that_no_query_holds_keep_their_mapped_start(rng: np.random.Generator) -> None:
+    queries, start = random_queries(rng, 80, largest=20), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    mixing = rng.normal(size=(WIDTH, WIDTH))
+    found = ridge_table(start, queries, (shares(queries) @ start @ mixing).astype(np.float32), FitConfig())
+    np.testing.assert_allclose(found[20:], start[20:] @ mixing, atol=0.02)
+
+
+def test_kl_falls_and_labels_raise_their_documents(rng: np.random.Generator) -> None:
+    queries, start = random_queries(rng, 60), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    targets, documents = unit(rng.normal(size=(60, WIDTH))), unit(rng.normal(size=(25, WIDTH)))
+    config = FitConfig(steps=150, batch_size=32, candidates=0, contrastive=0.0, learning_rate=0.02)
+    fitted = kl_table(start, queries, targets, documents, config)
+    assert kl(fitted, queries, targets, documents, 0.05) < 0.5 * kl(start, queries, targets, documents, 0.05)
+    labels = Ragged.from_lists([[i % 25] if i % 2 else [] for i in range(60)])
+    weighted = FitConfig(steps=150, batch_size=32, candidates=10, contrastive=5.0, learning_rate=0.02)
+    pulled = kl_table(start, queries, targets, documents, weighted, positives=labels)
+    labelled = np.arange(1, 60, 2)
+    score = [(means(table, queries) * documents[np.arange(60) % 25]).sum(axis=1)[labelled].mean() for table in (fitted, pulled)]
+    assert score[1] > score[0] + 0.1
+
+
+def test_the_same_input_gives_the_same_bytes_and_another_seed_does_not(rng: np.random.Generator) -> None:
+    queries, start = random_queries(rng, 50), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    targets, documents = unit(rng.normal(size=(50, WIDTH))), unit(rng.normal(size=(40, WIDTH)))
+    tables = [
+        fit_table(start, queries, targets, documents, FitConfig(steps=20, batch_size=8, candidates=16, seed=seed))
+        for seed in (0, 0, 1)
+    ]
+    assert tables[0].tobytes() == tables[1].tobytes()
+    assert tables[0].tobytes() != tables[2].tobytes()
+
+
+def test_queries_without_terms_change_nothing(rng: np.random.Generator) -> None:
+    start, documents = rng.normal(size=(VOCAB, WIDTH)).astype(np.float32), unit(rng.normal(size=(9, WIDTH)))
+    targets = unit(rng.normal(size=(4, WIDTH)))
+    config = FitConfig(steps=3, batch_size=2)
+    with_empty = Ragged.from_lists([[], [1, 2], [], [3]])
+    without = Ragged.from_lists([[1, 2], [3]])
+    np.testing.assert_array_equal(
+        fit_table(start, with_empty, targets, documents, config),
+        fit_table(start, without, targets[[1, 3]], documents, config),
+    )
+
+
+def test_the_start_is_centred_and_frequent_terms_shrink() -> None:
+    rows = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
+    probabilities = term_probabilities(Ragged.from_lists([[0, 0], [0, 1]]), vocab_size=3)
+    np.testing.assert_allclose(probabilities, [0.75, 0.25, 0])
+    start = weighted_start(rows, probabilities)
+    np.testing.assert_allclose(start[2], rows[2] - [0.75, 0.25])
+    np.testing.assert_allclose(start[0], (rows[0] - [0.75, 0.25]) * 1e-3 / 0.751, rtol=1e-5)
+    assert np.isfinite(weighted_start(rows, np.zeros(3, np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [([[], []], "no query has a term"), ([[VOCAB], [1]], "outside the table"), ([[1]], "1 queries but 2")],
+)
+def test_what_cannot_be_fitted_is_refused(queries: list[list[int]], message: str) -> None:
+    start, targets = np.ones((VOCAB, 2), np.float32), np.ones((2, 2), np.float32)
+    with pytest.raises(InvalidInput, match=message):
+        fit_table(start, Ragged.from_lists(queries), targets, np.ones((3, 2), np.float32), FitConfig(steps=1))
+
+
+@pytest.mark.parametrize("change", [{"ridge": 0.0}, {"steps": -1}, {"batch_size": 0}, {"temperature": float("nan")}])
+def test_settings_that_make_no_sense_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(change))):
+        FitConfig(**change)  # type: ignore[arg-type]
