@@ -169,9 +169,33 @@ def wrap_model(
     )
 
 
-def add_lora(backbone: Backbone, *, r: int = 16, alpha: int = 32, dropout: float = 0.1) -> Backbone:
-    """The backbone with a fresh, trainable LoRA on all linear layers of its trunk; everything else is frozen."""
-    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear")
+def add_lora(
+    backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1, first_layer: int = 0
+) -> Backbone:
+    """The backbone with fresh, trainable fp32 LoRA matrices on all linear layers of its trunk; all else is frozen.
+
+    Args:
+        backbone: without an adapter.
+        rank: of the matrices.
+        alpha: they are scaled by alpha / rank.
+        dropout: in front of them.
+        first_layer: layers below it stay as they are, and need no backward pass.
+
+    Raises:
+        InvalidInput: first_layer leaves no layer to train.
+    """
+    n_layers = int(backbone.model.config.num_hidden_layers)
+    if not 0 <= first_layer < n_layers:
+        raise InvalidInput(f"first_layer is {first_layer}; expected 0 to {n_layers - 1}")
+    chosen = list(range(first_layer, n_layers)) if first_layer else None
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        layers_to_transform=chosen,
+        layers_pattern="layers" if chosen else None,
+    )
     return dataclasses.replace(backbone, trunk=get_peft_model(backbone.model, config))
 
 

@@ -13,30 +13,19 @@ from torch.nn import functional as F
 from lightir.errors import InvalidInput
 
 
-def info_nce(queries: Tensor, documents: Tensor, *, temperature: float, offset: int = 0) -> Tensor:
-    """Mean cross entropy of each query's own positive among all documents; a scalar.
+def info_nce(scores: Tensor, positives: Tensor, *, temperature: float, excluded: Tensor | None = None) -> Tensor:
+    """Mean of -log softmax(scores / temperature) at the positive, over queries; a scalar.
 
     Args:
-        queries: (n, dim); for cosine similarity normalised by the caller.
-        documents: (m, dim), m a multiple of the number of all queries: each query's positive, then its hard negatives.
-            Everything but its own positive is a negative (in-batch negatives).
-        temperature: scores are divided by it.
-        offset: index of the first of these queries among the queries of all processes.
+        scores: (n, m) similarities of every query to every candidate.
+        positives: (n,) int64, each query's positive candidate; all others are negatives.
+        temperature: above 0.
+        excluded: (n, m) bool; candidates left out of a query's softmax: its other known positives, and copies.
     """
-    return F.cross_entropy(similarity(queries, documents) / temperature, positives(queries, documents, offset))
-
-
-def positives(queries: Tensor, documents: Tensor, offset: int = 0, n_queries: int | None = None) -> Tensor:
-    """(n,) index of each query's positive: documents come in equal groups, the positive first.
-
-    Raises:
-        InvalidInput: the documents don't divide into groups.
-    """
-    total = world_size() * len(queries) if n_queries is None else n_queries
-    if not total or len(documents) % total:
-        raise InvalidInput(f"{len(documents)} documents for {total} queries: expected the same number for each")
-    group = len(documents) // total
-    return (torch.arange(len(queries), device=queries.device) + offset) * group
+    scaled = scores / temperature
+    if excluded is not None:
+        scaled = scaled.masked_fill(excluded, -torch.inf)
+    return F.cross_entropy(scaled, positives)
 
 
 def similarity(queries: Tensor, documents: Tensor) -> Tensor:
@@ -46,17 +35,18 @@ def similarity(queries: Tensor, documents: Tensor) -> Tensor:
         return queries.to(wide) @ documents.to(wide).T
 
 
-def kl_alignment(student: Tensor, teacher: Tensor, *, temperature: float, teacher_temperature: float) -> Tensor:
+def alignment_kl(student: Tensor, teacher: Tensor, *, excluded: Tensor | None = None) -> Tensor:
     """KL(teacher || student) between softmaxes over the candidates, averaged over queries (Eq. 5); a scalar.
 
     Args:
-        student: (n, m) scores.
-        teacher: (n, m) scores of the full symmetric model; no gradient flows into them.
-        temperature: of the student.
-        teacher_temperature: of the teacher.
+        student: (n, m) scores, already divided by their temperature.
+        teacher: (n, m) scores of the full symmetric model, likewise; no gradient flows into them.
+        excluded: (n, m) bool, candidates left out on both sides.
     """
-    log_p = F.log_softmax(student / temperature, dim=1)
-    log_q = F.log_softmax(teacher.detach() / teacher_temperature, dim=1)
+    teacher = teacher.detach()
+    if excluded is not None:  # a finite minimum, since 0 * (-inf - -inf) is not a number
+        student, teacher = (each.masked_fill(excluded, torch.finfo(each.dtype).min) for each in (student, teacher))
+    log_p, log_q = F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1)
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
@@ -71,9 +61,9 @@ def flops(weights: Tensor, *, term_scale: Tensor | None = None) -> Tensor:
     return ((means if term_scale is None else means * term_scale) ** 2).sum()
 
 
-def quadratic_ramp(step: int, *, maximum: float, steps: int) -> float:
-    """The coefficient at an optimizer step: maximum (step / steps)^2, the maximum from `steps` on (at once for 0)."""
-    return maximum if step >= steps else maximum * (step / steps) ** 2
+def flops_ramp(step: int, *, ramp_steps: int) -> float:
+    """Share of the FLOPS weight at an optimizer step: (step / ramp_steps)^2, at most 1 (at once for 0)."""
+    return 1.0 if step >= ramp_steps else (step / ramp_steps) ** 2
 
 
 def matryoshka(
@@ -110,11 +100,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def all_gather(rows: Tensor) -> Tensor:
+def gather(rows: Tensor) -> Tensor:
     """Every process's rows (equally many each) below one another, with gradient; the rows themselves for one process.
 
-    Where each process takes the loss of its own share of queries and gradients are then averaged over processes (as
-    DistributedDataParallel does), the result equals one process with the whole batch: the backward pass sums what all
+    Where every process takes the loss of the whole gathered batch and gradients are then averaged over processes (as
+    DistributedDataParallel does), one step is the same on 1 and on n processes: the backward pass sums what all
     processes want of these rows.
     """
     if world_size() == 1:
