@@ -187,16 +187,15 @@ def add_lora(
     n_layers = int(backbone.model.config.num_hidden_layers)
     if not 0 <= first_layer < n_layers:
         raise InvalidInput(f"first_layer is {first_layer}; expected 0 to {n_layers - 1}")
-    chosen = list(range(first_layer, n_layers)) if first_layer else None
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules="all-linear",
-        layers_to_transform=chosen,
-        layers_pattern="layers" if chosen else None,
-    )
+    names = [name for name, module in backbone.model.named_modules() if isinstance(module, nn.Linear)]
+    chosen = [name for name in names if _layer_of(name) >= first_layer]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
     return dataclasses.replace(backbone, trunk=get_peft_model(backbone.model, config))
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a module's name says it is in; 0 outside of layers."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
 def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = False) -> Backbone:
