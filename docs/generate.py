@@ -1,0 +1,138 @@
+"""Writes the reference pages from the code: `python docs/generate.py`, or with --check only says which are stale."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightir import contract, text
+from lightir.cli import build_parser
+from lightir.cli.completion import commands
+
+DOCS = Path(__file__).parent
+NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
+
+
+def main() -> int:
+    """Write the stale pages; with --check write nothing and return 1 where any is stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    check = parser.parse_args().check
+    stale = [name for name, page in pages().items() if not is_current(name, page)]
+    for name in stale:
+        if not check:
+            (DOCS / name).write_text(pages()[name], encoding="utf-8")
+        print(f"docs/{name} {'is stale: run python docs/generate.py' if check else 'written'}", file=sys.stderr)
+    return int(check and bool(stale))
+
+
+def is_current(name: str, page: str) -> bool:
+    """Whether the page on the disk is the given one."""
+    path = DOCS / name
+    return path.is_file() and path.read_text(encoding="utf-8") == page
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its file name."""
+    return {"cli.md": cli_page(), "contract.md": contract_page(), "recipe.md": recipe_page()}
+
+
+def cli_page() -> str:
+    """All commands with their arguments and examples."""
+    parser = build_parser()
+    lines = ["# The command line", NOTE, "", "Data on stdout, talk and progress on stderr. Exit codes: 0 done, 1 failed,"]
+    lines += ["2 misused, 130 after Ctrl-C. `-` is stdin or stdout. Every command takes `--help` and `--traceback`.", ""]
+    for name, command in commands(parser).items():
+        lines += [f"## lightir {name}", "", (command.description or "").strip(), "", "| argument | meaning |", "|---|---|"]
+        lines += [f"| {_argument(action)} | {_help(action)} |" for action in command._actions if _is_own(action)]
+        lines += ["", "```", *inspect.cleandoc(str(command.epilog)).splitlines()[1:], "```", ""]
+    return "\n".join(lines)
+
+
+def _is_own(action: argparse.Action) -> bool:
+    return not {"--help", "--traceback"} & set(action.option_strings)
+
+
+def _argument(action: argparse.Action) -> str:
+    value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if action.choices:
+        value = " or ".join(str(choice) for choice in action.choices)
+    if action.nargs == 0:
+        value = ""
+    elif action.nargs in ("+", "*"):
+        value += " …"
+    names = ", ".join(action.option_strings)
+    return f"`{f'{names} {value}'.strip()}`" + ("" if not names or not action.required else " (needed)")
+
+
+def _help(action: argparse.Action) -> str:
+    said = (action.help or "") % {"default": action.default}
+    return said.replace("|", "\\|")
+
+
+def contract_page() -> str:
+    """All fields of lightir.json."""
+    records = (contract.Contract, contract.BackboneRecord, text.QueryPolicy, contract.DocumentPolicy)
+    heads = (contract.DenseHead, contract.SparseHead, contract.Fusion)
+    intro = [
+        "# The contract: lightir.json",
+        NOTE,
+        "",
+        "The record of everything that training, caching, encoding, indexing and searching must agree on. It is written",
+        "with a model, and lies in every folder made from it. Two fingerprints guard it: `fingerprint` covers all but the",
+        "fusion; the document fingerprint covers what decides a document's vectors (backbone, attention, document, dense,",
+        "sparse), so that several query encoders (other instructions, fitted tables) can share one index.",
+        "A mismatch is refused with every differing field and both of its values.",
+        "",
+    ]
+    return "\n".join([*intro, *(line for record in (*records, *heads) for line in fields_of(record))])
+
+
+def recipe_page() -> str:
+    """All keys of a training recipe."""
+    from lightir.train import recipe
+
+    records = [
+        value
+        for value in vars(recipe).values()
+        if dataclasses.is_dataclass(value) and getattr(value, "__module__", "") == recipe.__name__
+    ]
+    intro = ["# A training recipe", NOTE, "", "One YAML file; `lightir train RECIPE --set key=value` changes single keys,"]
+    intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model.", ""]
+    return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
+
+
+def fields_of(record: type) -> Iterator[str]:
+    """A section on a dataclass: its first line, then its fields with types, defaults and their documented lines."""
+    meanings = attributes(record)
+    yield from (f"## {record.__name__}", "", inspect.getdoc(record).splitlines()[0], "")  # type: ignore[union-attr]
+    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    for field in dataclasses.fields(record):
+        kind = str(field.type).replace("|", "\\|")
+        yield f"| `{field.name}` | `{kind}` | {_default(field)} | {meanings[field.name]} |"
+    yield ""
+
+
+def attributes(record: type) -> dict[str, str]:
+    """The lines of a doc string's "Attributes:" section by field."""
+    section = (inspect.getdoc(record) or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(meaning.split()).replace("|", "\\|") for name, meaning in entries}
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.default!r}`"
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+        return "its own defaults" if dataclasses.is_dataclass(value) else f"`{value!r}`"
+    return "needed"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

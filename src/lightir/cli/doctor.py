@@ -1,0 +1,70 @@
+"""Say what this installation can do: version, kernel, installed extras, processor."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from lightir.cli.terminal import add_json, print_json
+
+HELP = "what this installation can do"
+EXAMPLES = """
+  lightir doctor
+  lightir doctor --json
+"""
+
+EXTRAS = {
+    "train": ("torch", "transformers", "peft", "accelerate", "yaml"),
+    "eval": ("ir_measures", "scipy"),
+    "parquet": ("pyarrow",),
+}
+"""What must be importable for an extra to count as installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the report."""
+    found = report()
+    if args.json:
+        print_json(found)
+        return
+    kernel, installed = found["kernel"], found["extras"]
+    print(f"lightir {found['version']}, Python {found['python']}")
+    print(f"cpu       {found['cpu']}, {found['threads']} threads")
+    print(f"kernel    {kernel['dispatch']} (this processor has {', '.join(kernel['available'])})")
+    for name, present in installed.items():
+        print(f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}")
+    print(f"models    {', '.join(found['models']) or 'none installed: pip install lightir-minilm'}")
+
+
+def report() -> dict[str, Any]:
+    """What `--json` prints. Packages are looked for, not imported."""
+    import lightir
+    from lightir import kernel
+    from lightir.addresses import shipped_models
+
+    return {
+        "version": lightir.__version__,
+        "python": platform.python_version(),
+        "kernel": {"dispatch": kernel.dispatch(), "available": kernel.available()},
+        "extras": {name: all(map(importlib.util.find_spec, needed)) for name, needed in EXTRAS.items()},
+        "models": list(shipped_models()),
+        "cpu": _cpu(),
+        "threads": len(os.sched_getaffinity(0)),
+    }
+
+
+def _cpu() -> str:
+    """The processor's name as Linux tells it, else the architecture."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

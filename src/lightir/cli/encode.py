@@ -1,0 +1,52 @@
+"""Encode a corpus with a model into a folder of vectors; a run that was cut off goes on with --resume."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_json, positive, print_json, say
+
+HELP = "encode a corpus into vectors (needs the extra `train`)"
+EXAMPLES = """
+  lightir encode minilm corpus.jsonl --out vectors
+  lightir encode MODEL scifact/ --out vectors --resume
+  cat notes.jsonl | lightir encode minilm - --out vectors
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
+    parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="folder to write")
+    parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder was cut off")
+    parser.add_argument(
+        "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens in one batch (default %(default)s)"
+    )
+    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Encode, then say how many documents at what speed."""
+    from lightir.data import count_documents, read_documents
+    from lightir.encode import encode_corpus
+
+    report = encode_corpus(
+        args.model,
+        read_documents(args.corpus),
+        args.out,
+        batch_tokens=args.batch_tokens,
+        dtype=args.dtype,
+        device=args.device,
+        resume=args.resume,
+        n_documents=count_documents(args.corpus),
+    )
+    if args.json:
+        print_json({"vectors": args.out, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
+        return
+    already = f", {report.already_there:,} were there already" if report.already_there else ""
+    say(f"{args.out}: {report.documents:,} documents encoded at {report.documents_per_s:.1f} a second{already}")
+    say(f"next: lightir index {args.out} --out INDEX")

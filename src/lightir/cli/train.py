@@ -1,0 +1,39 @@
+"""Train a model from a recipe; while it runs, its log and checkpoints lie in MODEL.run, where --resume goes on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lightir.cli.terminal import add_json, print_json, say
+
+HELP = "train a model from a recipe (needs the extra `train`)"
+EXAMPLES = """
+  lightir train recipes/smollm2-135m.yaml --out model
+  lightir train recipe.yaml --out model --set optimisation.steps=200 --set model.lora_rank=8
+  lightir train recipe.yaml --out model --resume
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file; docs/recipe.md lists its keys")
+    parser.add_argument("-o", "--out", metavar="MODEL", help="model folder to write (default: the recipe's name)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; again for more"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train and name the model's folder."""
+    from lightir.train.contrastive import train
+
+    out = args.out or Path(args.recipe).stem
+    model = train(args.recipe, out, resume=args.resume, overrides=args.set, device=args.device)
+    if args.json:
+        print_json({"model": str(model)})
+    else:
+        say(f"{model} is trained\nnext: lightir cache {model}")
