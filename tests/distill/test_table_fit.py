@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from lightir.errors import InvalidInput
 from lightir.train.table_fit import FitConfig, fit_table, kl_table, ridge_table, term_probabilities, weighted_start
 from lightir.vectors import Ragged
@@ -53,9 +54,7 @@ def test_ridge_equals_the_normal_equations(rng: np.random.Generator) -> None:
     projected = matrix @ start
     gram = projected.T @ projected
     mapping = np.linalg.solve(gram + 1e-3 * np.diag(gram).mean() * np.eye(WIDTH), projected.T @ targets)
-    rest = np.linalg.solve(
-        matrix.T @ matrix + 0.03 * np.eye(VOCAB), matrix.T @ (targets - projected @ mapping)
-    )
+    rest = np.linalg.solve(matrix.T @ matrix + 0.03 * np.eye(VOCAB), matrix.T @ (targets - projected @ mapping))
     found = ridge_table(start, queries, targets, FitConfig(ridge=0.03, ridge_iterations=200))
     np.testing.assert_allclose(found, start @ mapping + rest, atol=2e-4)
 
@@ -77,7 +76,10 @@ def test_kl_falls_and_labels_raise_their_documents(rng: np.random.Generator) -> 
     weighted = FitConfig(steps=150, batch_size=32, candidates=10, contrastive=5.0, learning_rate=0.02)
     pulled = kl_table(start, queries, targets, documents, weighted, positives=labels)
     labelled = np.arange(1, 60, 2)
-    score = [(means(table, queries) * documents[np.arange(60) % 25]).sum(axis=1)[labelled].mean() for table in (fitted, pulled)]
+    score = [
+        (means(table, queries) * documents[np.arange(60) % 25]).sum(axis=1)[labelled].mean()
+        for table in (fitted, pulled)
+    ]
     assert score[1] > score[0] + 0.1
 
 

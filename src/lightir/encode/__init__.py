@@ -1,1 +1,9 @@
-"""Documents to vectors and vocabularies to query tables."""
+"""Documents to vectors/ folders, and vocabularies to query tables."""
+
+from __future__ import annotations
+
+from lightir.encode.cache import cache_vocabulary, cached_table
+from lightir.encode.documents import EncodeReport, encode_corpus
+from lightir.encode.query_encoder import QueryTable, write_query_encoder
+
+__all__ = ["EncodeReport", "QueryTable", "cache_vocabulary", "cached_table", "encode_corpus", "write_query_encoder"]

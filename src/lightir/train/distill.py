@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,13 @@ from lightir.data import (
     span_pairs,
     title_pairs,
 )
+from lightir.encode.cache import cached_table
 from lightir.encode.documents import QUERY_ENCODER, fast_dtype, length_batches
+from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import new_folder, read_json, write_json
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
-from lightir.models.export import write_query_encoder
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start
 from lightir.types import Document, Query
@@ -67,7 +69,7 @@ def distill(
     test: Sequence[Path | str] = (),
     spans: int = 8000,
     config: FitConfig | None = None,
-    table_dtype: Literal["fp16", "int8"] = "int8",
+    table_dtype: TableDtype = "int8",
     work: Path | str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -111,8 +113,15 @@ def distill(
     }
     with new_folder(Path(out), overwrite=overwrite) as folder:
         _save_model(model, contract, teacher, folder)
+        fitted = QueryTable("", contract.query.instruction, table)
+        weights = model.heads.term_weights
         write_query_encoder(
-            folder / QUERY_ENCODER, contract, model.backbone.tokenizer, {"": table}, dtype=table_dtype
+            folder / QUERY_ENCODER,
+            contract,
+            model.backbone.tokenizer,
+            [fitted],
+            dtype=table_dtype,
+            term_weights=None if weights is None else weights.float().cpu().numpy(),
         )
         write_json(folder / "distillation.json", facts)
     return Path(out)
@@ -130,7 +139,7 @@ def load_teacher(address: str | os.PathLike[str]) -> LightRetriever:
     if folder is not None and (folder / "lightir.json").is_file():
         return LightRetriever.load(str(folder), dtype=dtype)
     if folder is None or not (folder / "modules.json").is_file():
-        raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a sentence-transformers folder on this disk")
+        raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
     max_tokens = _sentence_transformers_length(folder)
     backbone = load_backbone(os.fspath(address), dtype=dtype)
     contract = Contract(
@@ -157,13 +166,15 @@ def fitted_query_table(
 ) -> Floats:
     """The fitted table, (V, dim) float32.
 
+    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other.
+
     Args:
         model: the teacher.
         queries: what to fit to.
         documents: corpora by name.
         config: of the fit.
         work: where vectors are kept.
-        start: (V, dim) a cached table to begin with; by default each term is encoded alone.
+        start: (V, dim) a table to begin with instead.
     """
     memory = _Memory(None if work is None else Path(work), model)
     every = [document for each in documents.values() for document in each]
@@ -171,7 +182,8 @@ def fitted_query_table(
     texts = [each.query.text for each in queries]
     term_ids = query_term_ids(model.backbone.tokenizer, model.contract.query, texts)
     if start is None:
-        start = memory.tokens(model.backbone.tokenizer.vocab_size)
+        ours = model.contract.method != "distilled" and model.backbone.kind == "causal"
+        start = cached_table(model) if ours else memory.tokens(model.backbone.tokenizer.vocab_size)
     weighted = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start)))
     return fit_table(
         weighted, term_ids, memory.queries(texts), document_vectors, config, positives=_positives(queries, documents)
@@ -203,7 +215,7 @@ class _Memory:
 
     def _alone(self, start: int, stop: int) -> Floats:
         empty_ids, begin, _ = self._model.frame_queries([""])[0]
-        framed = [(empty_ids[:begin] + [i] + empty_ids[begin:], begin, begin + 1) for i in range(start, stop)]
+        framed = [([*empty_ids[:begin], i, *empty_ids[begin:]], begin, begin + 1) for i in range(start, stop)]
         return self._framed(framed)
 
     @torch.no_grad()
@@ -223,14 +235,14 @@ class _Memory:
         with tqdm(total=len(keys), desc=f"teacher: {kind}", unit="text", disable=None) as bar:
             for start in range(0, len(keys), CHUNK):
                 stop = min(start + CHUNK, len(keys))
-                parts.append(self._chunk(kind, keys[start:stop], lambda a=start, b=stop: encode(a, b)))
+                parts.append(self._chunk(kind, keys[start:stop], functools.partial(encode, start, stop)))
                 bar.update(stop - start)
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 
     def _chunk(self, kind: str, keys: Sequence[str], encode: Callable[[], Floats]) -> Floats:
         if self._folder is None:
             return encode()
-        identity = [self._model.contract.fingerprint, str(self._model.backbone.dtype), kind, *keys]
+        identity = [self._model.contract.fingerprint, str(self._model.backbone.model.dtype), kind, *keys]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         path = self._folder / f"{kind}-{name}.npy"
         if not path.is_file():
@@ -275,9 +287,7 @@ def _pseudo_queries(documents: dict[str, list[Document]], wanted: int, seed: int
     return found
 
 
-def _clean(
-    queries: list[FitQuery], test: Sequence[Path | str]
-) -> tuple[list[FitQuery], DecontaminationReport | None]:
+def _clean(queries: list[FitQuery], test: Sequence[Path | str]) -> tuple[list[FitQuery], DecontaminationReport | None]:
     if not test:
         return queries, None
     held_out: dict[str, list[Query]] = {}

@@ -5,6 +5,7 @@ A query is L2(mean of its terms' rows). Everything here works on arrays: term id
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +59,7 @@ class FitConfig:
 def term_probabilities(texts: Ragged, *, vocab_size: int) -> Floats:
     """Each term's share of all the texts' tokens, (vocab_size,) float32; zeros when there are none."""
     counts = np.bincount(texts.term_ids, minlength=vocab_size).astype(np.float64)
-    return (counts / max(counts.sum(), 1.0)).astype(np.float32)
+    return np.asarray(counts / max(counts.sum(), 1.0), dtype=np.float32)
 
 
 def weighted_start(rows: Floats, probabilities: Floats) -> Floats:
@@ -154,7 +155,7 @@ def kl_table(
             loss = loss + config.contrastive * _contrastive(logs, relevant, ordinals)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
         schedule.step()
     return np.asarray(table.weight.detach().numpy(), dtype=np.float32)
 
@@ -212,9 +213,11 @@ def _share_matrices(queries: Ragged, vocab_size: int) -> tuple[torch.Tensor, tor
 def _csr(
     indptr: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], values: Floats, shape: tuple[int, int]
 ) -> torch.Tensor:
-    arrays = [torch.from_numpy(np.ascontiguousarray(each)) for each in (indptr, columns, values)]
+    rows, terms, shares = (torch.from_numpy(np.ascontiguousarray(each)) for each in (indptr, columns, values))
     # A repeated term stands twice in its row, which products sum up rightly but the checks would refuse.
-    return torch.sparse_csr_tensor(*arrays, size=shape, check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(rows, terms, shares, size=shape, check_invariants=False)
 
 
 def _squared_shares(queries: Ragged, vocab_size: int) -> Floats:

@@ -1,0 +1,96 @@
+"""The vocabulary through the model, once: a query table for each instruction (LightRetriever, section 3.1)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lightir.addresses import resolve_model_folder
+from lightir.data import instructions as listed_instructions
+from lightir.encode.documents import QUERY_ENCODER
+from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.vectors import Floats
+
+
+def cache_vocabulary(
+    model: LightRetriever | str | os.PathLike[str],
+    out: Path | str | None = None,
+    *,
+    tasks: Sequence[str] = (),
+    instructions: Sequence[str] = (),
+    dim: int | None = None,
+    dtype: TableDtype = "fp16",
+    batch: int = 1024,
+    overwrite: bool = False,
+) -> Path:
+    """Write a query-encoder/ folder with one table an instruction; the folder's path comes back.
+
+    Args:
+        model: a loaded model, a model folder, or the name of a shipped model.
+        out: the folder; by default query-encoder/ in the model's own folder.
+        tasks: names whose instructions are known (`lightir.data.task_names`); a table is filed under its task.
+        instructions: instructions as text, filed under themselves. Without either, the model's own, filed under "".
+            The first table is the folder's default.
+        dim: the table's width, at most the model's; the stored rows are cut, normalising comes after the mean.
+        dtype: of the stored rows.
+        batch: terms a forward pass.
+        overwrite: replace a folder that is there.
+
+    Raises:
+        InvalidInput: a width that the model lacks, or an out folder that is missing for a loaded model.
+        AlreadyExists: the folder is there.
+    """
+    if out is None:
+        if isinstance(model, LightRetriever):
+            raise InvalidInput("a loaded model has no folder; say where the query encoder goes")
+        out = resolve_model_folder(model) / QUERY_ENCODER
+    retriever = model if isinstance(model, LightRetriever) else LightRetriever.load(str(resolve_model_folder(model)))
+    wanted = [(task, listed_instructions(task)[0]) for task in tasks] + [(text, text) for text in instructions]
+    tables = []
+    if retriever.contract.dense is not None:
+        for task, instruction in wanted or [("", retriever.contract.query.instruction)]:
+            rows = cached_table(retriever, instruction=instruction, dim=dim, batch=batch)
+            tables.append(QueryTable(task, instruction, rows))
+    weights = retriever.heads.term_weights
+    write_query_encoder(
+        out,
+        retriever.contract,
+        retriever.backbone.tokenizer,
+        tables,
+        dtype=dtype,
+        term_weights=None if weights is None else weights.float().cpu().numpy(),
+        overwrite=overwrite,
+    )
+    return Path(out)
+
+
+@torch.no_grad()
+def cached_table(
+    model: LightRetriever, *, instruction: str | None = None, dim: int | None = None, batch: int = 1024
+) -> Floats:
+    """E[t] = Enc_q(Inst; t) for every term id t of the tokenizer: (V, dim) float32, not normalised.
+
+    The prompt's keys and values are computed once. Eq. 6 takes the mean of rows first and normalises then, so cutting
+    the rows to a Matryoshka width here is the same as cutting the mean.
+    """
+    trained = model.contract.dense.dims if model.contract.dense is not None else ()
+    width = dim or (trained[0] if trained else model.backbone.hidden_size)
+    if batch < 1 or not 1 <= width <= (trained[0] if trained else model.backbone.hidden_size):
+        raise InvalidInput(f"dim is {dim} and batch {batch}; the model's vectors have {trained or 'all'} dimensions")
+    n_terms = model.backbone.tokenizer.vocab_size
+    cache = model.prompt_cache(instruction=instruction)
+    table = np.empty((n_terms, width), dtype=np.float32)
+    with tqdm(total=n_terms, desc="cache", unit="term", disable=None) as bar:
+        for start in range(0, n_terms, batch):
+            ids = torch.arange(start, min(start + batch, n_terms))
+            rows = model.token_vectors(ids, instruction=instruction, cache=cache)
+            table[start : start + batch] = rows[:, :width].float().cpu().numpy()
+            bar.update(len(ids))
+    return table

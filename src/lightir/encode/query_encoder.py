@@ -1,0 +1,123 @@
+"""Writes the query-encoder/ folder: all that a query needs, no model.
+
+    lightir.json         the model's contract; its instruction is the default table's
+    tokenizer.json
+    tables.json          format version, dtype, and for each table its task, instruction and file; the default first
+    model.safetensors    the default table
+    table-001.safetensors ...  the others
+    sparse.safetensors   term_weights (V,) float32, where the query policy says idf
+    config.json          so that model2vec reads the default table
+
+A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the rows'
+scales. Those are model2vec's names, so it and sentence-transformers' StaticEmbedding read the folder too (what the
+query policy does to a text is then the caller's to do).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from lightir.contract import Contract
+from lightir.errors import InvalidInput
+from lightir.files import new_folder, write_json
+from lightir.text import TextTokenizer
+from lightir.vectors import Floats
+
+TABLES = "tables.json"
+FORMAT_VERSION = 1
+TableDtype = Literal["fp16", "fp32", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTable:
+    """One instruction's table.
+
+    Attributes:
+        task: its name in the folder; "" where there is only one.
+        instruction: the instruction's text, "" for none.
+        rows: (V, dim) float32, row t the vector of term t.
+    """
+
+    task: str
+    instruction: str
+    rows: Floats
+
+
+def write_query_encoder(
+    folder: Path | str,
+    contract: Contract,
+    tokenizer: TextTokenizer,
+    tables: Sequence[QueryTable],
+    *,
+    dtype: TableDtype = "fp16",
+    term_weights: Floats | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the folder, whole or not at all.
+
+    Args:
+        folder: query-encoder/.
+        contract: the model's.
+        tokenizer: the model's.
+        tables: the default first; none where the model has no dense branch.
+        dtype: of the stored rows. int8 rows have a scale each: largest magnitude / 127.
+        term_weights: (V,) float32, wanted exactly when the policy says idf.
+        overwrite: replace a folder that is there.
+
+    Raises:
+        InvalidInput: tables of different shapes, the same task twice, NaN, or weights that the policy doesn't say.
+    """
+    if (contract.query.term_weights == "idf") != (term_weights is not None):
+        given = "were" if term_weights is not None else "were not"
+        raise InvalidInput(f"the policy says term_weights={contract.query.term_weights!r}, but weights {given} given")
+    if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
+        raise InvalidInput(f"two tables have the task {min(repeated)!r}")
+    if len({table.rows.shape for table in tables}) > 1:
+        raise InvalidInput(f"tables of different shapes: {[table.rows.shape for table in tables]}")
+    files = ["model.safetensors", *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
+    with new_folder(Path(folder), overwrite=overwrite) as aside:
+        if tables:
+            query = dataclasses.replace(contract.query, instruction=tables[0].instruction)
+            contract = dataclasses.replace(contract, query=query)
+        contract.save(aside)
+        tokenizer.save(aside / "tokenizer.json")
+        for name, table in zip(files, tables, strict=False):
+            save_file(stored_rows(table.rows, dtype=dtype), str(aside / name))
+        listed = [
+            {"task": table.task, "instruction": table.instruction, "file": name}
+            for name, table in zip(files, tables, strict=False)
+        ]
+        write_json(aside / TABLES, {"format_version": FORMAT_VERSION, "dtype": dtype, "tables": listed})
+        if term_weights is not None:
+            weights = np.ascontiguousarray(term_weights, dtype=np.float32)
+            save_file({"term_weights": weights}, str(aside / "sparse.safetensors"))
+        write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True})
+
+
+def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any]]:
+    """A table as its file holds it.
+
+    Raises:
+        InvalidInput: NaN or infinity, also after rounding to float16; or an unknown dtype.
+    """
+    if not np.all(np.isfinite(rows)):
+        raise InvalidInput("the table holds NaN or infinity; the model or its precision is at fault")
+    if dtype == "int8":
+        scales = (np.abs(rows).max(axis=1, initial=0) / 127).astype(np.float32)
+        safe = np.where(scales > 0, scales, 1).astype(np.float32)
+        return {"embeddings": np.rint(rows / safe[:, None]).astype(np.int8), "weights": scales}
+    if dtype == "fp32":
+        return {"embeddings": np.ascontiguousarray(rows, dtype=np.float32)}
+    if dtype != "fp16":
+        raise InvalidInput(f"table dtype {dtype!r}: expected 'fp16', 'fp32' or 'int8'")
+    if np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
+        raise InvalidInput("a row is too large for float16; store the table as int8, or standardise the model")
+    return {"embeddings": np.ascontiguousarray(rows, dtype=np.float16)}

@@ -1,0 +1,156 @@
+"""The stored table says what the model says, end to end through the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from lightir.contract import Contract, DenseHead, DocumentPolicy
+from lightir.encode import QueryTable, cache_vocabulary, cached_table, write_query_encoder
+from lightir.encode.query_encoder import stored_rows
+from lightir.errors import AlreadyExists, InvalidInput
+from lightir.files import read_json
+from lightir.models.encoder import Heads, LightRetriever, backbone_record
+from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
+from tiny_models import CAUSAL, tiny_backbone
+
+QUERIES = ["where is the well?", "a", "the cat the cat", "ünïcode 水"]
+
+
+def tiny_model(name: str = "llama", *, pooling: str = "eos", dims: tuple[int, ...] = ()) -> LightRetriever:
+    backbone = tiny_backbone(name)
+    dense = DenseHead(pooling=pooling, dims=dims)  # type: ignore[arg-type]
+    record = backbone_record(backbone)
+    contract = Contract("lightretriever", record, QueryPolicy("Find it"), DocumentPolicy(), dense, None)
+    return LightRetriever(backbone, contract)
+
+
+def looked_up(folder: Path, texts: list[str], *, file: str = "model.safetensors") -> np.ndarray:
+    """Eq. 6 out of the files alone: the mean of the queries' rows, normalised after the mean."""
+    arrays = load_file(folder / file)
+    table = arrays["embeddings"].astype(np.float64)
+    if "weights" in arrays:
+        table *= arrays["weights"][:, None]
+    tokenizer = TextTokenizer.from_file(folder / "tokenizer.json")
+    ids = query_term_ids(tokenizer, Contract.load(folder).query, texts)
+    means = np.stack([table[ids.row(i)].mean(axis=0) for i in range(len(ids))])
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def one_by_one(model: LightRetriever, texts: list[str], *, instruction: str | None = None) -> np.ndarray:
+    """Eq. 3 and 4 as they are written: one forward of `<bos> Inst t <eos>` for each token."""
+    prompt = model.frame_queries([""], instruction=instruction)[0][0][:-1]
+    rows = []
+    with torch.no_grad():
+        for i, ids in enumerate(
+            query_term_ids(model.backbone.tokenizer, model.contract.query, texts).row(j) for j in range(len(texts))
+        ):
+            states = []
+            for term in ids.tolist():
+                frame = torch.tensor([[*prompt, term, model.backbone.eos_id]])
+                states.append(model.backbone.states(frame, torch.ones_like(frame))[0, -1].double().numpy())
+            rows.append(np.mean(states, axis=0))
+    means = np.stack(rows)
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_lookup_equals_shared_prompt_equals_one_forward_a_token(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    cache_vocabulary(model, tmp_path / "q", dtype="fp32", batch=100)
+    expected = one_by_one(model, QUERIES)
+    with torch.no_grad():
+        ids = query_term_ids(model.backbone.tokenizer, model.contract.query, QUERIES)
+        shared = torch.nn.functional.normalize(model.light_queries(ids), dim=-1).double().numpy()
+    for found in (looked_up(tmp_path / "q", QUERIES), shared):
+        assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp16", 1e-3), ("int8", 1e-2)])
+def test_smaller_rows_stay_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
+    model = tiny_model()
+    cache_vocabulary(model, tmp_path / "q", dtype=dtype)  # type: ignore[arg-type]
+    cosine = (looked_up(tmp_path / "q", QUERIES) * one_by_one(model, QUERIES)).sum(axis=1)
+    assert cosine.min() > 1 - tolerance
+
+
+def test_several_instructions_lie_in_one_folder_and_the_first_is_the_default(tmp_path: Path) -> None:
+    model = tiny_model()
+    cache_vocabulary(model, tmp_path / "q", tasks=["scifact"], instructions=["Other"], dtype="fp32")
+    listed = read_json(tmp_path / "q" / "tables.json")["tables"]
+    assert [table["task"] for table in listed] == ["scifact", "Other"]
+    assert Contract.load(tmp_path / "q").query.instruction == listed[0]["instruction"]
+    for table in listed:
+        found = looked_up(tmp_path / "q", QUERIES, file=table["file"])
+        expected = one_by_one(model, QUERIES, instruction=table["instruction"])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert Contract.load(tmp_path / "q").document_fingerprint == model.contract.document_fingerprint
+
+
+def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
+    model = tiny_model(dims=(32, 16, 8))
+    model.heads = Heads(mean=torch.full((32,), 0.3), deviation=torch.linspace(0.5, 2, 32))
+    whole = cached_table(model)
+    np.testing.assert_array_equal(cached_table(model, dim=8), whole[:, :8])
+    model.heads = Heads()
+    np.testing.assert_allclose(whole, (cached_table(model) - 0.3) / np.linspace(0.5, 2, 32), atol=1e-5)
+    for dim in (33, -1):
+        with pytest.raises(InvalidInput, match="dim is"):
+            cached_table(model, dim=dim)
+
+
+def test_term_weights_are_stored_exactly_when_the_policy_says_idf(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.heads = Heads(term_weights=torch.arange(258.0))
+    with pytest.raises(InvalidInput, match="term_weights"):
+        cache_vocabulary(model, tmp_path / "q")
+    policy = dataclasses.replace(model.contract.query, term_weights="idf")
+    model.contract = dataclasses.replace(model.contract, query=policy)
+    cache_vocabulary(model, tmp_path / "q")
+    np.testing.assert_array_equal(load_file(tmp_path / "q" / "sparse.safetensors")["term_weights"], np.arange(258))
+    with pytest.raises(AlreadyExists):
+        cache_vocabulary(model, tmp_path / "q")
+
+
+def test_stored_rows_refuse_what_cannot_be_stored() -> None:
+    with pytest.raises(InvalidInput, match="NaN"):
+        stored_rows(np.array([[np.nan]], np.float32), dtype="fp16")
+    with pytest.raises(InvalidInput, match="too large for float16"):
+        stored_rows(np.array([[1e6]], np.float32), dtype="fp16")
+    zero = stored_rows(np.zeros((2, 3), np.float32), dtype="int8")
+    assert not zero["embeddings"].any()
+    assert not zero["weights"].any()
+
+
+def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    model, rows = tiny_model(), np.ones((258, 4), np.float32)
+    tokenizer = model.backbone.tokenizer
+    with pytest.raises(InvalidInput, match="two tables have the task 'a'"):
+        write_query_encoder(tmp_path / "q", model.contract, tokenizer, [QueryTable("a", "", rows)] * 2)
+    other = QueryTable("b", "", rows[:, :2])
+    with pytest.raises(InvalidInput, match="different shapes"):
+        write_query_encoder(tmp_path / "q", model.contract, tokenizer, [QueryTable("a", "", rows), other])
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_model2vec_and_sentence_transformers_read_the_folder(dtype: str, tmp_path: Path) -> None:
+    model2vec = pytest.importorskip("model2vec")
+    modules = pytest.importorskip("sentence_transformers.models")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    cache_vocabulary(tiny_model(), tmp_path / "q", dtype=dtype)  # type: ignore[arg-type]
+    # What the query policy does to a text is ours to do: lower-case, a blank in front.
+    prepared = [f" {text.lower()}" for text in QUERIES]
+    expected = looked_up(tmp_path / "q", QUERIES)
+    theirs = model2vec.StaticModel.from_pretrained(tmp_path / "q").encode(prepared, max_length=None)
+    np.testing.assert_allclose(theirs, expected, atol=2e-3)
+    static = modules.StaticEmbedding.load(str(tmp_path / "q"))
+    encoded = sentence_transformers.SentenceTransformer(modules=[static], device="cpu").encode(
+        prepared, normalize_embeddings=True
+    )
+    np.testing.assert_allclose(encoded, expected, atol=2e-3)

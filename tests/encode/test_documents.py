@@ -1,0 +1,139 @@
+"""Documents go in once, in order, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.encode import encode_corpus
+from lightir.encode.documents import length_batches
+from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.shards import VectorsReader
+from lightir.text import QueryPolicy
+from lightir.types import Document
+from tiny_models import tiny_backbone
+
+
+def tiny_model(name: str = "llama", **policy: object) -> LightRetriever:
+    backbone = tiny_backbone(name)
+    document = DocumentPolicy(**{"max_tokens": 40, **policy})  # type: ignore[arg-type]
+    contract = Contract(
+        "lightretriever", backbone_record(backbone), QueryPolicy("find"), document, DenseHead(), SparseHead(top_k=20)
+    )
+    return LightRetriever(backbone, contract)
+
+
+def some_documents(n: int) -> list[Document]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 60, size=n)
+    return [Document(f"d{i}", "word " * (length // 5) + "x" * (length % 5), "") for i, length in enumerate(lengths)]
+
+
+def read(folder: Path) -> tuple[list[str], np.ndarray, list[tuple[list[int], list[int]]]]:
+    shards = list(VectorsReader(folder))
+    ids = [document.doc_id for shard in shards for document in shard.documents]
+    dense = np.concatenate([shard.dense for shard in shards if shard.dense is not None])
+    rows = [shard.sparse.row(i) for shard in shards if shard.sparse is not None for i in range(len(shard.sparse))]
+    return ids, dense, [(terms.tolist(), impacts.tolist()) for terms, impacts in rows]
+
+
+def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
+    model, documents = tiny_model(), some_documents(23)
+    report = encode_corpus(model, iter(documents), tmp_path / "a", batch_tokens=100, shard_size=5)
+    encode_corpus(model, documents, tmp_path / "b", batch_tokens=1)
+    one, many = read(tmp_path / "b"), read(tmp_path / "a")
+    assert one[0] == many[0] == [document.doc_id for document in documents]
+    np.testing.assert_allclose(one[1].astype(np.float32), many[1].astype(np.float32), atol=2e-3)
+    assert [row[0] for row in one[2]] == [row[0] for row in many[2]]
+    assert report.documents == 23
+    assert report.tokens == sum(len(ids) for ids, _, _ in model.frame_documents(documents))
+    assert report.documents_per_s > 0
+
+
+def test_a_document_without_text_is_its_frame(tmp_path: Path) -> None:
+    encode_corpus(tiny_model(), [Document("a", ""), Document("b", " \n"), Document("c", "text")], tmp_path / "v")
+    _, dense, sparse = read(tmp_path / "v")
+    np.testing.assert_array_equal(dense[0], dense[1])
+    assert np.linalg.norm(dense[0].astype(np.float32)) == pytest.approx(1, abs=1e-2)
+    assert sparse[0] == sparse[1] == ([], [])
+    assert sparse[2][0]
+
+
+def test_a_huge_document_equals_its_beginning(tmp_path: Path) -> None:
+    huge = "lorem ipsum " * 500_000
+    started = time.perf_counter()
+    encode_corpus(tiny_model(), [Document("huge", huge), Document("short", huge[:2000])], tmp_path / "v")
+    assert time.perf_counter() - started < 5
+    _, dense, _ = read(tmp_path / "v")
+    np.testing.assert_array_equal(dense[0], dense[1])
+
+
+def test_no_documents_make_a_complete_empty_folder(tmp_path: Path) -> None:
+    report = encode_corpus(tiny_model(), [], tmp_path / "v")
+    assert (report.documents, report.documents_per_s, len(VectorsReader(tmp_path / "v"))) == (0, 0.0, 0)
+
+
+def test_the_folder_is_only_taken_up_again_on_purpose_and_by_the_same_model(tmp_path: Path) -> None:
+    documents = some_documents(4)
+    encode_corpus(tiny_model(), documents, tmp_path / "v")
+    with pytest.raises(AlreadyExists, match="resume"):
+        encode_corpus(tiny_model(), documents, tmp_path / "v")
+    with pytest.raises(ContractMismatch, match="was begun with contract"):
+        encode_corpus(tiny_model(max_tokens=30), documents, tmp_path / "v", resume=True)
+    report = encode_corpus(tiny_model(), documents, tmp_path / "v", resume=True)
+    assert (report.documents, report.already_there) == (0, 4)
+
+
+def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="'a' comes twice"):
+        encode_corpus(tiny_model(), [Document("a", "x"), Document("a", "y")], tmp_path / "v")
+
+
+class _SlowModel(LightRetriever):
+    def encode_batch(self, batch):  # type: ignore[no-untyped-def]
+        time.sleep(0.004)
+        return super().encode_batch(batch)
+
+
+def _encode_slowly(folder: Path) -> None:
+    model = tiny_model()
+    slow = _SlowModel(model.backbone, model.contract)
+    encode_corpus(slow, some_documents(60), folder, batch_tokens=120, shard_size=7, resume=True)
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    fork = multiprocessing.get_context("fork")
+    for _ in range(6):
+        process = fork.Process(target=_encode_slowly, args=(tmp_path / "cut",))
+        process.start()
+        time.sleep(float(rng.uniform(0.02, 0.5)))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    _encode_slowly(tmp_path / "cut")
+    encode_corpus(tiny_model(), some_documents(60), tmp_path / "whole", batch_tokens=120, shard_size=7)
+    cut, whole = read(tmp_path / "cut"), read(tmp_path / "whole")
+    assert cut[0] == whole[0] == [f"d{i}" for i in range(60)]
+    np.testing.assert_array_equal(cut[1], whole[1])
+    assert cut[2] == whole[2]
+    assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == sorted(
+        p.name for p in (tmp_path / "whole").iterdir()
+    )
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 7, 50, 10_000])
+def test_length_batches_hold_every_position_once_within_the_budget(batch_tokens: int) -> None:
+    lengths = np.random.default_rng(0).integers(0, 30, size=41).tolist()
+    batches = list(length_batches(lengths, batch_tokens))
+    assert sorted(position for batch in batches for position in batch) == list(range(41))
+    assert all(len(b) == 1 or len(b) * max(lengths[p] for p in b) <= max(batch_tokens, len(b)) for b in batches)
+    assert list(length_batches([], batch_tokens)) == []
