@@ -27,7 +27,7 @@ from tqdm import tqdm
 import lightir
 from lightir.contract import to_json
 from lightir.data import Batch as DataBatch
-from lightir.data import Dataset, DecontaminationReport, Mixture, TrainingSet
+from lightir.data import Dataset
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
 from lightir.models.encoder import LightRetriever
@@ -39,6 +39,8 @@ from lightir.models.losses import (
     info_nce,
     matryoshka,
     mean_pairwise_cosine,
+    rank,
+    world_size,
 )
 from lightir.text import query_term_ids, sparse_queries
 from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
@@ -61,7 +63,7 @@ logger = logging.getLogger(__name__)
 COLLAPSED = 0.9
 """Mean pairwise cosine of documents above which the encoder is said to collapse."""
 
-SHAPE_STEP = 16
+SHAPE_STEP = 48
 """Compiled layers meet query lengths that are multiples of this: each new shape costs seconds of compilation."""
 
 LIGHT_TOKENS_STEP = 256
@@ -97,7 +99,7 @@ def train(
     elif overrides:
         raise InvalidInput("overrides belong to a recipe file; this recipe is loaded already")
     if resume and recipe.optimisation.max_minutes:
-        raise InvalidInput("a run with optimisation.max_minutes cannot be resumed: its schedules follow the clock")
+        logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
     run = _Run(recipe, Path(out), device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run.open_folder(resume)
     run.prepare()
@@ -161,7 +163,7 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
-        torch.manual_seed(settings.seed + 1 + _rank())  # dropout differs between processes
+        torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
 
     def restore(self) -> None:
         state = load_checkpoint(self.folder / "checkpoints", recipe_hash=_recipe_hash(self.recipe))
@@ -175,8 +177,8 @@ class _Run:
             _cut_log(self.folder / "log.jsonl", self.step)
         # Per-process dropout states are not kept: the first one's serve all, moved apart by rank.
         restore_random_states(state["random"])
-        if _rank():
-            torch.manual_seed(torch.initial_seed() + _rank() + self.step)
+        if rank():
+            torch.manual_seed(torch.initial_seed() + rank() + self.step)
 
     def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
@@ -212,7 +214,7 @@ class _Run:
         settings = self.recipe.optimisation
         by_steps = self.step / settings.steps
         by_time = seconds / 60 / settings.max_minutes if settings.max_minutes else 0.0
-        if settings.max_minutes and _world() > 1:  # every process must stop at the same step
+        if settings.max_minutes and world_size() > 1:  # every process must stop at the same step
             shared = torch.tensor([by_time])
             dist.broadcast(shared, 0)
             by_time = float(shared)
@@ -229,7 +231,7 @@ class _Run:
         records = []
         for part in range(settings.accumulation):
             batch = self.mixture.batch(self.step * settings.accumulation + part)
-            with autocast(self.device, self.retriever.backbone.dtype):
+            with autocast(self.device, self.retriever.backbone.model.dtype):
                 parts, monitored = batch_losses(self.retriever, batch, self.recipe, step=self.step)
             loss = torch.stack(list(parts.values())).sum()
             (loss / settings.accumulation).backward()
@@ -254,7 +256,7 @@ class _Run:
             return
         training = self.retriever.trunk.training
         self.retriever.trunk.eval()
-        with torch.no_grad(), autocast(self.device, self.retriever.backbone.dtype):
+        with torch.no_grad(), autocast(self.device, self.retriever.backbone.model.dtype):
             per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
         self.retriever.trunk.train(training)
         means = mean_measures(list(per_set.values()))
@@ -319,7 +321,7 @@ class _Run:
         write_json(
             folder / "environment.json",
             environment(self.device)
-            | {"steps": self.step, "kept": kept, "seconds": round(self.seconds, 1), "processes": _world()},
+            | {"steps": self.step, "kept": kept, "seconds": round(self.seconds, 1), "processes": world_size()},
         )
 
 
@@ -341,7 +343,7 @@ def batch_losses(
         step: optimizer steps done, for the FLOPS ramp.
     """
     losses = recipe.losses
-    share = share_of(batch, rank=_rank(), world=_world())
+    share = share_of(batch, process=rank(), processes=world_size())
     documents = retriever.batch(
         retriever.frame_documents(share.documents),
         length=retriever.contract.document.max_tokens if recipe.model.compile else None,
@@ -393,13 +395,13 @@ def _dense_losses(
 
     if losses.symmetric > 0:
         full = gather(_full_queries(retriever, share.queries, batch.instruction, recipe))
-        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims)
+        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims=dims)
         parts["teacher_scores"] = scaled_scores(full).detach()
     if losses.dense > 0:
         term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
         light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
-        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims)
+        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims=dims)
         if losses.dense_alignment > 0 and "teacher_scores" in parts:
             alignment = alignment_kl(scaled_scores(light), parts["teacher_scores"], excluded=excluded)
             parts["dense_alignment"] = losses.dense_alignment * alignment
@@ -443,25 +445,25 @@ class Share:
     excluded: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def share_of(batch: DataBatch, *, rank: int, world: int) -> Share:
+def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
     """One process's share: consecutive queries with all their documents.
 
     Raises:
         InvalidInput: the queries don't divide among the processes.
     """
     n = len(batch.queries)
-    if n % world:
-        raise InvalidInput(f"a batch of {n} queries does not divide among {world} processes; change batch_size")
-    own, negatives = n // world, len(batch.documents) // n - 1
+    if n % processes:
+        raise InvalidInput(f"a batch of {n} queries does not divide among {processes} processes; change batch_size")
+    own, negatives = n // processes, len(batch.documents) // n - 1
     blocks = []
-    for process in range(world):
-        first, last = process * own, (process + 1) * own
+    for number in range(processes):
+        first, last = number * own, (number + 1) * own
         blocks.append([*range(first, last), *range(n + first * negatives, n + last * negatives)])
     order = np.asarray([column for block in blocks for column in block], dtype=np.int64)
     positives = np.argsort(order, kind="stable")[:n]
     return Share(
-        batch.queries[rank * own : (rank + 1) * own],
-        tuple(batch.documents[column] for column in blocks[rank]),
+        batch.queries[process * own : (process + 1) * own],
+        tuple(batch.documents[column] for column in blocks[process]),
         positives,
         batch.false_negatives[:, order],
     )
@@ -472,7 +474,7 @@ def share_of(batch: DataBatch, *, rank: int, world: int) -> Share:
 
 def measure(retriever: LightRetriever, development: Development, recipe: Recipe) -> dict[str, float]:
     """nDCG@10 of every branch that the model has, on a development set in memory, by name."""
-    settings, losses = recipe.optimisation, recipe.losses
+    settings = recipe.optimisation
     terms = sparse_query_matrix(retriever, [q.text for q in development.queries])
     used = terms.any(0).nonzero()[:, 0]
     dense_rows, sparse_rows = [], []
@@ -538,13 +540,13 @@ def autocast(device: str, dtype: torch.dtype, *, enabled: bool = True) -> Iterat
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:
     """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient."""
-    if _world() == 1:
+    if world_size() == 1:
         return
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad)
-        parameter.grad /= _world()
+        parameter.grad /= world_size()
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -580,18 +582,10 @@ def _cut_log(path: Path, step: int) -> None:
     write_bytes(path, "".join(kept).encode())
 
 
-def _world() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
 def _is_first() -> bool:
-    return _rank() == 0
+    return rank() == 0
 
 
 def _barrier() -> None:
-    if _world() > 1:
+    if world_size() > 1:
         dist.barrier()

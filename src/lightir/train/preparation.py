@@ -29,6 +29,7 @@ from lightir.data import (
 from lightir.errors import InvalidInput
 from lightir.models.backbones import add_lora, compile_layers, load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
 from lightir.train.recipe import DataRecipe, Recipe, data_folder
 
@@ -112,7 +113,7 @@ def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
     model = recipe.model
     backbone = load_backbone(model.address, dtype=base_dtype(recipe, device), attention=model.attention)
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
-    add_lora(
+    backbone = add_lora(
         backbone,
         rank=model.lora_rank,
         alpha=model.lora_alpha,
@@ -120,14 +121,14 @@ def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
         first_layer=model.first_layer,
     )
     contract = training_policies(dataclasses.replace(shipped_contract(recipe), backbone=record), recipe)
-    if backbone.head_weight is None and contract.sparse is not None:
-        raise InvalidInput(f"{model.address} has no language-modelling head: set losses.sparse and losses.flops to 0")
+    if backbone.head is None and contract.sparse is not None:
+        raise InvalidInput(f"{model.address} has no language-modelling head: set heads.sparse to false")
     return LightRetriever(backbone, contract).to(device)
 
 
 def shipped_contract(recipe: Recipe) -> Contract:
     """The contract that the recipe describes, with an empty backbone record."""
-    heads, losses = recipe.heads, recipe.losses
+    heads = recipe.heads
     sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
     return Contract(
         method="lightretriever",
@@ -135,7 +136,7 @@ def shipped_contract(recipe: Recipe) -> Contract:
         query=recipe.query,
         document=shipped_documents(recipe),
         dense=DenseHead(heads.pooling, WANTED if heads.standardize else ""),
-        sparse=sparse if losses.sparse > 0 or losses.flops > 0 else None,
+        sparse=sparse if heads.sparse else None,
         attention=recipe.model.attention,
         fusion=recipe.fusion,
     )
@@ -158,6 +159,7 @@ def training_policies(contract: Contract, recipe: Recipe) -> Contract:
 
 def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
     """Gradient checkpointing and compilation, as far as the recipe asks for them."""
+    retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
     if recipe.model.gradient_checkpointing:
         retriever.trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if recipe.model.compile:
@@ -185,10 +187,16 @@ def refit_bias(retriever: LightRetriever, recipe: Recipe, sets: Sequence[Trainin
     heads = recipe.heads
     if not (heads.calibrate and heads.recalibrate) or retriever.contract.sparse is None:
         return
-    mean, deviation = retriever.heads.mean, retriever.heads.deviation
     sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
-    retriever.calibrate(sample, quantile=heads.calibrate)
-    retriever.heads = dataclasses.replace(retriever.heads, mean=mean, deviation=deviation)
+    framed = retriever.frame_documents(sample)
+    length = retriever.contract.document.max_tokens if recipe.model.compile else None
+    maxima = []
+    with torch.no_grad():
+        for start in range(0, len(framed), recipe.optimisation.batch_size):
+            batch = retriever.batch(framed[start : start + recipe.optimisation.batch_size], length=length)
+            maxima.append(retriever.maxima(retriever.states(batch), batch))
+    bias = calibrate_bias(maxima, quantile=heads.calibrate).to(retriever.backbone.device)
+    retriever.heads = dataclasses.replace(retriever.heads, term_bias=bias)
 
 
 def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:

@@ -83,7 +83,7 @@ class Optimisation:
         weight_decay: AdamW's.
         max_gradient_norm: gradients are scaled down to it.
         max_minutes: 0, or the run's time budget: the schedules follow whichever is further, steps or time. Such a
-            run cannot be repeated bit for bit, and resume is refused.
+            run cannot be repeated or resumed bit for bit.
         seed: of weights, sampling and dropout.
     """
 
@@ -137,6 +137,7 @@ class Heads:
     Attributes:
         pooling: of documents, full queries and single tokens: "eos", "last" or "mean".
         standardize: fit a fixed mean and deviation to the pooled states of calibration documents.
+        sparse: the model has a sparse branch, trained or not.
         calibrate: fit the sparse head's per-term bias so that this share of calibration documents stays below it;
             0 leaves the raw head.
         recalibrate: fit the term bias again on the trained model: training moves what it was fitted to.
@@ -148,6 +149,7 @@ class Heads:
 
     pooling: Literal["eos", "last", "mean"] = "eos"
     standardize: bool = False
+    sparse: bool = True
     calibrate: float = 0.0
     recalibrate: bool = False
     calibration_documents: int = 128
@@ -255,6 +257,8 @@ class Recipe:
         losses = self.losses
         if losses.symmetric <= 0 and losses.dense <= 0 and losses.sparse <= 0:
             raise InvalidInput("losses: one of symmetric, dense and sparse must be above 0")
+        if not self.heads.sparse and (losses.sparse > 0 or losses.flops > 0):
+            raise InvalidInput("heads.sparse is false, so losses.sparse and losses.flops must be 0")
         if self.model.lora_rank < 1:
             raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
 
