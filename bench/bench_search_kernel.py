@@ -45,7 +45,7 @@ def bench_sparse(rng: np.random.Generator, *, n_docs: int, n_queries: int) -> No
         queries = [draw_query(rng, indptr, term_ids, n_terms) for _ in range(n_queries)]
         weights = np.ones(n_terms, dtype=np.float32)
         for k in (10, 1000):
-            ours = per_query(queries, lambda terms, k=k: kernel.sparse_top_k(postings, terms, weights, k=k))
+            ours = per_query(queries, lambda terms, k=k, w=weights: kernel.sparse_top_k(postings, terms, w, k=k))
             print(f"sparse {n_terms:>2} terms k={k:<5} lightir {ours:8.3f} ms")
         scipy_ms = per_query(queries, lambda terms: best_sums(columns, terms, 10))
         print(f"sparse {n_terms:>2} terms k=10    scipy   {scipy_ms:8.3f} ms")
