@@ -1,0 +1,89 @@
+"""How good a run is, by the field's own measures (ir-measures)."""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightir.errors import InvalidInput, MissingExtra
+from lightir.types import Qrels, Run
+
+DEFAULT_MEASURES = ("nDCG@10", "R@20", "R@50", "R@100", "RR@10")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A run's quality on one set of judgements.
+
+    Attributes:
+        measures: measure -> mean over all judged queries.
+        per_query: measure -> query_id -> value, for every judged query in the judgements' order.
+    """
+
+    measures: Mapping[str, float]
+    per_query: Mapping[str, Mapping[str, float]]
+
+    @property
+    def n_queries(self) -> int:
+        """Number of judged queries."""
+        return len(next(iter(self.per_query.values()), {}))
+
+
+def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> Evaluation:
+    """The run's measures, each query's and their means.
+
+    The mean is over the queries that the judgements hold: one that the run lacks, whose ranking is empty, or that has
+    no relevant document counts 0; queries of the run without judgements are left aside. Documents count in the
+    rankings' own order, so ties are broken as the rankings break them. nDCG's gain is the grade itself, as in
+    trec_eval and BEIR; recall and RR take grade 1 and more as relevant.
+
+    Args:
+        run: what a system found.
+        qrels: the judgements.
+        measures: names as ir-measures writes them; names it knows and gives another spelling keep yours.
+
+    Raises:
+        MissingExtra: ir-measures is not installed.
+        InvalidInput: no judgements, no judged query in the run, or an unknown measure.
+    """
+    if not qrels:
+        raise InvalidInput("there are no judgements to evaluate against")
+    if not run.keys() & qrels.keys():
+        raise InvalidInput(
+            f"none of the run's {len(run)} queries is among the {len(qrels)} judged ones "
+            f"(the judgements have {next(iter(qrels))!r}); is it the right split?"
+        )
+    ir_measures = _ir_measures()
+    parsed = {_parse(ir_measures, name): name for name in measures}
+    # trec_eval orders by score and breaks ties by id, downward; falling whole numbers make it keep our order.
+    scores = {
+        query_id: {doc_id: float(len(ranking) - place) for place, doc_id in enumerate(ranking.doc_ids)}
+        for query_id, ranking in run.items()
+        if query_id in qrels and len(ranking)
+    }
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    if scores:
+        for metric in ir_measures.iter_calc(list(parsed), qrels, scores):
+            found[parsed[metric.measure]][metric.query_id] = float(metric.value)
+    per_query = {name: {query_id: found[name].get(query_id, 0.0) for query_id in qrels} for name in measures}
+    means = {name: sum(values.values()) / len(values) for name, values in per_query.items()}
+    return Evaluation(means, per_query)
+
+
+def _ir_measures() -> Any:
+    try:
+        return importlib.import_module("ir_measures")
+    except ImportError:
+        raise MissingExtra("ir-measures is needed to evaluate: pip install 'lightir[eval]'") from None
+
+
+def _parse(ir_measures: Any, name: str) -> Any:
+    try:
+        return ir_measures.parse_measure(name)
+    except (ValueError, NameError, KeyError, SyntaxError) as error:
+        raise InvalidInput(
+            f"measure {name!r} is not known ({error}); expected names like {', '.join(DEFAULT_MEASURES)}"
+        ) from None
