@@ -1,0 +1,41 @@
+"""A sorted list of strings in two flat arrays: doc_ids and dictionaries of terms, memory-mapped."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class SortedStrings:
+    """Different strings in ascending order of code points (UTF-8 bytes sort the same way)."""
+
+    def __init__(self, text: npt.NDArray[np.uint8], indptr: npt.NDArray[np.int64]) -> None:
+        """Wrap the arrays that `pack` made: string i is text[indptr[i]:indptr[i + 1]] in UTF-8."""
+        self._text = memoryview(text)
+        self._indptr = indptr
+
+    @staticmethod
+    def pack(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The arrays of strings that ascend already."""
+        encoded = [string.encode() for string in strings]
+        indptr = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(each) for each in encoded], out=indptr[1:])
+        return np.frombuffer(b"".join(encoded), dtype=np.uint8), indptr
+
+    def __len__(self) -> int:
+        return len(self._indptr) - 1
+
+    def __getitem__(self, position: int) -> str:
+        return self._bytes(position).decode()
+
+    def find(self, string: str) -> int | None:
+        """The string's position, or None."""
+        wanted = string.encode(errors="surrogatepass")
+        position = bisect_left(range(len(self)), wanted, key=self._bytes)
+        return position if position < len(self) and self._bytes(position) == wanted else None
+
+    def _bytes(self, position: int) -> bytes:
+        return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])

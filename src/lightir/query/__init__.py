@@ -1,0 +1,5 @@
+"""Query encoders that need no model: cached tables of token vectors, and counts."""
+
+from lightir.query.cached import CachedQueryEncoder, QueryTable
+
+__all__ = ["CachedQueryEncoder", "QueryTable"]

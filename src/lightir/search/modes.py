@@ -1,0 +1,101 @@
+"""Which branches a search uses and what they weigh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from lightir.contract import Contract, Fusion
+from lightir.errors import InvalidInput
+from lightir.search.fusion import FusionMethod
+from lightir.types import BRANCHES, Branch
+
+Mode: TypeAlias = str | tuple[Branch, ...] | None
+"""A branch, "hybrid", several joined by "+", or a tuple of branches; None for hybrid where it can be."""
+
+DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}
+"""For sets of branches that the contract's fusion does not speak of; divided by their sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a search does: the branches in fixed order, the fusion of two and more, and the weights."""
+
+    branches: tuple[Branch, ...]
+    method: FusionMethod
+    weights: Mapping[Branch, float]
+
+
+def plan(
+    available: tuple[Branch, ...],
+    contract: Contract | None,
+    *,
+    mode: Mode = None,
+    fusion: str | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Plan:
+    """The plan for a mode.
+
+    "hybrid" means the branches that `weights` names; without weights those of the contract's fusion that the index
+    has, joined by the tokens branch where that leaves one. With a mode of named branches, weights must name the same.
+
+    Raises:
+        InvalidInput: unknown mode, fusion or branch, a branch that the index lacks, or bad weights.
+    """
+    default = Fusion() if contract is None else contract.fusion
+    method = default.method if fusion is None else fusion
+    if method not in ("linear", "rrf"):
+        raise InvalidInput(f"fusion {method!r} is unknown; expected 'linear' or 'rrf'")
+    checked = None if weights is None else _checked_weights(weights)
+    branches = _branches(available, default, mode, checked)
+    lacking = [branch for branch in branches if branch not in available]
+    if lacking:
+        raise InvalidInput(f"the index has no {lacking[0]} branch; it has {', '.join(available)}")
+    if checked is not None and set(checked) != set(branches):
+        raise InvalidInput(f"weights name {sorted(checked)}, but the mode searches {sorted(branches)}")
+    return Plan(branches, cast(FusionMethod, method), checked or _default_weights(branches, default))
+
+
+def _branches(
+    available: tuple[Branch, ...], default: Fusion, mode: Mode, weights: Mapping[Branch, float] | None
+) -> tuple[Branch, ...]:
+    if mode is None:
+        mode = "hybrid" if len(available) > 1 else available
+    parts = mode.split("+") if isinstance(mode, str) else mode
+    if unknown := [part for part in parts if part not in (*BRANCHES, "hybrid")]:
+        raise InvalidInput(f"mode {unknown[0]!r} is unknown; expected hybrid, {', '.join(BRANCHES)}, joined by '+'")
+    wanted = {part for part in parts if part != "hybrid"}
+    if "hybrid" in parts:
+        wanted |= set(weights) if weights is not None else _hybrid(available, default)
+    if not wanted:
+        raise InvalidInput("the mode names no branch")
+    return tuple(branch for branch in BRANCHES if branch in wanted)
+
+
+def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
+    branches: set[Branch] = {branch for branch in available if default.weights.get(branch, 0.0) > 0}
+    if len(branches) < 2:
+        branches |= {"tokens"} & set(available)
+    if len(branches) < 2:
+        raise InvalidInput(f"hybrid search needs two branches; the index has {', '.join(available)}")
+    return branches
+
+
+def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[Branch, float]:
+    said = {branch for branch, weight in default.weights.items() if weight > 0}
+    source: Mapping[str, float] = default.weights if said == set(branches) else DEFAULT_WEIGHTS
+    total = sum(source[branch] for branch in branches) if source is DEFAULT_WEIGHTS else 1.0
+    return {branch: source[branch] / total for branch in branches}
+
+
+def _checked_weights(weights: Mapping[str, float]) -> Mapping[Branch, float]:
+    for branch, weight in weights.items():
+        if branch not in BRANCHES:
+            raise InvalidInput(f"weights name {branch!r}; the branches are {', '.join(BRANCHES)}")
+        if not math.isfinite(weight) or weight < 0:
+            raise InvalidInput(f"the weight of {branch} is {weight}; it must be finite and not negative")
+    if not any(weights.values()):
+        raise InvalidInput("all weights are 0")
+    return cast(Mapping[Branch, float], dict(weights))
