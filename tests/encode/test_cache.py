@@ -47,7 +47,7 @@ def one_by_one(model: LightRetriever, texts: list[str], *, instruction: str | No
     prompt = model.frame_queries([""], instruction=instruction)[0][0][:-1]
     rows = []
     with torch.no_grad():
-        for i, ids in enumerate(
+        for ids in (
             query_term_ids(model.backbone.tokenizer, model.contract.query, texts).row(j) for j in range(len(texts))
         ):
             states = []

@@ -1,0 +1,118 @@
+"""From a sentence-transformers folder and a corpus to a model folder, end to end on a random tiny encoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers import PreTrainedTokenizerFast
+
+from lightir.contract import Contract
+from lightir.encode import encode_corpus
+from lightir.errors import AlreadyExists, InvalidInput, NotFound
+from lightir.files import read_json
+from lightir.models.encoder import LightRetriever
+from lightir.shards import VectorsReader
+from lightir.text import query_term_ids
+from lightir.train.distill import distill, load_teacher
+from lightir.train.table_fit import FitConfig
+from lightir.types import Document
+from tiny_models import BOS, EOS, tiny_backbone, tiny_tokenizer
+
+WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper"]
+FIT = FitConfig(steps=30, batch_size=16, candidates=20)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    tiny_backbone("bert").model.save_pretrained(folder)
+    backend = tiny_tokenizer().backend
+    special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {"idx": i, "path": p, "type": f"x.{t}"} for i, (p, t) in enumerate(zip(["", "1", "2"], kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 60}')
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    (folder / "qrels").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=9)) for _ in range(40)]
+    lines = [json.dumps({"_id": f"d{i}", "title": "", "text": text}) for i, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    queries = [("q1", "violin harbor"), ("q2", "planet copper"), ("t1", "planet, copper?")]
+    (folder / "queries.jsonl").write_text("\n".join(json.dumps({"_id": i, "text": text}) for i, text in queries))
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "train.tsv").write_text(header + "q1\td1\t1\nq2\td2\t1\n")
+    (folder / "qrels" / "test.tsv").write_text(header + "t1\td3\t1\n")
+    return folder
+
+
+def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    out = distill(teacher, [collection], out=tmp_path / "m", spans=200, config=FIT, table_dtype="fp32")
+    model = LightRetriever.load(out)
+    texts = ["river stone cloud", "engine violin harbor planet copper", "stone stone"]
+    table = load_file(out / "query-encoder" / "model.safetensors")["embeddings"]
+    ids = query_term_ids(model.backbone.tokenizer, Contract.load(out / "query-encoder").query, texts)
+    light = np.stack([table[ids.row(i)].mean(axis=0) for i in range(len(ids))])
+    full = model.full_queries(texts).detach().numpy()
+    cosine = (light * full).sum(1) / np.linalg.norm(light, axis=1) / np.linalg.norm(full, axis=1)
+    assert cosine.min() > 0.9
+    report = encode_corpus(out, [Document("a", "river")], tmp_path / "v", dtype="fp32")
+    assert report.documents == 1
+    assert VectorsReader(tmp_path / "v").contract.document_fingerprint == model.contract.document_fingerprint
+    assert (tmp_path / "v" / "query-encoder" / "model.safetensors").is_file()
+
+
+def test_the_same_command_gives_the_same_bytes_with_and_without_kept_vectors(
+    teacher: Path, collection: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        distill(teacher, [collection], out=tmp_path / name, spans=50, config=FIT, work=tmp_path / "work")
+    distill(teacher, [collection], out=tmp_path / "c", spans=50, config=FIT)
+    stored = [(tmp_path / name / "query-encoder" / "model.safetensors").read_bytes() for name in "abc"]
+    assert stored[0] == stored[1]
+    assert len(stored[2]) == len(stored[0])
+    with pytest.raises(AlreadyExists):
+        distill(teacher, [collection], out=tmp_path / "a", spans=50, config=FIT)
+
+
+def test_training_queries_close_to_test_queries_are_left_out_and_counted(
+    teacher: Path, collection: Path, tmp_path: Path
+) -> None:
+    out = distill(
+        teacher, [collection], out=tmp_path / "m", queries=[collection], test=[collection], spans=0, config=FIT
+    )
+    facts = read_json(out / "distillation.json")
+    assert facts["queries"] == 1
+    assert facts["decontamination"]["sets"]["tiny labelled"]["dropped"] == 1
+
+
+def test_what_cannot_teach_is_refused(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no corpus"):
+        distill(teacher, [], out=tmp_path / "m")
+    with pytest.raises(InvalidInput, match="no query has a term"):
+        distill(teacher, [collection], out=tmp_path / "m", spans=0)
+    with pytest.raises(NotFound, match="neither"):
+        load_teacher(collection)
+    assert not (tmp_path / "m").exists()
+
+
+def test_the_frame_is_sentence_transformers_own(teacher: Path) -> None:
+    model = load_teacher(teacher)
+    (ids, start, stop), (long, _, _) = model.frame_documents([Document("a", "b", "T"), Document("c", "x" * 500)])
+    assert (ids[0], ids[-1]) == (BOS, EOS)
+    assert stop - start == len("T b")
+    assert len(long) == 60
