@@ -57,18 +57,20 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
             f"(the judgements have {next(iter(qrels))!r}); is it the right split?"
         )
     ir_measures = _ir_measures()
-    parsed = {_parse(ir_measures, name): name for name in measures}
+    parsed = {name: _parse(ir_measures, name) for name in measures}
     # trec_eval orders by score and breaks ties by id, downward; falling whole numbers make it keep our order.
     scores = {
         query_id: {doc_id: float(len(ranking) - place) for place, doc_id in enumerate(ranking.doc_ids)}
         for query_id, ranking in run.items()
         if query_id in qrels and len(ranking)
     }
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    found: dict[Any, dict[str, float]] = defaultdict(dict)
     if scores:
-        for metric in ir_measures.iter_calc(list(parsed), qrels, scores):
-            found[parsed[metric.measure]][metric.query_id] = float(metric.value)
-    per_query = {name: {query_id: found[name].get(query_id, 0.0) for query_id in qrels} for name in measures}
+        for metric in ir_measures.iter_calc(list(set(parsed.values())), qrels, scores):
+            found[metric.measure][metric.query_id] = float(metric.value)
+    per_query = {
+        name: {query_id: found[measure].get(query_id, 0.0) for query_id in qrels} for name, measure in parsed.items()
+    }
     means = {name: sum(values.values()) / len(values) for name, values in per_query.items()}
     return Evaluation(means, per_query)
 

@@ -1,0 +1,143 @@
+"""Decontamination equals comparing with every test query, and says what it did."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets
+from lightir.data.decontamination import QueryIndex, _signs, content_tokens, jaccard, simhash
+from lightir.errors import InvalidInput
+from lightir.types import Query
+
+WORDS = ["heart", "lung", "cancer", "drug", "the", "of", "what", "癌", "症", "癌症药", "vitamin"]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
+
+
+def slow_simhash(tokens: list[str]) -> int:
+    return sum(1 << (63 - bit) for bit in range(64) if sum(int(_signs(token)[bit]) for token in tokens) > 0)
+
+
+@given(TEXTS)
+def test_simhash_equals_its_definition(text: str) -> None:
+    assert simhash(content_tokens(text)) == slow_simhash(content_tokens(text))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(TEXTS, max_size=12),
+    TEXTS,
+    st.sampled_from([0.1, 1 / 3, 0.5, 2 / 3, 1.0]),
+    st.sampled_from([0, 3, 20, 63]),
+)
+def test_the_index_finds_what_comparing_with_each_finds(
+    texts: list[str], text: str, min_jaccard: float, max_hamming: int
+) -> None:
+    index = QueryIndex(
+        [Query(str(i), t) for i, t in enumerate(texts)], min_jaccard=min_jaccard, max_hamming=max_hamming
+    )
+    tokens = content_tokens(text)
+    expected = set()
+    for place, other in enumerate(texts):
+        if text.split() == other.split():
+            expected.add((place, "exact"))
+        others = content_tokens(other)
+        if tokens and others:
+            if (simhash(tokens) ^ simhash(others)).bit_count() <= max_hamming:
+                expected.add((place, "simhash"))
+            if jaccard(tokens, others) >= min_jaccard:
+                expected.add((place, "jaccard"))
+    assert {(match.place, match.rule) for match in index.matches(text)} == expected
+
+
+def test_content_tokens_leave_out_function_words_and_cut_han_into_bigrams() -> None:
+    assert content_tokens("What is the Heart's X-ray?") == ["heart", "x", "ray"]
+    assert content_tokens("癌症药 heart 字") == ["癌症", "症药", "heart", "字"]
+    assert content_tokens("what is it?") == []
+
+
+def queries(*texts: str) -> list[Query]:
+    return [Query(f"t{i}", text) for i, text in enumerate(texts)]
+
+
+def test_near_duplicates_go_and_the_report_says_why() -> None:
+    train = {
+        "a": queries(
+            "Where DID Abraham Lincoln die",  # exact but for case and punctuation
+            "abraham lincoln died where",  # 2 of 4 content words
+            "who was abraham",
+            "what is it",
+        ),
+        "b": queries("unrelated entirely"),
+    }
+    test = {"x": queries("where did abraham lincoln die?", "what is it?!"), "y": queries("boiling point")}
+    kept, report = decontaminate(train, test)
+    assert [query.query_id for query in kept["a"]] == ["t2"]
+    assert kept["b"] == train["b"]
+    found = report.sets["a"]
+    assert (found.queries, found.dropped) == (4, 3)
+    assert found.by_rule == {"exact": 2, "simhash": 1, "jaccard": 2, "shared_document": 0}
+    assert found.only_by_rule == {"exact": 1, "simhash": 0, "jaccard": 1, "shared_document": 0}
+    assert found.by_test_set == {"x": 3, "y": 0}
+    assert found.test_queries_touched == {"x": 2, "y": 0}
+    assert found.samples["jaccard"][1].test_query == "where did abraham lincoln die?"
+    assert found.samples["jaccard"][1].value == pytest.approx(0.5)
+    assert json.loads(json.dumps(report.to_json()))["sets"]["b"]["dropped"] == 0
+    assert "| a | 4 | 2 | 1 | 2 | 0 | 3 | 1 |" in report.to_markdown()
+
+
+def test_a_shared_relevant_document_counts_within_one_set_when_asked() -> None:
+    train = {"s": queries("alpha", "beta"), "other": queries("alpha")}
+    test = {"s": queries("gamma")}
+    train_qrels = {"s": {"t0": {"d1": 1}, "t1": {"d1": 0, "d2": 1}}, "other": {"t0": {"d1": 1}}}
+    kept, report = decontaminate(train, test, train_qrels=train_qrels, test_qrels={"s": {"t0": {"d1": 1, "d2": 0}}})
+    assert [query.query_id for query in kept["s"]] == ["t1"]
+    assert len(kept["other"]) == 1
+    assert report.sets["s"].by_rule["shared_document"] == 1
+
+
+def test_nothing_against_nothing() -> None:
+    kept, report = decontaminate({"a": []}, {})
+    assert kept == {"a": []}
+    assert report.sets["a"].dropped == 0
+
+
+@pytest.mark.parametrize("arguments", [{"min_jaccard": 0.0}, {"min_jaccard": 1.1}, {"max_hamming": -1}])
+def test_thresholds_without_sense_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        decontaminate({}, {}, **arguments)  # type: ignore[arg-type]
+
+
+def test_training_sets_lose_what_is_close_to_any_split_but_train(beir: Path) -> None:
+    tiny = TrainingSet.open(beir, instructions=("",))
+    clean, report = decontaminate_sets([tiny], [Dataset.open(beir)], min_jaccard=1.0)
+    assert len(clean[0]) == 24  # their numbers differ
+    assert report.test_sets == {"tiny": 4}
+    clean, _ = decontaminate_sets([tiny], [Dataset.open(beir)], min_jaccard=0.4)
+    assert len(clean[0]) == 0  # "question number" is common to all
+
+
+def test_it_is_not_quadratic() -> None:
+    def seconds(n: int) -> float:
+        train = [Query(str(i), f"word{i} word{i + 1} word{i + 2} thing") for i in range(n)]
+        test = [Query(str(i), f"other{i} word{3 * i} other{i + 1} thing") for i in range(n)]
+        start = time.perf_counter()
+        decontaminate({"a": train}, {"b": test})
+        return time.perf_counter() - start
+
+    assert seconds(8000) < 24 * max(seconds(1000), 0.02)  # quadratic: 64 times
+
+
+@pytest.mark.data
+def test_scifact_is_as_dirty_as_it_is_known_to_be(collections: Path) -> None:
+    """The pilot's figures: 46 % of the test claims have a near-duplicate, 65 % share a document with a train claim."""
+    train, test = TrainingSet.open(collections / "scifact"), Dataset.open(collections / "scifact")
+    _, report = decontaminate_sets([train], [test])
+    assert report.sets["scifact"].test_queries_touched["scifact"] / 300 == pytest.approx(0.46, abs=0.03)
+    _, report = decontaminate_sets([train], [test], min_jaccard=1.0, shared_documents=True)
+    assert report.sets["scifact"].test_queries_touched["scifact"] / 300 == pytest.approx(0.65, abs=0.01)

@@ -1,0 +1,229 @@
+"""Readers: every form gives the same documents, and a bad line is named."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightir.data import count_documents, read_documents, read_qrels, read_queries
+from lightir.errors import InvalidInput, NotFound
+from lightir.types import Document, Query
+
+DOCUMENTS = [
+    Document("a", "one, two\u2028three", "Title A", {"year": "1999"}),
+    Document("b c", 'said "no"', "", {"year": "2001"}),
+    Document("ü", "", "", {"year": ""}),
+]
+
+
+def write_jsonl(path: Path) -> None:
+    lines = [json.dumps({"_id": d.doc_id, "title": d.title, "text": d.text, **d.metadata}) for d in DOCUMENTS]
+    path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+
+
+def write_table(path: Path, dialect: str) -> None:
+    quoting = {"quoting": csv.QUOTE_NONE, "quotechar": None} if dialect == "excel-tab" else {}
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file, dialect=dialect, **quoting)  # type: ignore[arg-type]
+        writer.writerow(["id", "year", "title", "contents"])
+        writer.writerows([d.doc_id, d.metadata["year"], d.title, d.text] for d in DOCUMENTS)
+
+
+def write_parquet(path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"doc_id": d.doc_id, "title": d.title, "body": d.text, **d.metadata} for d in DOCUMENTS]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "c.jsonl": write_jsonl,
+    "c.csv": lambda path: write_table(path, "excel"),
+    "c.tsv": lambda path: write_table(path, "excel-tab"),
+    "c.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_form_gives_the_same_documents(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    assert list(read_documents(tmp_path / name)) == DOCUMENTS
+    assert count_documents(tmp_path / name) in (3, None if name[2:] in ("csv", "tsv") else 3)
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.csv", "c.tsv"])
+def test_gzip_changes_nothing(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    assert list(read_documents(tmp_path / f"{name}.gz")) == DOCUMENTS
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_a_beir_folder_is_known_by_its_files(tmp_path: Path, ending: str) -> None:
+    packed = gzip.compress if ending.endswith("gz") else bytes
+    (tmp_path / f"corpus{ending}").write_bytes(packed(b'{"_id": 1, "text": "x", "title": null}\n'))
+    queries = b'{"_id": "q", "text": "y", "metadata": {"answers": ["z"]}}\n'
+    (tmp_path / f"queries{ending}").write_bytes(packed(queries))
+    assert list(read_documents(tmp_path)) == [Document("1", "x")]
+    assert list(read_queries(tmp_path)) == [Query("q", "y", {"answers": ["z"]})]
+    assert count_documents(tmp_path) == 1
+
+
+def test_a_folder_of_text_files_has_paths_as_ids(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name, text in (("b.txt", "two\nlines\n"), ("sub/a.md", ""), ("c.png", "no"), (".git/x.txt", "no")):
+        (tmp_path / name).write_text(text)
+    assert list(read_documents(tmp_path)) == [Document("b.txt", "two\nlines\n"), Document("sub/a.md", "")]
+    assert count_documents(tmp_path) == 2
+
+
+def test_several_files_are_one_stream_with_one_set_of_ids(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl")
+    write_table(tmp_path / "b.csv", "excel")
+    assert count_documents([tmp_path / "a.jsonl", tmp_path / "a.jsonl"]) == 6
+    with pytest.raises(InvalidInput, match=r"b\.csv, line 2: id 'a' stood already in .*a\.jsonl, line 1"):
+        list(read_documents([tmp_path / "a.jsonl", tmp_path / "b.csv"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b'\xef\xbb\xbf{"id": "a", "text": "x"}\n', [Document("a", "x")]),
+        (b"first\n\nsecond\r\n", [Document("1", "first"), Document("3", "second")]),
+    ],
+)
+def test_stdin_holds_json_lines_or_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, expected: list[Document]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert list(read_documents("-")) == expected
+    assert count_documents("-") is None
+
+
+def test_a_text_file_of_queries_holds_one_a_line(tmp_path: Path) -> None:
+    (tmp_path / "q.txt").write_text("what?\n\nwhy?\n")
+    assert list(read_queries(tmp_path / "q.txt")) == [Query("1", "what?"), Query("3", "why?")]
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "x"}\nnot json\n')
+    documents = read_documents(tmp_path / "c.jsonl")
+    assert next(documents).doc_id == "a"
+    with pytest.raises(InvalidInput, match="line 2: not JSON"):
+        next(documents)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[1]", "line 2: list where an object was expected"),
+        (b'{"text": "x"}', r"line 2: no id: the fields are \['text'\]"),
+        (b'{"_id": "b"}', "line 2: no text"),
+        (b'{"_id": " ", "text": "x"}', "line 2: _id is empty"),
+        (b'{"_id": true, "text": "x"}', "line 2: _id is bool"),
+        (b'{"_id": "b", "text": null}', "line 2: text is NoneType"),
+        (b'{"_id": "b", "text": "x", "title": 3}', "line 2: title is int"),
+        (b'{"_id": "b", "text": "\\ud800"}', "line 2: text cannot be written as UTF-8"),
+        (b'{"_id": "b", "text": "\xff"}', "line 2: not UTF-8"),
+        (b'{"_id": "a", "text": "x"}', "line 2: id 'a' stood already in .*line 1"),
+        (b'{"_id": "b", "text": "x", "metadata": {"y": 1}, "y": 2}', "line 2: 'y' stands both"),
+    ],
+)
+def test_a_bad_json_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "c.jsonl").write_bytes(b'{"_id": "a", "text": "x"}\n' + line + b"\n")
+    with pytest.raises(InvalidInput, match=message):
+        list(read_documents(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('id,text\na,"x\ny"\nb,c,d\n', "line 4: 3 fields where the header has 2"),
+        ('id,text\na,"x\n', "line 2: "),
+        ("id,id\na,b\n", "twice"),
+        ("id,words\na,b\n", "line 2: no text"),
+    ],
+)
+def test_a_bad_table_row_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "c.csv").write_text(content)
+    with pytest.raises(InvalidInput, match=message):
+        list(read_documents(tmp_path / "c.csv"))
+
+
+def test_a_csv_field_may_be_huge(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text(f"id,text\na,{'x' * 300_000}\n")
+    assert len(next(read_documents(tmp_path / "c.csv")).text) == 300_000
+
+
+def test_a_cut_off_gzip_file_is_said(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "c.jsonl")
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "c.jsonl").read_bytes())[:-12])
+    with pytest.raises(InvalidInput, match="gzip stream is broken"):
+        list(read_documents(tmp_path / "c.jsonl.gz"))
+
+
+def test_parquet_dates_become_text_and_bytes_are_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {"id": 7, "text": "x", "day": datetime.date(2020, 1, 2), "tags": ["a"]}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "c.parquet")
+    assert list(read_documents(tmp_path / "c.parquet")) == [
+        Document("7", "x", "", {"day": "2020-01-02", "tags": ["a"]})
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist([{**row, "raw": b"\0"}]), tmp_path / "c.parquet")
+    with pytest.raises(InvalidInput, match="row 1: raw is bytes"):
+        list(read_documents(tmp_path / "c.parquet"))
+    (tmp_path / "c.parquet").write_bytes(b"nonsense")
+    with pytest.raises(InvalidInput, match="not a Parquet file"):
+        list(read_documents(tmp_path / "c.parquet"))
+
+
+def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="does not exist"):
+        read_documents(tmp_path / "none.jsonl")
+    (tmp_path / "c.docx").write_text("")
+    with pytest.raises(InvalidInput, match=r"\.docx are not known"):
+        read_documents(tmp_path / "c.docx")
+    with pytest.raises(InvalidInput, match=r"neither corpus\.jsonl"):
+        read_documents(tmp_path)
+    with pytest.raises(InvalidInput, match="no source"):
+        read_documents([])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["query-id\tcorpus-id\tscore\nq\ta b\t2\nq\tc\t0\n", "q\ta b\t2\nq\tc\t0\nq\tc\t0\n\n"],
+)
+def test_beir_judgements_with_and_without_header(tmp_path: Path, content: str) -> None:
+    (tmp_path / "test.tsv").write_text(content)
+    assert read_qrels(tmp_path / "test.tsv") == {"q": {"a b": 2, "c": 0}}
+
+
+def test_trec_judgements(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("q1 0 a 1\nq2\t0\tb\t-1\n")
+    assert read_qrels(tmp_path / "qrels") == {"q1": {"a": 1}, "q2": {"b": -1}}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q\ta", "line 2: 'q"),
+        ("q\ta\thigh", "line 2: the grade is 'high'"),
+        ("q\t\t1", "line 2: an empty id"),
+        ("q\td\t2", "line 2: 'q' and 'd' have grade 2, but 1 before"),
+    ],
+)
+def test_a_bad_judgement_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "test.tsv").write_text(f"q\td\t1\n{line}\n")
+    with pytest.raises(InvalidInput, match=message):
+        read_qrels(tmp_path / "test.tsv")

@@ -1,0 +1,89 @@
+"""Measures: hand-computed values, our order of ties, and what counts 0."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightir.errors import InvalidInput
+from lightir.eval import evaluate
+from lightir.types import Qrels, Ranking, Run
+
+
+def run_of(**rankings: list[str]) -> Run:
+    """Rankings whose scores are all equal: only their order can tell."""
+    return {query_id: Ranking(query_id, ids, np.zeros(len(ids))) for query_id, ids in rankings.items()}
+
+
+def slow_ndcg(ids: list[str], grades: dict[str, int], k: int) -> float:
+    ideal = sorted((max(g, 0) for g in grades.values()), reverse=True)[:k]
+    best = sum(g / math.log2(rank + 1) for rank, g in enumerate(ideal, 1))
+    got = sum(max(grades.get(d, 0), 0) / math.log2(rank + 1) for rank, d in enumerate(ids[:k], 1))
+    return got / best if best else 0.0
+
+
+def slow_recall(ids: list[str], grades: dict[str, int], k: int) -> float:
+    relevant = {d for d, g in grades.items() if g >= 1}
+    return len(relevant & set(ids[:k])) / len(relevant) if relevant else 0.0
+
+
+def slow_rr(ids: list[str], grades: dict[str, int], k: int) -> float:
+    return next((1 / rank for rank, d in enumerate(ids[:k], 1) if grades.get(d, 0) >= 1), 0.0)
+
+
+DOCS = [f"d{i}" for i in range(30)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rankings=st.lists(st.permutations(DOCS).flatmap(lambda p: st.integers(0, 30).map(lambda n: p[:n])), max_size=4),
+    grades=st.lists(
+        st.dictionaries(st.sampled_from(DOCS), st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
+)
+def test_measures_equal_their_definitions_in_the_rankings_own_order(
+    rankings: list[list[str]], grades: list[dict[str, int]]
+) -> None:
+    run = {"q0": Ranking("q0", [], np.zeros(0))} | run_of(**{f"q{i}": ids for i, ids in enumerate(rankings)})
+    qrels: Qrels = {f"q{i}": each for i, each in enumerate(grades)}
+    found = evaluate(run, qrels, ["nDCG@10", "R@20", "RR@10"])
+    twins = {"nDCG@10": (slow_ndcg, 10), "R@20": (slow_recall, 20), "RR@10": (slow_rr, 10)}
+    for name, (twin, k) in twins.items():
+        ids = {query_id: list(run[query_id].doc_ids) if query_id in run else [] for query_id in qrels}
+        expected = {query_id: twin(ids[query_id], qrels[query_id], k) for query_id in qrels}
+        assert found.per_query[name] == pytest.approx(expected)
+        assert found.measures[name] == pytest.approx(sum(expected.values()) / len(expected))
+
+
+def test_absent_empty_and_hopeless_queries_count_0_and_unjudged_ones_do_not_count() -> None:
+    run = run_of(found=["a"], empty=[], hopeless=["a"], unjudged=["a"])
+    qrels = {"found": {"a": 1}, "empty": {"a": 1}, "hopeless": {"a": 0}, "absent": {"a": 1}}
+    found = evaluate(run, qrels)
+    assert found.n_queries == 4
+    assert found.per_query["RR@10"] == {"found": 1.0, "empty": 0.0, "hopeless": 0.0, "absent": 0.0}
+    assert found.measures["nDCG@10"] == pytest.approx(0.25)
+
+
+def test_a_run_of_another_split_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="split"):
+        evaluate(run_of(q1=["a"]), {"q2": {"a": 1}})
+
+
+def test_no_judgements_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="no judgements"):
+        evaluate(run_of(q1=["a"]), {})
+
+
+@pytest.mark.parametrize("name", ["nDGC@10", "", "R@", "foo bar"])
+def test_an_unknown_measure_is_named(name: str) -> None:
+    with pytest.raises(InvalidInput, match="expected names like"):
+        evaluate(run_of(q=["a"]), {"q": {"a": 1}}, [name])
+
+
+def test_two_spellings_of_one_measure_both_come_back() -> None:
+    found = evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", "NDCG@10"])
+    assert found.measures == {"nDCG@10": 1.0, "NDCG@10": 1.0}

@@ -1,0 +1,106 @@
+"""TREC files: what is written is read back, and every reader sees one order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightir.data import read_qrels
+from lightir.errors import InvalidInput, NotFound
+from lightir.eval import ranking_of, read_run, write_qrels, write_run
+from lightir.eval.runs import _escaped, _unescaped
+from lightir.types import Ranking
+
+
+def ranking(query_id: str, *pairs: tuple[str, float]) -> Ranking:
+    return Ranking(query_id, [doc_id for doc_id, _ in pairs], np.array([score for _, score in pairs], dtype=np.float64))
+
+
+def test_a_written_run_comes_back_in_the_same_order(tmp_path: Path) -> None:
+    run = {"q1": ranking("q1", ("b", 2.5), ("c", 1.0), ("a", 1.0), ("d", -3.0)), "q2": ranking("q2", ("x", 0.0))}
+    write_run(tmp_path / "run.trec", run)
+    back = read_run(tmp_path / "run.trec")
+    assert {q: list(r.doc_ids) for q, r in back.items()} == {q: list(r.doc_ids) for q, r in run.items()}
+
+
+def test_written_ranks_start_at_1_and_scores_fall_strictly_in_single_precision(tmp_path: Path) -> None:
+    tied = ranking("q", *((f"d{i}", 1.0) for i in range(5)), ("last", 1.0 - 1e-12), ("zero", 0.0), ("zero2", 0.0))
+    write_run(tmp_path / "run.trec", {"q": tied}, tag="mine")
+    rows = [line.split() for line in (tmp_path / "run.trec").read_text().splitlines()]
+    assert [row[3] for row in rows] == [str(i) for i in range(1, 9)]
+    assert np.all(np.diff(np.array([row[4] for row in rows], dtype=np.float32)) < 0)
+    assert {row[1] for row in rows} == {"Q0"}
+    assert {row[5] for row in rows} == {"mine"}
+
+
+def test_ids_with_blanks_survive_and_keep_the_file_at_six_columns(tmp_path: Path) -> None:
+    run = {"query 1": ranking("query 1", ("Geneva Durben", 2.0), ("50% of\tall", 1.0), ("a%20b", 0.5), ("\u3000", 0.1))}
+    write_run(tmp_path / "run.trec", run)
+    write_qrels(tmp_path / "qrels.trec", {"query 1": {"Geneva Durben": 1}})
+    assert all(len(line.split()) == 6 for line in (tmp_path / "run.trec").read_text().splitlines())
+    assert list(read_run(tmp_path / "run.trec")["query 1"].doc_ids) == list(run["query 1"].doc_ids)
+    assert read_qrels(tmp_path / "qrels.trec") == {"query%201": {"Geneva%20Durben": 1}}  # one spelling in both files
+
+
+def test_other_escapes_in_foreign_ids_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("q Q0 http://x/%C3%A4%2Fb 1 1.0 t\n")
+    assert read_run(tmp_path / "run")["q"].doc_ids == ["http://x/%C3%A4%2Fb"]
+
+
+@given(st.text(min_size=1))
+def test_escaping_is_undone_for_every_id(each_id: str) -> None:
+    try:
+        each_id.encode()
+    except UnicodeEncodeError:
+        return
+    escaped = _escaped(each_id)
+    assert len(escaped.split()) == 1
+    assert _unescaped(escaped) == each_id
+
+
+def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("q Q0 b 1 1.0 t\nq Q0 c 2 3.0 t\n\nq Q0 a 3 1.0 t\n")
+    assert read_run(tmp_path / "run")["q"].doc_ids == ["c", "a", "b"]
+
+
+def test_ranking_of_nothing_is_empty() -> None:
+    assert len(ranking_of("q", {})) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 d 1 1.0", "line 2: 5 columns"),
+        ("q Q0 d 1 high t", "line 2: the score is 'high'"),
+        ("q Q0 d 1 nan t", "line 2: the score is 'nan'"),
+        ("q Q0 first 1 0.5 t", "line 2: document 'first' came before"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "run").write_text(f"q Q0 first 1 2.0 t\n{line}\n")
+    with pytest.raises(InvalidInput, match=message):
+        read_run(tmp_path / "run")
+
+
+def test_a_missing_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="run"):
+        read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ranking("q", ("a", 1.0), ("b", 2.0)),
+        ranking("q", ("a", 1.0), ("a", 0.5)),
+        ranking("q", ("a", float("nan"))),
+        ranking("q", ("", 1.0)),
+    ],
+)
+def test_a_ranking_that_is_none_is_not_written(tmp_path: Path, bad: Ranking) -> None:
+    with pytest.raises(InvalidInput):
+        write_run(tmp_path / "run", {"q": bad})
+    assert not (tmp_path / "run").exists()
