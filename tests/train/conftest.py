@@ -1,0 +1,77 @@
+"""A random tiny model in a folder, and data sets small enough to train on in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lightir.train.recipe import DataRecipe, DevSet, Documents, Evaluation, Heads, Losses, ModelRecipe, Recipe
+from lightir.train.recipe import Optimisation as Settings
+from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
+
+TOPICS = ("river", "engine", "planet", "bread", "piano", "forest", "bridge", "winter", "copper", "island", "mirror", "candle")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama with a byte tokenizer, as Hugging Face saves it."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer().save(folder / "tokenizer.json")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def write_dataset(folder: Path, prefix: str) -> Path:
+    """A BEIR folder: one document and three train queries a topic, and one dev query."""
+    (folder / "qrels").mkdir(parents=True)
+    documents, queries, judged = [], [], {"train": [], "dev": []}
+    for topic in TOPICS:
+        documents.append({"_id": f"{prefix}-{topic}", "title": topic, "text": f"{prefix} text about the {topic} alone"})
+        for number, split in enumerate(("train", "train", "train", "dev")):
+            query_id = f"{topic}-{number}"
+            queries.append({"_id": query_id, "text": f"{prefix} {topic} " + "abcd"[number] * 4})
+            judged[split].append(f"{query_id}\t{prefix}-{topic}\t1")
+    for name, records in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    for split, lines in judged.items():
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two data sets."""
+    root = tmp_path_factory.mktemp("data")
+    return write_dataset(root / "alpha", "alpha"), write_dataset(root / "beta", "beta")
+
+
+@pytest.fixture()
+def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> Recipe:
+    """Everything on: all losses, fitted heads, two sets, dev evaluation, dropout."""
+    return Recipe(
+        model=ModelRecipe(str(model_folder), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.1),
+        data=tuple(DataRecipe(str(folder)) for folder in datasets),
+        optimisation=Settings(steps=6, batch_size=4, negatives=1, learning_rate=1e-2, warmup_steps=1),
+        losses=Losses(sparse_alignment=0.5, flops_ramp_steps=4, dims=(16, 8)),
+        heads=Heads(pooling="mean", standardize=True, calibrate=0.5, calibration_documents=12),
+        documents=Documents(max_tokens=48, train_tokens=32),
+        evaluation=Evaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),), every=3),
+        checkpoint_every=2,
+    )

@@ -1,0 +1,177 @@
+"""The contrastive stage: what comes out, exact resume, accumulation, and any number of processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from safetensors.torch import load_file
+
+from lightir.contract import Contract
+from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
+from lightir.models.encoder import LightRetriever
+from lightir.train import contrastive
+from lightir.train.contrastive import average_gradients, batch_losses, learning_rate_share, share_of, train
+from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
+from lightir.train.recipe import Recipe, load_recipe
+
+
+def with_settings(recipe: Recipe, **changes: object) -> Recipe:
+    return dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, **changes))
+
+
+def records(model: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+
+
+def losses_of(model: Path) -> list[tuple[object, object]]:
+    return [(each["step"], each["loss"]) for each in records(model) if "loss" in each]
+
+
+def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_path: Path) -> None:
+    out = train(with_settings(recipe, steps=40), tmp_path / "model", device="cpu")
+    losses = [float(loss) for _, loss in losses_of(out)]  # type: ignore[arg-type]
+    assert np.mean(losses[-8:]) < np.mean(losses[:8])
+    retriever = LightRetriever.load(out)
+    assert retriever.contract.document.max_tokens == 48
+    assert retriever.contract.query == recipe.query
+    assert {"recipe.yaml", "log.jsonl", "data.json", "environment.json"} <= {p.name for p in (out / "training").iterdir()}
+    assert load_recipe(out / "training" / "recipe.yaml") == with_settings(recipe, steps=40)
+    assert not (tmp_path / "model.run").exists()
+
+
+def test_the_log_holds_losses_norms_and_development_measures(recipe: Recipe, tmp_path: Path) -> None:
+    found = records(train(recipe, tmp_path / "model", device="cpu"))
+    steps = [each for each in found if "loss" in each]
+    parts = ("symmetric", "dense", "sparse", "dense_alignment", "sparse_alignment", "flops")
+    assert len(steps) == 6
+    for each in steps:
+        assert each["loss"] == pytest.approx(sum(each[name] for name in parts), rel=1e-5)  # type: ignore[misc]
+        assert {"gradient_norm", "nonzeros", "cosine", "docs_per_s", "learning_rate", "dataset"} <= set(each)
+    measured = [each["development"]["mean"] for each in found if "development" in each]  # type: ignore[index]
+    assert len(measured) == 2
+    assert set(measured[0]) == {"symmetric", "dense", "sparse", "hybrid", "symmetric_hybrid"}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(recipe, tmp_path / "whole", device="cpu")
+    original = contrastive._Run._optimizer_step
+
+    def killed(self: contrastive._Run) -> dict[str, object]:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(contrastive._Run, "_optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    with pytest.raises(AlreadyExists, match="unfinished run"):
+        train(recipe, tmp_path / "cut", device="cpu")
+    resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
+    assert losses_of(resumed) == losses_of(whole)
+    a, b = (load_file(str(m / "adapter" / "adapter_model.safetensors")) for m in (whole, resumed))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert Contract.load(whole) == Contract.load(resumed)
+
+
+def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotFound, match="no checkpoint"):
+        train(recipe, tmp_path / "none", resume=True, device="cpu")
+    monkeypatch.setattr(contrastive._Run, "finish", lambda self: self.out)
+    train(recipe, tmp_path / "begun", device="cpu")
+    with pytest.raises(FormatError, match="another recipe"):
+        train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
+
+
+def test_schedules_step_once_for_an_optimizer_step(recipe: Recipe, tmp_path: Path) -> None:
+    rates = []
+    for accumulation in (1, 2):
+        out = train(with_settings(recipe, accumulation=accumulation), tmp_path / f"a{accumulation}", device="cpu")
+        rates.append([each["learning_rate"] for each in records(out) if "loss" in each])
+    assert rates[0] == rates[1]
+
+
+def test_the_learning_rate_rises_and_falls_to_its_share(recipe: Recipe) -> None:
+    settings = with_settings(recipe, steps=100, warmup_steps=9, final_share=0.1)
+    shares = [learning_rate_share(step, step / 100, settings) for step in range(100)]
+    assert shares[0] == pytest.approx(0.1)
+    assert int(np.argmax(shares)) == 9
+    assert shares[-1] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_a_time_budget_ends_a_run(recipe: Recipe, tmp_path: Path) -> None:
+    out = train(with_settings(recipe, steps=10_000, max_minutes=0.03), tmp_path / "model", device="cpu")
+    assert 0 < len(losses_of(out)) < 10_000
+
+
+def test_a_weight_of_zero_leaves_the_part_out(recipe: Recipe, tmp_path: Path) -> None:
+    losses = dataclasses.replace(recipe.losses, symmetric=0.0, flops=0.0, sparse=0.0)
+    out = train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
+    step = next(each for each in records(out) if "loss" in each)
+    assert "dense" in step
+    assert not {"symmetric", "dense_alignment", "sparse", "flops", "nonzeros"} & set(step)
+
+
+def test_shares_cover_a_batch_and_point_at_the_positives(recipe: Recipe) -> None:
+    sets, _ = open_sets(recipe, negatives=[None, None])
+    batch = make_mixture(recipe, sets).batch(0)
+    shares = [share_of(batch, process=rank, processes=2) for rank in range(2)]
+    gathered = [document for share in shares for document in share.documents]
+    assert sorted(d.doc_id for d in gathered) == sorted(d.doc_id for d in batch.documents)
+    for share in shares:
+        for row, column in enumerate(share.positives):
+            assert gathered[column].doc_id == batch.documents[row].doc_id
+            assert not share.excluded[row, column]
+    with pytest.raises(InvalidInput, match="does not divide"):
+        share_of(batch, process=0, processes=3)
+
+
+def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    sets, _ = open_sets(recipe, negatives=[None, None])
+    retriever = build_model(recipe, device="cpu")
+    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
+        for name, parameter in retriever.trunk.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    fit_heads(retriever, recipe, sets)
+    parts, _ = batch_losses(retriever, make_mixture(recipe, sets).batch(0), recipe, step=3)
+    torch.stack(list(parts.values())).sum().backward()
+    trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    average_gradients(list(trained.values()))
+    return {name: p.grad for name, p in trained.items() if p.grad is not None}
+
+
+def _process(rank: int, world: int, port: int, recipe: Recipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = gradients(recipe)
+    if rank == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, lora_dropout=0.0))
+    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
+    multiprocessing.start_processes(_process, args=(4, port, recipe, str(path)), nprocs=4, start_method="fork")
+    one, four = gradients(recipe), torch.load(path, weights_only=True)
+    assert one.keys() == four.keys()
+    for name, expected in one.items():
+        # At a temperature of 0.02 float32 sums in another order differ by about 1e-5 of the whole.
+        assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
+    assert any(float(g.abs().max()) > 1e-4 for g in one.values())
