@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 
 import Stemmer
 
@@ -20,8 +21,8 @@ MODEL = "model"
 
 # Lucene's English stop set.
 ENGLISH_STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
-    "this to was will with".split()
+    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they
+    this to was will with""".split()  # noqa: SIM905
 )
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
@@ -71,8 +72,7 @@ class Analyzer:
             return words
         if self.name == "english":
             words = [word for word in words if word not in ENGLISH_STOP_WORDS]
-        stems: list[str] = _stemmer(self.name).stemWords(words)
-        return stems
+        return [_stem(self.name, word) for word in words]
 
 
 def analyzer_names() -> tuple[str, ...]:
@@ -84,10 +84,16 @@ def _chinese_terms(text: str) -> list[str]:
     terms: list[str] = []
     for match in _HAN_OR_WORD.finditer(text):
         run = match.group()
-        terms.extend([*run, *map("".join, zip(run, run[1:], strict=False))] if match.group(1) else [run])
+        terms.extend([*run, *map("".join, pairwise(run))] if match.group(1) else [run])
     return terms
+
+
+@lru_cache(maxsize=2**18)
+def _stem(language: str, word: str) -> str:
+    stem: str = _stemmer(language).stemWord(word)
+    return stem
 
 
 @cache
 def _stemmer(language: str) -> Stemmer.Stemmer:
-    return Stemmer.Stemmer(language)
+    return Stemmer.Stemmer(language, 0)  # its own cache of words costs more than it saves

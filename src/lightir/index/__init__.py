@@ -1,7 +1,7 @@
 """The index: a SQLite store of documents and an immutable segment of memory-mapped arrays."""
 
-from lightir.index.build import build_index, document_shards
-from lightir.index.bm25 import B, K1
-from lightir.index.reader import Index, IndexInfo, SparseBranch
+from lightir.index.build import build_index, document_shards, normalized
+from lightir.index.reader import Index, IndexInfo
+from lightir.index.segment import SparseBranch
 
-__all__ = ["B", "K1", "Index", "IndexInfo", "SparseBranch", "build_index", "document_shards"]
+__all__ = ["Index", "IndexInfo", "SparseBranch", "build_index", "document_shards", "normalized"]

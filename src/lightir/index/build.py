@@ -27,7 +27,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import query_term_ids
 from lightir.types import Document
-from lightir.vectors import Ragged, SparseVectors
+from lightir.vectors import Floats, Ragged, SparseVectors
 
 SHARD_DOCUMENTS = 4096
 WHOLE_TEXT_TOKENS = 2**31 - 1
@@ -253,9 +253,14 @@ class _Collected:
 def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.float16]:
     if dim is None or dim == rows.shape[1]:
         return rows.astype(np.float16, copy=False)
-    prefix = rows[:, :dim].astype(np.float32)
-    lengths = np.linalg.norm(prefix, axis=1, keepdims=True)
-    return np.divide(prefix, lengths, out=np.zeros_like(prefix), where=lengths > 0).astype(np.float16)
+    return normalized(rows[:, :dim].astype(np.float32)).astype(np.float16)
+
+
+def normalized(rows: Floats) -> Floats:
+    """The rows scaled to length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
+    return out
 
 
 def _dense_arrays(rows: npt.NDArray[np.float16], dtype: DenseDtype) -> dict[str, npt.NDArray[Any]]:

@@ -186,7 +186,7 @@ class Index:
                 "method": self.contract.method,
                 "backbone": self.contract.backbone.address,
             }
-        n_bytes = {branch: self._segment.n_bytes(branch) for branch in BRANCHES}
+        n_bytes: dict[str, int] = {branch: self._segment.n_bytes(branch) for branch in BRANCHES}
         return IndexInfo(
             documents=len(self),
             pending=0,

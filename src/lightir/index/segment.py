@@ -42,7 +42,11 @@ class SparseBranch:
 
 def sparse_arrays(name: str, vectors: SparseVectors) -> dict[str, npt.NDArray[Any]]:
     """A branch's arrays by file name (without .npy)."""
-    forward = {"indptr": vectors.indptr, "term_ids": vectors.term_ids, "weights": vectors.weights}
+    forward: dict[str, npt.NDArray[Any]] = {
+        "indptr": vectors.indptr,
+        "term_ids": vectors.term_ids,
+        "weights": vectors.weights,
+    }
     postings = kernel.invert(
         vectors.indptr, vectors.term_ids, vectors.weights, vocab_size=vectors.vocab_size, n_docs=len(vectors)
     )

@@ -102,7 +102,8 @@ class StoreReader:
             rows = self._select("SELECT doc_id, text, title, metadata FROM documents WHERE doc_id = ?", (doc_id,))
             if not rows:
                 raise NotFound(f"there is no document {doc_id!r}")
-            documents.append(Document(*rows[0][:3], metadata=json.loads(rows[0][3])))
+            found_id, text, title, metadata = rows[0]
+            documents.append(Document(found_id, text, title, json.loads(metadata)))
         return documents
 
     def verify(self, n_documents: int) -> None:

@@ -1,4 +1,4 @@
-"""The query-encoder folder: one table of token vectors an instruction, looked up and averaged (LightRetriever, Eq. 6)."""
+"""The query-encoder folder: one table of token vectors an instruction, looked up and averaged (Eq. 6)."""
 
 from __future__ import annotations
 
@@ -329,4 +329,5 @@ def _map_tensor(content: npt.NDArray[np.uint8], start: int, entry: Mapping[str, 
     if start + end > len(content):
         raise ValueError(f"it ends at byte {len(content)}, but a tensor reaches to {start + end}")
     flat = np.asarray(content[start + begin : start + end]).view(_DTYPES[entry["dtype"]])
-    return flat.reshape(entry["shape"])
+    tensor: npt.NDArray[Any] = flat.reshape(entry["shape"])
+    return tensor

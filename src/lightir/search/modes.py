@@ -77,7 +77,7 @@ def _branches(
 def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
     branches: set[Branch] = {branch for branch in available if default.weights.get(branch, 0.0) > 0}
     if len(branches) < 2:
-        branches |= {"tokens"} & set(available)
+        branches |= {branch for branch in available if branch == "tokens"}
     if len(branches) < 2:
         raise InvalidInput(f"hybrid search needs two branches; the index has {', '.join(available)}")
     return branches
@@ -85,9 +85,10 @@ def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
 
 def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[Branch, float]:
     said = {branch for branch, weight in default.weights.items() if weight > 0}
-    source: Mapping[str, float] = default.weights if said == set(branches) else DEFAULT_WEIGHTS
-    total = sum(source[branch] for branch in branches) if source is DEFAULT_WEIGHTS else 1.0
-    return {branch: source[branch] / total for branch in branches}
+    if said == set(branches):
+        return {branch: default.weights[branch] for branch in branches}
+    total = sum(DEFAULT_WEIGHTS[branch] for branch in branches)
+    return {branch: DEFAULT_WEIGHTS[branch] / total for branch in branches}
 
 
 def _checked_weights(weights: Mapping[str, float]) -> Mapping[Branch, float]:

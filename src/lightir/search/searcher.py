@@ -13,7 +13,7 @@ from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index import Index, SparseBranch
+from lightir.index import Index, SparseBranch, normalized
 from lightir.query import CachedQueryEncoder
 from lightir.search.fusion import BranchList, Fused, alone, fuse
 from lightir.search.modes import Mode, Plan, plan
@@ -155,7 +155,7 @@ class Searcher:
         texts = [check_text(query.text, f"query {query.query_id!r}") for query in queries]
         by_words = "tokens" in chosen.branches and not self.index.counts_model_terms
         tokens = self.index.token_queries(texts) if by_words else None
-        if self.encoder is None or chosen.branches == ("tokens",) and by_words:
+        if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
             return _Encoded(None, None, tokens)
         vectors = self.encoder.encode(texts, task=self.task)
         if "tokens" in chosen.branches and tokens is None:
@@ -174,9 +174,7 @@ class Searcher:
             raise InvalidInput(f"the query encoder's vectors are {width} wide, but the index's {dim}")
         if width == dim:
             return vectors.dense
-        prefix = np.ascontiguousarray(vectors.dense[:, :dim])
-        lengths = np.linalg.norm(prefix, axis=1, keepdims=True)
-        return np.divide(prefix, lengths, out=np.zeros_like(prefix), where=lengths > 0)
+        return normalized(vectors.dense[:, :dim])
 
     def _ranked(
         self, encoded: _Encoded, chosen: Plan, k: int, depth: int, banned: Sequence[set[str]]
@@ -253,9 +251,9 @@ class Searcher:
             branch: BranchScore(float(column.scores[0]), float(column.normalized[0]), int(column.ranks[0]) or None)
             for branch, column in fused.columns.items()
         }
-        terms = [] if encoded is None else [t for b in branches for t in self._terms(b, int(fused.doc_ords[0]), encoded)]
         shown = snippet(document.text, query, self._snippet_analyzer())
-        score = float(fused.scores[0])
+        score, doc_ord = float(fused.scores[0]), int(fused.doc_ords[0])
+        terms = [] if encoded is None else [term for b in branches for term in self._terms(b, doc_ord, encoded)]
         return Hit(document.doc_id, score, document.title, shown, document.metadata, branches, tuple(terms))
 
     def _terms(self, branch: Branch, doc_ord: int, encoded: _Encoded) -> list[TermScore]:

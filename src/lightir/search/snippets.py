@@ -34,10 +34,9 @@ def snippet(text: str, query: str, analyzer: Analyzer, *, length: int = SNIPPET_
 def _matches(text: str, wanted: set[str], analyzer: Analyzer) -> list[tuple[int, frozenset[str]]]:
     words = list(_WORD.finditer(text))
     distinct = list({word.group() for word in words})
-    found = {
-        word: hits for word, terms in zip(distinct, analyzer.terms(distinct), strict=True) if (hits := wanted & {*terms})
-    }
-    return [(word.start(), frozenset(found[word.group()])) for word in words if word.group() in found]
+    terms_of = dict(zip(distinct, analyzer.terms(distinct), strict=True))
+    found = {word: frozenset(wanted.intersection(terms)) for word, terms in terms_of.items()}
+    return [(word.start(), found[word.group()]) for word in words if found[word.group()]]
 
 
 def _best_start(matches: list[tuple[int, frozenset[str]]], length: int) -> int:
