@@ -1,5 +1,5 @@
 """Query encoders that need no model: cached tables of token vectors, and counts."""
 
-from lightir.query.cached import CachedQueryEncoder, QueryTable
+from lightir.query.cached import CachedQueryEncoder, CachedTable
 
-__all__ = ["CachedQueryEncoder", "QueryTable"]
+__all__ = ["CachedQueryEncoder", "CachedTable"]

@@ -11,31 +11,32 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from lightir import kernel
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
-from lightir.files import new_folder, read_json, write_json
+from lightir.files import read_json
 from lightir.text import TextTokenizer, query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
 TABLES_FILE = "tables.json"
 TOKENIZER_FILE = "tokenizer.json"
-DEFAULT_TABLE_FILE = "model.safetensors"
+TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
+MODEL2VEC_FILE = "config.json"
+SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
 
 _DTYPES: Mapping[str, Any] = MappingProxyType({"F16": np.float16, "F32": np.float32, "I8": np.int8})
-_DTYPE_NAMES = {"float16": "fp16", "int8": "int8"}
+_DTYPE_NAMES: Mapping[str, str] = MappingProxyType({"float16": "fp16", "float32": "fp32", "int8": "int8"})
 
 
 @dataclass(frozen=True, slots=True)
-class QueryTable:
+class CachedTable:
     """One instruction's token vectors.
 
     Attributes:
-        embeddings: (vocab_size, dim) float16, float32 or int8.
-        scales: (vocab_size,) float32 for int8: row t stands for scales[t] * embeddings[t]; else None.
+        embeddings: (n_terms, dim) float16, float32 or int8, a row a term id.
+        scales: (n_terms,) float32 for int8: row t stands for scales[t] * embeddings[t]; else None.
         instruction: the instruction that the rows were made with.
     """
 
@@ -70,8 +71,7 @@ class CachedQueryEncoder:
         contract: Contract,
         tokenizer: TextTokenizer,
         *,
-        tables: Mapping[str, QueryTable] = MappingProxyType({}),
-        default: str | None = None,
+        tables: Mapping[str, CachedTable] = MappingProxyType({}),
         term_weights: Floats | None = None,
         dim: int | None = None,
         threads: int = 1,
@@ -81,9 +81,8 @@ class CachedQueryEncoder:
         Args:
             contract: its query policy, and the document side that the tables were made for.
             tokenizer: must have the contract's tokenizer hash.
-            tables: task name -> table; wanted exactly when the contract has a dense branch.
-            default: the table that is used without a task; None for the first.
-            term_weights: (vocab_size,) float32, wanted exactly when the policy's term_weights are "idf".
+            tables: task name -> table, the default first; wanted exactly when the contract has a dense branch.
+            term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's term_weights are "idf".
             dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
             threads: for looking up a batch.
 
@@ -94,14 +93,11 @@ class CachedQueryEncoder:
         self.contract = contract
         self.tokenizer = tokenizer
         self.tables = dict(tables)
-        self.default = default if default is not None else next(iter(self.tables), None)
         self.term_weights = term_weights
         self.threads = threads
         _check_tokenizer(contract, tokenizer)
-        _check_tables(contract, self.tables)
+        _check_tables(contract, tokenizer, self.tables)
         _check_term_weights(contract, term_weights)
-        if self.tables and self.default not in self.tables:
-            raise InvalidInput(f"the default table {self.default!r} is not among {list(self.tables)}")
         self.dim = self._checked_dim(dim)
 
     @classmethod
@@ -121,46 +117,13 @@ class CachedQueryEncoder:
         folder = Path(folder)
         contract = Contract.load(folder)
         tokenizer = TextTokenizer.from_file(folder / TOKENIZER_FILE)
-        tables, default = _load_tables(folder) if contract.dense is not None else ({}, None)
-        weights = None
-        if contract.sparse is not None and contract.query.term_weights == "idf":
-            weights = _tensor(folder / TERM_WEIGHTS_FILE, "term_weights")
+        tables = _load_tables(folder)
+        idf = contract.query.term_weights == "idf"
+        weights = _tensor(folder / TERM_WEIGHTS_FILE, "term_weights") if idf else None
         try:
-            return cls(
-                contract, tokenizer, tables=tables, default=default, term_weights=weights, dim=dim, threads=threads
-            )
+            return cls(contract, tokenizer, tables=tables, term_weights=weights, dim=dim, threads=threads)
         except (InvalidInput, ContractMismatch) as error:
             raise type(error)(f"{folder}: {error}") from error
-
-    def save(self, folder: Path | str, *, overwrite: bool = False) -> None:
-        """Write the query-encoder folder that `load` reads, whole or not at all.
-
-        Raises:
-            AlreadyExists: the folder is there and overwrite is off.
-            InvalidInput: a table is float32 (store it as float16), or a task's name can't be a file's.
-        """
-        with new_folder(Path(folder), overwrite=overwrite) as aside:
-            self.contract.save(aside)
-            self.tokenizer.save(aside / TOKENIZER_FILE)
-            if self.tables:
-                records = {name: self._save_table(aside, name, table) for name, table in self.tables.items()}
-                write_json(aside / TABLES_FILE, {"default": self.default, "tables": records})
-            if self.term_weights is not None:
-                save_file({"term_weights": np.ascontiguousarray(self.term_weights)}, aside / TERM_WEIGHTS_FILE)
-
-    def _save_table(self, folder: Path, name: str, table: QueryTable) -> dict[str, Any]:
-        if table.embeddings.dtype.name not in _DTYPE_NAMES:
-            raise InvalidInput(f"table {name!r} is {table.embeddings.dtype}; a stored table is float16 or int8")
-        if not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise InvalidInput(f"task name {name!r} can't be a file's name")
-        file = DEFAULT_TABLE_FILE if name == self.default else f"tables/{name}.safetensors"
-        (folder / file).parent.mkdir(exist_ok=True)
-        tensors: dict[str, npt.NDArray[Any]] = {"embeddings": np.ascontiguousarray(table.embeddings)}
-        if table.scales is not None:
-            tensors["scales"] = np.ascontiguousarray(table.scales)
-        save_file(tensors, folder / file)
-        dtype = _DTYPE_NAMES[table.embeddings.dtype.name]
-        return {"file": file, "instruction": table.instruction, "dtype": dtype, "dim": table.dim}
 
     @property
     def document_fingerprint(self) -> str:
@@ -169,7 +132,7 @@ class CachedQueryEncoder:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tables."""
+        """Names of the tables; the first is the default."""
         return tuple(self.tables)
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
@@ -188,10 +151,10 @@ class CachedQueryEncoder:
         return QueryVectors(term_ids, self._dense(term_ids, task), self._sparse(term_ids))
 
     def _dense(self, term_ids: Ragged, task: str | None) -> Floats | None:
-        name = self.default if task is None else task
+        name = next(iter(self.tables), None) if task is None else task
+        if name is None:
+            return None
         if name not in self.tables:
-            if task is None:
-                return None
             raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
         table = self.tables[name]
         return kernel.mean_rows(
@@ -229,7 +192,7 @@ def _check_tokenizer(contract: Contract, tokenizer: TextTokenizer) -> None:
         )
 
 
-def _check_tables(contract: Contract, tables: Mapping[str, QueryTable]) -> None:
+def _check_tables(contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable]) -> None:
     if (contract.dense is None) != (not tables):
         raise InvalidInput(
             f"the contract has {'no' if contract.dense is None else 'a'} dense branch, but {len(tables)} tables came"
@@ -239,10 +202,9 @@ def _check_tables(contract: Contract, tables: Mapping[str, QueryTable]) -> None:
     widest = contract.dense.dims[0] if contract.dense.dims else contract.backbone.hidden_size
     first = next(iter(tables.values())).dim
     for name, table in tables.items():
-        if len(table.embeddings) != contract.backbone.vocab_size:
+        if len(table.embeddings) < tokenizer.vocab_size:
             raise ContractMismatch(
-                f"table {name!r} has {len(table.embeddings)} rows, "
-                f"but the contract's vocabulary has {contract.backbone.vocab_size}"
+                f"table {name!r} has {len(table.embeddings)} rows, but the tokenizer has {tokenizer.vocab_size} terms"
             )
         if table.dim > widest:
             raise ContractMismatch(f"table {name!r} is {table.dim} wide, but the contract's vectors are {widest}")
@@ -251,7 +213,7 @@ def _check_tables(contract: Contract, tables: Mapping[str, QueryTable]) -> None:
 
 
 def _check_term_weights(contract: Contract, weights: Floats | None) -> None:
-    wanted = contract.sparse is not None and contract.query.term_weights == "idf"
+    wanted = contract.query.term_weights == "idf"
     if wanted != (weights is not None):
         raise InvalidInput(
             f"the contract wants {'stored' if wanted else 'no'} term weights, "
@@ -269,32 +231,29 @@ def _check_term_weights(contract: Contract, weights: Floats | None) -> None:
         raise InvalidInput("term weights must be finite and not negative")
 
 
-def _load_tables(folder: Path) -> tuple[dict[str, QueryTable], str]:
+def _load_tables(folder: Path) -> dict[str, CachedTable]:
     path = folder / TABLES_FILE
     content = read_json(path)
     try:
-        default, records = str(content["default"]), dict(content["tables"])
-        tables = {name: _load_table(folder, name, record) for name, record in records.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise FormatError(f"{path} lacks or garbles {error}; expected default and tables") from error
-    return tables, default
+        if content["format_version"] != TABLES_VERSION:
+            raise FormatError(f"{path} has version {content['format_version']!r}; this release reads {TABLES_VERSION}")
+        dtype, records = str(content["dtype"]), list(content["tables"])
+        named = [(str(record["task"]), str(record["instruction"]), folder / str(record["file"])) for record in records]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{path}: {error!r}; expected format_version, dtype and tables") from error
+    return {task: _load_table(file, instruction, dtype) for task, instruction, file in named}
 
 
-def _load_table(folder: Path, name: str, record: Mapping[str, Any]) -> QueryTable:
-    path = folder / str(record["file"])
+def _load_table(path: Path, instruction: str, dtype: str) -> CachedTable:
     tensors = map_safetensors(path)
     if "embeddings" not in tensors:
         raise FormatError(f"{path} holds {sorted(tensors)}; the key 'embeddings' is needed")
     try:
-        table = QueryTable(tensors["embeddings"], tensors.get("scales"), str(record["instruction"]))
+        table = CachedTable(tensors["embeddings"], tensors.get("weights"), instruction)
     except InvalidInput as error:
         raise FormatError(f"{path}: {error}") from error
-    found = {"dtype": _DTYPE_NAMES.get(table.embeddings.dtype.name), "dim": table.dim}
-    said = {key: record[key] for key in found}
-    if found != said:
-        raise FormatError(f"{path} holds {found}, but {TABLES_FILE} says {said} of table {name!r}")
+    if (found := _DTYPE_NAMES[table.embeddings.dtype.name]) != dtype:
+        raise FormatError(f"{path} holds {found} rows, but {TABLES_FILE} says {dtype}")
     return table
 
 
