@@ -13,7 +13,20 @@ from lightir.train.recipe import DataRecipe, DevSet, Documents, Evaluation, Head
 from lightir.train.recipe import Optimisation as Settings
 from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
 
-TOPICS = ("river", "engine", "planet", "bread", "piano", "forest", "bridge", "winter", "copper", "island", "mirror", "candle")
+TOPICS = (
+    "river",
+    "engine",
+    "planet",
+    "bread",
+    "piano",
+    "forest",
+    "bridge",
+    "winter",
+    "copper",
+    "island",
+    "mirror",
+    "candle",
+)
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,9 @@ def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_
     retriever = LightRetriever.load(out)
     assert retriever.contract.document.max_tokens == 48
     assert retriever.contract.query == recipe.query
-    assert {"recipe.yaml", "log.jsonl", "data.json", "environment.json"} <= {p.name for p in (out / "training").iterdir()}
+    assert {"recipe.yaml", "log.jsonl", "data.json", "environment.json"} <= {
+        p.name for p in (out / "training").iterdir()
+    }
     assert load_recipe(out / "training" / "recipe.yaml") == with_settings(recipe, steps=40)
     assert not (tmp_path / "model.run").exists()
 

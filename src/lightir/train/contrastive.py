@@ -144,9 +144,11 @@ class _Run:
 
     def prepare(self) -> None:
         recipe = self.recipe
-        negatives = negatives_files(recipe, self.folder) if _is_first() else None
+        negatives = negatives_files(recipe, self.out.parent / "negatives") if _is_first() else None        cache = self.out.parent / "negatives"
+        if _is_first():
+            negatives_files(recipe, cache)  # one process mines, the others find the files
         _barrier()
-        self.sets, self.report = open_sets(recipe, negatives=negatives or negatives_files(recipe, self.folder))
+        self.sets, self.report = open_sets(recipe, negatives=negatives_files(recipe, cache))
         if self.report is not None:
             logger.info("decontamination:\n%s", self.report.to_markdown())
         self.mixture = make_mixture(recipe, self.sets)
