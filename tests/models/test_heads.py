@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightir.errors import InvalidInput
 from lightir.models import heads
-from lightir.models.heads import LMHead, SparseHead, activate, calibrate_bias, projection_max, top_k_weights
+from lightir.models.heads import activate, calibrate_bias, projection_max, top_k_weights
 
 
 def naive(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -131,13 +131,12 @@ def test_no_rows_give_no_rows() -> None:
 
 def test_padding_special_positions_never_win_and_the_batch_does_not_matter() -> None:
     states, weight, _, _ = example(1, 6, 100, torch.float32)
-    head = SparseHead(LMHead(weight))
-    alone = head(states, torch.ones(1, 6, dtype=torch.bool))
+    alone, _ = projection_max(states, weight, mask=torch.ones(1, 6, dtype=torch.bool))
     sink = 1000 * torch.ones(1, 2, 5)
     for padded, first in ((torch.cat([sink, states], 1), 2), (torch.cat([states, sink], 1), 0)):
         mask = torch.zeros(2, 8, dtype=torch.bool)
         mask[:, first : first + 6] = True
-        many = head(padded.expand(2, -1, -1), mask)
+        many, _ = projection_max(padded.expand(2, -1, -1), weight, mask=mask)
         torch.testing.assert_close(many, alone.expand(2, -1))
 
 

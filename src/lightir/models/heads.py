@@ -118,39 +118,6 @@ def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tenso
     return -torch.lerp(ordered[below], ordered[above], rank - below)
 
 
-class SparseHead(nn.Module):
-    """Document states to weights over the vocabulary: max over positions, calibrated bias, activation."""
-
-    bias: Tensor
-
-    def __init__(
-        self, lm_head: LMHead, *, bias: Tensor | None = None, activation: Activation = "log1p_relu"
-    ) -> None:
-        """Keep the LM head as it is (it is no parameter of this module) with a calibrated bias, zero by default."""
-        super().__init__()
-        self.lm_head = lm_head
-        self.activation: Activation = activation
-        vocab_size = lm_head.weight.shape[0]
-        if bias is not None and bias.shape != (vocab_size,):
-            raise InvalidInput(f"the calibrated bias has shape {tuple(bias.shape)}; expected ({vocab_size},)")
-        start = torch.zeros(vocab_size) if bias is None else bias.detach().clone().float()
-        self.bias = nn.Parameter(start.to(lm_head.weight.device), requires_grad=False)
-
-    def maxima(self, states: Tensor, mask: Tensor, *, search_dtype: torch.dtype | None = None) -> Tensor:
-        """(batch, vocabulary) maxima without the calibrated bias: what calibrate_bias wants."""
-        features = self.lm_head.features(states)
-        return projection_max(
-            features, self.lm_head.weight, mask=mask, bias=self.lm_head.bias, search_dtype=search_dtype
-        )[0]
-
-    def forward(self, states: Tensor, mask: Tensor, *, search_dtype: torch.dtype | None = None) -> Tensor:
-        """(batch, vocabulary) fp32 weights >= 0; mask (batch, positions) is True at the text's own positions."""
-        bias = self.bias if self.lm_head.bias is None else self.bias + self.lm_head.bias.float()
-        features = self.lm_head.features(states)
-        maxima, _ = projection_max(features, self.lm_head.weight, mask=mask, bias=bias, search_dtype=search_dtype)
-        return activate(maxima, self.activation)
-
-
 class _ProjectionMax(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -205,9 +172,10 @@ def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tupl
         columns = position_of[begin:end].to(torch.int32)
         own = states[row_of[begin:end], position_of[begin:end]]
         step = max(64, TILE_BYTES.get(device, 4 << 20) // (4 * (end - begin)))
+        tile = values.new_empty(min(step, n_terms), end - begin)
         for first in range(0, n_terms, step):
-            terms = slice(first, first + step)
-            logits = _product(weight[terms], own, values.dtype, rounded)
+            terms = slice(first, min(first + step, n_terms))
+            logits = _product(weight[terms], own, rounded, out=tile[: terms.stop - first])
             for row, start, stop in pieces:
                 best, where = logits[:, start:stop].max(dim=1)
                 better = best > values[row, terms]
@@ -232,12 +200,12 @@ def _groups(mask: Tensor, limit: int) -> Iterator[tuple[list[tuple[int, int, int
         yield pieces, begin, end
 
 
-def _product(weight: Tensor, own: Tensor, wide: torch.dtype, rounded: bool) -> Tensor:
-    """(terms, positions) logits, summed and kept in the wide dtype."""
+def _product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tensor:
+    """(terms, positions) logits, summed and kept in the wide dtype of `out`, which they are written to."""
     if own.device.type == "cuda" and (rounded or (weight.dtype == own.dtype == torch.bfloat16)):
         return torch.mm(weight.bfloat16(), own.bfloat16().T, out_dtype=torch.float32)
     with _bf16_operands() if rounded and own.device.type == "cpu" else contextlib.nullcontext():
-        return weight.to(wide) @ own.to(wide).T
+        return torch.mm(weight.to(out.dtype), own.to(out.dtype).T, out=out)
 
 
 @contextlib.contextmanager
