@@ -27,7 +27,8 @@ def main() -> int:
     for name in stale:
         if not check:
             (DOCS / name).write_text(pages()[name], encoding="utf-8")
-        print(f"docs/{name} {'is stale: run python docs/generate.py' if check else 'written'}", file=sys.stderr)
+        said = "is stale: run python docs/generate.py" if check else "written"
+        sys.stderr.write(f"docs/{name} {said}\n")
     return int(check and bool(stale))
 
 
@@ -45,10 +46,25 @@ def pages() -> dict[str, str]:
 def cli_page() -> str:
     """All commands with their arguments and examples."""
     parser = build_parser()
-    lines = ["# The command line", NOTE, "", "Data on stdout, talk and progress on stderr. Exit codes: 0 done, 1 failed,"]
-    lines += ["2 misused, 130 after Ctrl-C. `-` is stdin or stdout. Every command takes `--help` and `--traceback`.", ""]
+    lines = [
+        "# The command line",
+        NOTE,
+        "",
+        "Data on stdout, talk and progress on stderr. Exit codes: 0 done, 1 failed,",
+    ]
+    lines += [
+        "2 misused, 130 after Ctrl-C. `-` is stdin or stdout. Every command takes `--help` and `--traceback`.",
+        "",
+    ]
     for name, command in commands(parser).items():
-        lines += [f"## lightir {name}", "", (command.description or "").strip(), "", "| argument | meaning |", "|---|---|"]
+        lines += [
+            f"## lightir {name}",
+            "",
+            (command.description or "").strip(),
+            "",
+            "| argument | meaning |",
+            "|---|---|",
+        ]
         lines += [f"| {_argument(action)} | {_help(action)} |" for action in command._actions if _is_own(action)]
         lines += ["", "```", *inspect.cleandoc(str(command.epilog)).splitlines()[1:], "```", ""]
     return "\n".join(lines)
@@ -83,11 +99,12 @@ def contract_page() -> str:
         "# The contract: lightir.json",
         NOTE,
         "",
-        "The record of everything that training, caching, encoding, indexing and searching must agree on. It is written",
-        "with a model, and lies in every folder made from it. Two fingerprints guard it: `fingerprint` covers all but the",
-        "fusion; the document fingerprint covers what decides a document's vectors (backbone, attention, document, dense,",
-        "sparse), so that several query encoders (other instructions, fitted tables) can share one index.",
-        "A mismatch is refused with every differing field and both of its values.",
+        "The record of everything that training, caching, encoding, indexing and searching must agree on.",
+        "It is written with a model, and lies in every folder made from it. Two fingerprints guard it:",
+        "`fingerprint` covers all but the fusion; the document fingerprint covers what decides a document's",
+        "vectors (backbone, attention, document, dense, sparse), so that several query encoders (other",
+        "instructions, fitted tables) can share one index. A mismatch is refused with every differing",
+        "field and both of its values.",
         "",
     ]
     return "\n".join([*intro, *(line for record in (*records, *heads) for line in fields_of(record))])
@@ -102,7 +119,12 @@ def recipe_page() -> str:
         for value in vars(recipe).values()
         if dataclasses.is_dataclass(value) and getattr(value, "__module__", "") == recipe.__name__
     ]
-    intro = ["# A training recipe", NOTE, "", "One YAML file; `lightir train RECIPE --set key=value` changes single keys,"]
+    intro = [
+        "# A training recipe",
+        NOTE,
+        "",
+        "One YAML file; `lightir train RECIPE --set key=value` changes single keys,",
+    ]
     intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model.", ""]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
 

@@ -76,7 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.add_arguments(sub)
-        sub.add_argument("--traceback", action="store_true", help="show where an error came from (also: LIGHTIR_DEBUG=1)")
+        sub.add_argument(
+            "--traceback", action="store_true", help="show where an error came from (also: LIGHTIR_DEBUG=1)"
+        )
         sub.set_defaults(run=command.run, parser=sub)
     return parser
 

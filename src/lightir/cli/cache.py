@@ -18,9 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
-        "-o", "--out", metavar="DIR", help="folder to write (default: query-encoder in the model's folder, found there by encode)"
+        "-o",
+        "--out",
+        metavar="DIR",
+        help="folder to write (default: query-encoder in the model's folder, found there by encode)",
     )
-    parser.add_argument("--task", action="append", default=[], metavar="NAME", help="a known task; again for more tables")
+    parser.add_argument(
+        "--task", action="append", default=[], metavar="NAME", help="a known task; again for more tables"
+    )
     parser.add_argument("--instruction", action="append", default=[], metavar="TEXT", help="an instruction of your own")
     parser.add_argument("--dim", type=positive, metavar="N", help="width of the table (default: the model's)")
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="fp16", help="of the rows (default %(default)s)")

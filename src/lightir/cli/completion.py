@@ -48,12 +48,14 @@ def bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
                 names = "|".join(f'"{name} {string}"' for string in action.option_strings)
                 values.append(f'    {names}) COMPREPLY=($(compgen -W "{_choices(action)}" -- "$cur")); return ;;')
             elif action.choices:
-                values.append(f'    "{name} {name}") COMPREPLY=($(compgen -W "{_choices(action)}" -- "$cur")); return ;;')
+                values.append(
+                    f'    "{name} {name}") COMPREPLY=($(compgen -W "{_choices(action)}" -- "$cur")); return ;;'
+                )
     return "\n".join(
         [
             "_lightir() {",
             '  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words=""',
-            "  if [ \"$COMP_CWORD\" -eq 1 ]; then",
+            '  if [ "$COMP_CWORD" -eq 1 ]; then',
             f'    COMPREPLY=($(compgen -W "{" ".join(parsers)} --help --version" -- "$cur")); return',
             "  fi",
             '  case "${COMP_WORDS[1]} $prev" in',
@@ -77,7 +79,9 @@ def zsh(parsers: dict[str, argparse.ArgumentParser]) -> str:
     cases = []
     for name, parser in parsers.items():
         specs = [f"      '{spec}'" for action in parser._actions for spec in _zsh_specs(action)]
-        cases.append("\n".join([f"    {name}) _arguments \\", " \\\n".join([*specs, "      '*:file:_files'"]), "    ;;"]))
+        cases.append(
+            "\n".join([f"    {name}) _arguments \\", " \\\n".join([*specs, "      '*:file:_files'"]), "    ;;"])
+        )
     described = [f"    '{name}:{_plain(load_help(name))}'" for name in parsers]
     return "\n".join(
         [
@@ -108,7 +112,9 @@ def fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
             choices = f" -x -a '{_choices(action)}'" if action.choices else ""
             takes_value = " -r" if flags and not choices and action.nargs != 0 else ""
             if flags or choices:
-                lines.append(f"{given}{flags}{choices}{takes_value} -d '{_plain(action.help or '')}'")
+                lines.append(
+                    f"{given}{flags}{choices}{takes_value} -d '{_plain(action.help or '', default=action.default)}'"
+                )
     return "\n".join(lines)
 
 
@@ -123,7 +129,7 @@ def _zsh_specs(action: argparse.Action) -> Iterator[str]:
     values = f"({_choices(action)})" if action.choices else "_files"
     takes_value = f":value:{values}" if action.nargs != 0 else ""
     for string in action.option_strings:
-        yield f"{string}[{_plain(action.help or '')}]{takes_value}"
+        yield f"{string}[{_plain(action.help or '', default=action.default)}]{takes_value}"
     if action.choices and not action.option_strings:
         yield f"1:value:{values}"
 
@@ -132,6 +138,6 @@ def _choices(action: argparse.Action) -> str:
     return " ".join(str(choice) for choice in action.choices or ())
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, *, default: object = "") -> str:
     """Help text that every shell takes between single quotes and brackets."""
-    return text.replace("%(default)s", "the default").translate(str.maketrans("", "", "'[]:\\"))
+    return (text % {"default": default}).translate(str.maketrans("", "", "'[]:\\"))

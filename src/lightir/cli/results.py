@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, paint, shorten, width, wrap
@@ -24,7 +25,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
         "branches": branches,
     }
     if explain:
-        shown["terms"] = [{"term": t.term, "weight": t.weight, "score": t.score} for t in hit.terms]
+        shown["terms"] = [dataclasses.asdict(term) for term in hit.terms]
     return shown
 
 
@@ -43,13 +44,17 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
         if hit.snippet:
             print(highlight(wrap(hit.snippet, indent=INDENT), _words(query, hit), BOLD, YELLOW))
         if explain and hit.terms:
-            print(INDENT + paint(shorten(terms_line(hit), width() - len(INDENT)), DIM))
+            print(
+                INDENT
+                + paint(
+                    shorten(terms_line([dataclasses.asdict(term) for term in hit.terms]), width() - len(INDENT)), DIM
+                )
+            )
 
 
-def terms_line(hit: Hit) -> str:
-    """The matched terms, strongest first, with their share of the score."""
-    ordered = sorted(hit.terms, key=lambda term: (-term.score, term.term))[:TERMS_SHOWN]
-    return "  ".join(f"{term.term.strip()} {term.score:.2f}" for term in ordered)
+def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
+    """The matched terms as `search --json` lists them, each with its part of its branch's score."""
+    return "  ".join(f"{term['term'].strip()} {term['score']:.3g}" for term in terms[:TERMS_SHOWN])
 
 
 def _head(hit: Hit) -> str:

@@ -19,9 +19,7 @@ from typing import Any
 
 # Importing these opens a browser or a window, prints, or brings nothing that one would look up.
 LEFT_OUT = frozenset(
-    "antigravity this test idlelib lib2to3 turtledemo turtle tkinter pydoc_data distutils ensurepip encodings "
-    "msilib msvcrt winreg winsound nt ntpath nturl2path posixpath opcode sre_compile sre_constants sre_parse "
-    "genericpath pydoc rlcompleter stringprep symtable tabnanny __main__ site sitecustomize usercustomize".split()
+    ["antigravity", "this", "test", "idlelib", "lib2to3", "turtledemo", "turtle", "tkinter", "pydoc_data", "distutils", "ensurepip", "encodings", "msilib", "msvcrt", "winreg", "winsound", "nt", "ntpath", "nturl2path", "posixpath", "opcode", "sre_compile", "sre_constants", "sre_parse", "genericpath", "pydoc", "rlcompleter", "stringprep", "symtable", "tabnanny", "__main__", "site", "sitecustomize", "usercustomize"]
 )
 ALIASES = {"os.path": "posixpath"}  # the name that one looks up -> the module that it is in
 MIN_WORDS = 4
@@ -32,12 +30,13 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 def module_names() -> list[str]:
     """Public modules of the standard library, packages' submodules included; shallow names first."""
     names = [name for name in sys.stdlib_module_names if not name.startswith("_") and name not in LEFT_OUT]
-    for name in list(names):
-        package = load(name)
-        for info in pkgutil.iter_modules(getattr(package, "__path__", [])):
-            if not info.name.startswith("_") and info.name not in ("test", "tests"):
-                names.append(f"{name}.{info.name}")
-    return sorted([*names, *ALIASES], key=lambda name: (name.count("."), name))
+    submodules = [
+        f"{name}.{info.name}"
+        for name in names
+        for info in pkgutil.iter_modules(getattr(load(name), "__path__", []))
+        if not info.name.startswith("_") and info.name not in ("test", "tests")
+    ]
+    return sorted([*names, *submodules, *ALIASES], key=lambda name: (name.count("."), name))
 
 
 def load(name: str) -> types.ModuleType | None:
@@ -58,9 +57,10 @@ def own_doc(value: Any) -> str:
 def signature(value: Any) -> str:
     """`(interval, function, args=None)`, or "" where it cannot be known."""
     try:
-        return ADDRESS.sub("", str(inspect.signature(value)))
+        found = ADDRESS.sub("", str(inspect.signature(value)))
     except Exception:  # noqa: BLE001  inspect evaluates C functions' default values, which may raise anything
         return ""
+    return "" if "environ(" in found else found  # somebody's environment is no documentation
 
 
 def cut(text: str) -> str:
@@ -87,9 +87,9 @@ def members(module: types.ModuleType, name: str) -> Iterator[tuple[str, Any]]:
         value = getattr(module, attribute, None)
         home = getattr(value, "__module__", None) or ""
         at_home = home.lstrip("_").split(".")[0] == name.split(".")[0] or home == "builtins" == name
-        if inspect.isclass(value) or inspect.isroutine(value):
-            if listed is not None or (not attribute.startswith("_") and at_home):
-                yield attribute, value
+        offered = listed is not None or (not attribute.startswith("_") and at_home)
+        if offered and (inspect.isclass(value) or inspect.isroutine(value)):
+            yield attribute, value
 
 
 def methods(cls: type, name: str) -> Iterator[dict[str, Any] | None]:
@@ -141,7 +141,7 @@ def main() -> None:
     for each in documents():
         if each is not None and each["doc_id"] not in ids:
             ids.add(each["doc_id"])
-            sys.__stdout__.write(json.dumps(each) + "\n")
+            sys.stdout.write(json.dumps(each) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,20 @@ def python_documents(*, timeout_s: float = 120.0) -> list[Document]:
     Raises:
         LightirError: the process failed, or took longer than timeout_s.
     """
-    command = [sys.executable, "-I", "-S", str(COLLECTOR)]
+    command = [sys.executable, "-S", "-s", "-P", str(COLLECTOR)]  # the standard library alone
+    # Some signatures show sets, whose order depends on the hash seed.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment["PYTHONHASHSEED"] = "0"
     with tempfile.TemporaryDirectory() as folder:  # a module that writes on import writes there
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, cwd=folder, check=True
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout_s,
+                cwd=folder,
+                env=environment,
+                check=True,
             )
         except subprocess.TimeoutExpired:
             raise LightirError(f"collecting Python's documentation took longer than {timeout_s:g} s") from None

@@ -1,0 +1,80 @@
+"""Build an index from encoded vectors, or from a plain corpus, which BM25 alone then searches without any model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightir.cli.pipeline import index_vectors
+from lightir.cli.terminal import add_json, positive, print_json, say, size
+from lightir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from lightir.index import IndexInfo
+
+HELP = "build an index from vectors, or from a plain corpus"
+EXAMPLES = """
+  lightir index vectors --out index
+  lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
+  lightir index corpus.jsonl --out bm25-index --analyzer german
+"""
+NO_ANALYZER = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "vectors", nargs="+", metavar="VECTORS", help="folders that `lightir encode` wrote, or a corpus"
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
+    parser.add_argument("--query-encoder", metavar="DIR", help="put this one in, not the one beside the vectors")
+    parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
+    parser.add_argument("--dense-dtype", choices=("fp16", "int8"), default="fp16", help="of dense rows (default fp16)")
+    parser.add_argument("--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms")
+    parser.add_argument(
+        "--analyzer",
+        default="english",
+        metavar="NAME",
+        help="how BM25 cuts text: english, words, chinese, model, another language, or none (default %(default)s)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the index")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Build and say what the index holds."""
+    info = build(args)
+    if args.json:
+        print_json(dataclasses.asdict(info))
+        return
+    say(f"{args.out}: {info.documents:,} documents, {' + '.join(info.branches)}, {size(sum(info.bytes.values()))}")
+    say(f'next: lightir search {args.out} "your question"')
+
+
+def build(args: argparse.Namespace) -> IndexInfo:
+    """The index of what was named: all vectors folders, or all corpora."""
+    folders = [Path(each) for each in args.vectors]
+    encoded = [(folder / "manifest.json").is_file() for folder in folders]
+    analyzer = None if args.analyzer == NO_ANALYZER else args.analyzer
+    if all(encoded):
+        return index_vectors(
+            folders,
+            Path(args.out),
+            query_encoder=args.query_encoder and Path(args.query_encoder),
+            dense_dim=args.dense_dim,
+            dense_dtype=args.dense_dtype,
+            sparse_top_k=args.sparse_top_k,
+            analyzer=analyzer,
+            overwrite=args.overwrite,
+        )
+    if any(encoded):
+        raise InvalidInput("some of the folders are vectors and some are not; an index is made of one kind")
+    if args.dense_dim or args.sparse_top_k:
+        raise InvalidInput("--dense-dim and --sparse-top-k are for vectors; a plain corpus has none")
+    from lightir.data import read_documents
+    from lightir.index import build_index, document_shards
+
+    shards = document_shards(read_documents(args.vectors))
+    return build_index(shards, args.out, query_encoder=args.query_encoder, analyzer=analyzer, overwrite=args.overwrite)

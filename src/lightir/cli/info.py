@@ -1,0 +1,79 @@
+"""Say what a folder holds: an index, vectors, a model or a query encoder."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from lightir.cli.terminal import add_json, print_json, size
+from lightir.errors import NotFound
+
+HELP = "what an index, vectors, model or query-encoder folder holds"
+EXAMPLES = """
+  lightir info index
+  lightir info minilm --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="an index, vectors, model or query-encoder folder, or a model's name"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the facts."""
+    found = facts(args.folder)
+    if args.json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        if name == "bytes":
+            value = ", ".join(f"{part} {size(n_bytes)}" for part, n_bytes in value.items())
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key} {each}" for key, each in value.items() if not isinstance(each, dict))
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        print(f"{name:<10} {'-' if value is None else value}")
+
+
+def kind_of(folder: Path) -> str:
+    """ "index", "vectors", "query-encoder" or "model".
+
+    Raises:
+        NotFound: the folder is none of them.
+    """
+    from lightir.index.store import STORE_FILE
+
+    marks = {"index": STORE_FILE, "vectors": "manifest.json", "query-encoder": "tables.json", "model": "lightir.json"}
+    for kind, name in marks.items():
+        if (folder / name).is_file():
+            return kind
+    raise NotFound(f"{folder} is neither an index nor vectors, a query encoder or a model")
+
+
+def facts(address: str) -> dict[str, Any]:
+    """What `--json` prints."""
+    from lightir.addresses import shipped_models
+    from lightir.contract import Contract, to_json
+
+    folder = Path(address) if Path(address).exists() else shipped_models().get(address, Path(address))
+    kind = kind_of(folder)
+    if kind == "index":
+        from lightir.index import Index
+
+        with Index.open(folder) as index:
+            return {"kind": kind, **dataclasses.asdict(index.info())}
+    contract = Contract.load(folder)
+    found: dict[str, Any] = {"kind": kind}
+    if kind == "vectors":
+        from lightir.shards import VectorsReader
+
+        reader = VectorsReader(folder, allow_incomplete=True)
+        found |= {"documents": len(reader), "complete": bool(reader.manifest.get("complete"))}
+    identity = {"fingerprint": contract.fingerprint, "document_fingerprint": contract.document_fingerprint}
+    return {**found, "contract": {**identity, **to_json(contract)}}

@@ -1,0 +1,68 @@
+"""From documents to an index in one go, for the commands that need one on the way; what is there is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightir.errors import ContractMismatch
+
+if TYPE_CHECKING:
+    from lightir.encode import EncodeReport
+    from lightir.index import IndexInfo
+    from lightir.types import Document
+
+QUERY_ENCODER = "query-encoder"
+
+
+def encode_documents(
+    model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None, batch_tokens: int = 8192
+) -> EncodeReport:
+    """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
+    from lightir.addresses import resolve_model_folder
+    from lightir.encode import cache_vocabulary, encode_corpus
+
+    folder = resolve_model_folder(model)
+    report = encode_corpus(
+        folder, documents, vectors, resume=True, n_documents=n_documents, batch_tokens=batch_tokens, shard_size=1024
+    )
+    if not (folder / QUERY_ENCODER).is_dir():
+        cache_vocabulary(folder, vectors / QUERY_ENCODER, overwrite=True)
+    return report
+
+
+def index_vectors(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    query_encoder: Path | None = None,
+    dense_dim: int | None = None,
+    dense_dtype: str = "fp16",
+    sparse_top_k: int | None = None,
+    analyzer: str | None = "english",
+    overwrite: bool = False,
+) -> IndexInfo:
+    """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
+    from lightir.index import build_index
+    from lightir.shards import VectorsReader
+
+    readers = [VectorsReader(folder) for folder in folders]
+    for reader in readers[1:]:
+        if reader.contract.fingerprint != readers[0].contract.fingerprint:
+            raise ContractMismatch(
+                f"{readers[0].folder} has contract {readers[0].contract.fingerprint}, but {reader.folder} has "
+                f"{reader.contract.fingerprint}; vectors of one index come from one model"
+            )
+    carried = next((folder / QUERY_ENCODER for folder in folders if (folder / QUERY_ENCODER).is_dir()), None)
+    return build_index(
+        (shard for reader in readers for shard in reader),
+        out,
+        contract=readers[0].contract,
+        query_encoder=query_encoder or carried,
+        dense_dim=dense_dim,
+        dense_dtype=dense_dtype,  # type: ignore[arg-type]  # build_index refuses other names
+        sparse_top_k=sparse_top_k,
+        analyzer=analyzer,
+        overwrite=overwrite,
+    )

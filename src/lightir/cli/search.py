@@ -1,0 +1,117 @@
+"""Search an index: one query, queries from stdin (QUERY is -), or a file of queries into a TREC run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightir.cli.results import print_result, result_json
+from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
+
+if TYPE_CHECKING:
+    from lightir.search import Searcher
+
+HELP = "search an index"
+EXAMPLES = """
+  lightir search index "run a function every few seconds" -k 5 --explain
+  lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
+  cat questions.txt | lightir search index - --json
+  lightir search index --queries queries.jsonl -k 1000 --run out.trec
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("index", metavar="INDEX", help="an index folder")
+    parser.add_argument("query", nargs="?", metavar="QUERY", help="the query, or - for one a line from stdin")
+    parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
+    parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
+    parser.add_argument("--fusion", choices=("linear", "rrf"), help="how branches are joined (default: the model's)")
+    parser.add_argument(
+        "--weights", type=weights, metavar="NAME=W,…", help="the branches' weights (default: the model's)"
+    )
+    parser.add_argument("--explain", action="store_true", help="show the terms that matched")
+    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
+    parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
+    parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
+    parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")
+    add_json(parser)
+
+
+def weights(text: str) -> dict[str, float]:
+    """An argparse type: `dense=0.7,sparse=0.3`."""
+    try:
+        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form dense=0.7,sparse=0.3") from None
+
+
+def run(args: argparse.Namespace) -> None:
+    """Search what was asked for and print or write it."""
+    if (args.query is None) == (args.queries is None):
+        args.parser.error("give one of QUERY and --queries")
+    if args.run_file is not None and args.queries is None:
+        args.parser.error("--run needs --queries")
+    from lightir.index import Index
+    from lightir.query import CachedQueryEncoder
+    from lightir.search import Searcher
+
+    encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
+    with Index.open(args.index) as index:
+        searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+        if args.run_file is not None:
+            write_all(searcher, args)
+            return
+        for number, query in enumerate(texts(args)):
+            if number and not args.json:
+                print()
+            answer(searcher, query, args)
+
+
+def texts(args: argparse.Namespace) -> Iterator[str]:
+    """The queries to print answers for, as they come."""
+    if args.queries is not None:
+        from lightir.data import read_queries
+
+        yield from (query.text for query in read_queries(args.queries))
+    elif args.query == "-":
+        yield from (line.strip() for line in sys.stdin if line.strip())
+    else:
+        yield args.query
+
+
+def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
+    """Search one query and print its hits."""
+    start = time.perf_counter()
+    hits = searcher.hits(query, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights, explain=args.explain)
+    took_s = time.perf_counter() - start
+    mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
+    if not args.json:
+        print_result(query, mode, took_s, hits, explain=args.explain)
+        return
+    streams = args.queries is not None or args.query == "-"
+    (print_json_line if streams else print_json)(result_json(query, mode, took_s, hits, explain=args.explain))
+
+
+def write_all(searcher: Searcher, args: argparse.Namespace) -> None:
+    """Search every query of the file and write the run."""
+    from lightir.data import read_queries
+    from lightir.eval import write_run
+
+    queries = list(read_queries(args.queries))
+    start = time.perf_counter()
+    found = searcher.search(queries, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights)
+    took_s = time.perf_counter() - start
+    if args.run_file == "-":
+        with tempfile.TemporaryDirectory() as folder:
+            write_run(Path(folder, "run"), found)
+            sys.stdout.write(Path(folder, "run").read_text(encoding="utf-8"))
+    else:
+        write_run(args.run_file, found)
+    say(f"{len(queries):,} queries in {took_s:.2f} s ({len(queries) / max(took_s, 1e-9):,.0f} a second)")

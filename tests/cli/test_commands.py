@@ -1,0 +1,248 @@
+"""What every command keeps: exit codes, streams, shapes of JSON, and errors of one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightir.cli.app import COMMANDS, build_parser, load_command, main
+from lightir.cli.completion import commands
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_command_line_is_built_without_torch():
+    code = (
+        "import sys, lightir.cli; lightir.cli.build_parser();"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_light_commands_run_without_torch(bm25_index):
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from lightir.cli import main\n"
+        f"for arguments in (['search', {str(bm25_index)!r}, 'river'], ['info', {str(bm25_index)!r}], ['doctor']):\n"
+        "    assert main(arguments) == 0"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_needs_an_absent_package_names_the_extra(bm25_index, tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from lightir.cli import main\n"
+        f"raise SystemExit(main(['cache', 'model', '--out', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("lightir: error: ")
+    assert "pip install 'lightir[train]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_examples(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "examples:" in shown
+    assert f"lightir {name}" in shown
+    assert load_command(name).HELP[0].islower()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_the_help_can_be_parsed(name):
+    for line in load_command(name).EXAMPLES.splitlines():
+        for call in re.findall(r"(?<![\w/])lightir ([^|&>()]+)", line):
+            words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', re.split(r"\s{3,}", call)[0])]
+            build_parser().parse_args(words)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nope"], ["search"], ["search", "i", "q", "--k", "1"], ["search", "i", "q", "-k", "0"]]
+)
+def test_misuse_is_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_search_wants_exactly_one_source_of_queries(bm25_index):
+    for arguments in (
+        ["search", bm25_index],
+        ["search", bm25_index, "a", "--queries", "f"],
+        ["search", bm25_index, "a", "--run", "f"],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([str(each) for each in arguments])
+        assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["search", "nowhere", "query"], "nowhere"),
+        (["info", "nowhere"], "nowhere"),
+        (["verify", "nowhere"], "nowhere"),
+        (["index", "nowhere.jsonl", "--out", "{tmp}/i"], "nowhere.jsonl"),
+        (["evaluate", "nowhere", "--dataset", "{tmp}"], "{tmp}"),
+        (["encode", "nowhere/model", "{tmp}/c.jsonl", "--out", "{tmp}/v"], "c.jsonl"),
+        (["train", "nowhere.yaml", "--out", "{tmp}/m"], "nowhere.yaml"),
+        (["bench", "nothing"], "nothing"),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(arguments, said, tmp_path, capsys):
+    code = main([each.format(tmp=tmp_path) for each in arguments])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert captured.out == ""
+    assert captured.err.startswith("lightir: error: ")
+    assert len(captured.err.splitlines()) == 1
+    assert said.format(tmp=tmp_path) in captured.err
+
+
+def test_a_wrong_line_is_named_with_its_file_and_number(tmp_path, capsys):
+    file = tmp_path / "corpus.jsonl"
+    file.write_text('{"_id": "a", "text": "fine"}\nnot json\n')
+    assert main(["index", str(file), "--out", str(tmp_path / "index")]) == 1
+    assert re.search(r"corpus\.jsonl, line 2", capsys.readouterr().err)
+    assert not (tmp_path / "index").exists()
+
+
+def test_an_index_is_not_overwritten_unless_asked(bm25_index, dataset, capsys):
+    assert main(["index", str(dataset), "--out", str(bm25_index)]) == 1
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_traceback_is_shown_when_asked_for(capsys):
+    assert main(["info", "nowhere", "--traceback"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_search_json_has_its_promised_shape(bm25_index, capsys):
+    assert main(["search", str(bm25_index), "about the river", "-k", "3", "--json", "--explain"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"query", "mode", "took_ms", "hits"}
+    assert (found["query"], found["mode"]) == ("about the river", "tokens")
+    hit = found["hits"][0]
+    assert hit.keys() == {"doc_id", "score", "title", "snippet", "metadata", "branches", "terms"}
+    assert hit["doc_id"] == "d-river"
+    assert hit["branches"]["tokens"].keys() == {"score", "rank"}
+    assert hit["terms"][0].keys() == {"term", "weight", "score"}
+
+
+def test_queries_from_stdin_stream_as_json_lines(lightir, bm25_index):
+    done = lightir("search", bm25_index, "-", "--json", stdin="river\n\nbread\n")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["query"] for answer in answers] == ["river", "bread"]
+    assert [answer["hits"][0]["doc_id"] for answer in answers] == ["d-river", "d-bread"]
+
+
+def test_a_corpus_from_stdin_is_indexed(lightir, tmp_path):
+    index = tmp_path / "index"
+    assert lightir("index", "-", "--out", index, stdin='{"_id": "x", "text": "only one"}\n').returncode == 0
+    assert json.loads(lightir("info", index, "--json").stdout)["documents"] == 1
+
+
+def test_a_file_of_queries_becomes_a_run(bm25_index, dataset, tmp_path, capsys):
+    run = tmp_path / "out.trec"
+    assert main(["search", str(bm25_index), "--queries", str(dataset), "-k", "5", "--run", str(run)]) == 0
+    assert main(["search", str(bm25_index), "--queries", str(dataset), "-k", "5", "--run", "-"]) == 0
+    assert capsys.readouterr().out == run.read_text()
+    assert re.fullmatch(r"\S+ Q0 \S+ \d+ \S+ lightir", run.read_text().splitlines()[0])
+
+
+def test_plain_output_has_no_escape_codes_and_a_terminal_that_wants_none_neither(lightir, bm25_index):
+    done = lightir("search", bm25_index, "river", "--explain", NO_COLOR="1")
+    assert "river" in done.stdout
+    assert "\033" not in done.stdout
+
+
+def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, capsys):
+    arguments = ["evaluate", str(bm25_index), "--dataset", str(dataset), "--json", "--run-dir", str(tmp_path / "runs")]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"dataset", "split", "n_queries", "systems", "seconds"}
+    assert (found["dataset"], found["split"], found["n_queries"]) == ("topics", "test", 10)
+    assert found["systems"]["tokens"]["nDCG@10"] == 1.0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["topics.test.tokens.trec"]
+
+
+def test_info_json_has_its_promised_shape(bm25_index, capsys):
+    assert main(["info", str(bm25_index), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= found.keys()
+    assert found["bytes"].keys() == {"dense", "sparse", "tokens", "store"}
+
+
+def test_doctor_json_has_its_promised_shape(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"version", "kernel", "extras", "cpu", "threads"} <= found.keys()
+    assert found["kernel"]["dispatch"] in found["kernel"]["available"]
+
+
+def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
+    copy = shutil.copytree(bm25_index, tmp_path / "copy")
+    assert main(["verify", str(copy)]) == 0
+    largest = max((path for path in copy.rglob("*.npy")), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[-1] ^= 1
+    largest.write_bytes(content)
+    assert main(["verify", str(copy)]) == 1
+    assert largest.name in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(bm25_index, dataset):
+    command = f"{sys.executable} -m lightir search {bm25_index} --queries {dataset} -k 1000 --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert not [name for name in COMMANDS if name not in script]
+    for option in ("explain", "queries", "fusion"):
+        assert option in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_bash_completes_commands_options_and_choices(lightir):
+    script = lightir("completion", "bash").stdout
+    for line, expected in (("sea", "search"), ("search --exp", "--explain"), ("search --fusion l", "linear")):
+        words = ["lightir", *line.split(" ")]
+        ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _lightir; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True)
+        assert done.stdout.split() == [expected], done.stderr
+
+
+def test_the_generated_pages_are_current():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    stale = [name for name, page in generate.pages().items() if not generate.is_current(name, page)]
+    assert stale == [], "run python docs/generate.py"
+
+
+def test_the_readme_names_only_commands_that_parse():
+    lines = re.findall(r"^lightir .*", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        command = re.split(r"\s{2,}", line.removeprefix("lightir "))[0]
+        build_parser().parse_args([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)])
+    assert set(commands(build_parser())) == set(COMMANDS)
