@@ -1,0 +1,63 @@
+"""Pooling on either padding side, and the fixed standardisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightir.errors import InvalidInput
+from lightir.models.pooling import POOLINGS, Pooling, Standardization, pool
+
+# <bos> a b <eos>
+STATES = torch.tensor([[10.0, 1.0], [2.0, 2.0], [4.0, 6.0], [7.0, 8.0]])
+TEXT = [False, True, True, False]
+EXPECTED = {"eos": [7.0, 8.0], "last": [4.0, 6.0], "mean": [3.0, 4.0], "mean_all": [5.75, 4.25]}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_padding_on_either_side_does_not_matter(pooling: Pooling, left: int) -> None:
+    states = torch.full((1, 7, 2), 1000.0)
+    states[0, left : left + 4] = STATES
+    attention, text = torch.zeros(1, 7, dtype=torch.bool), torch.zeros(1, 7, dtype=torch.bool)
+    attention[0, left : left + 4] = True
+    text[0, left : left + 4] = torch.tensor(TEXT)
+    pooled = pool(states, attention_mask=attention, text_mask=text, pooling=pooling)
+    assert pooled.tolist() == [EXPECTED[pooling]]
+    many = pool(states.expand(3, -1, -1), attention_mask=attention.long(), text_mask=text, pooling=pooling)  # type: ignore[arg-type]
+    assert torch.equal(many, pooled.expand(3, -1))
+
+
+def test_a_text_without_tokens_of_its_own_takes_its_frame() -> None:
+    attention, text = torch.tensor([[True, True, False, False]]), torch.zeros(1, 4, dtype=torch.bool)
+    for pooling, expected in (("mean", [6.0, 1.5]), ("last", [2.0, 2.0]), ("eos", [2.0, 2.0])):
+        pooled = pool(STATES[None], attention_mask=attention, text_mask=text, pooling=pooling)  # type: ignore[arg-type]
+        assert pooled.tolist() == [expected]
+
+
+def test_bf16_states_are_averaged_in_fp32() -> None:
+    states = torch.ones(1, 1000, 1, dtype=torch.bfloat16) * 1.0078125
+    mask = torch.ones(1, 1000, dtype=torch.bool)
+    pooled = pool(states, attention_mask=mask, text_mask=mask, pooling="mean")
+    assert pooled.dtype == torch.float32
+    assert pooled.item() == pytest.approx(1.0078125, rel=1e-6)
+
+
+def test_standardisation_makes_the_sample_standard_and_commutes_with_averaging() -> None:
+    sample = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) * 7 + 3
+    sample[:, 3] = 2.0
+    standardise = Standardization.fit(sample)
+    rows = standardise(sample)
+    torch.testing.assert_close(rows.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standardise(sample.mean(0)), rows.mean(0), atol=1e-5, rtol=0)
+
+
+def test_misfits_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="at least 2"):
+        Standardization.fit(torch.ones(1, 4))
+    with pytest.raises(InvalidInput, match="above 0"):
+        Standardization(torch.zeros(2), torch.zeros(2))
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    with pytest.raises(InvalidInput, match="pooling"):
+        pool(STATES[None], attention_mask=mask, text_mask=mask, pooling="max")  # type: ignore[arg-type]
