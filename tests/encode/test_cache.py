@@ -107,14 +107,17 @@ def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
 def test_term_weights_are_stored_exactly_when_the_policy_says_idf(tmp_path: Path) -> None:
     model = tiny_model()
     model.heads = Heads(term_weights=torch.arange(258.0))
-    with pytest.raises(InvalidInput, match="term_weights"):
-        cache_vocabulary(model, tmp_path / "q")
+    cache_vocabulary(model, tmp_path / "counts")
+    assert not (tmp_path / "counts" / "sparse.safetensors").exists()
     policy = dataclasses.replace(model.contract.query, term_weights="idf")
     model.contract = dataclasses.replace(model.contract, query=policy)
-    cache_vocabulary(model, tmp_path / "q")
-    np.testing.assert_array_equal(load_file(tmp_path / "q" / "sparse.safetensors")["term_weights"], np.arange(258))
+    cache_vocabulary(model, tmp_path / "idf")
+    np.testing.assert_array_equal(load_file(tmp_path / "idf" / "sparse.safetensors")["term_weights"], np.arange(258))
     with pytest.raises(AlreadyExists):
-        cache_vocabulary(model, tmp_path / "q")
+        cache_vocabulary(model, tmp_path / "idf")
+    model.heads = Heads()
+    with pytest.raises(InvalidInput, match="were not given"):
+        cache_vocabulary(model, tmp_path / "none")
 
 
 def test_stored_rows_refuse_what_cannot_be_stored() -> None:

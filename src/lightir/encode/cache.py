@@ -58,17 +58,24 @@ def cache_vocabulary(
         for task, instruction in wanted or [("", retriever.contract.query.instruction)]:
             rows = cached_table(retriever, instruction=instruction, dim=dim, batch=batch)
             tables.append(QueryTable(task, instruction, rows))
-    weights = retriever.heads.term_weights
     write_query_encoder(
         out,
         retriever.contract,
         retriever.backbone.tokenizer,
         tables,
         dtype=dtype,
-        term_weights=None if weights is None else weights.float().cpu().numpy(),
+        term_weights=stored_term_weights(retriever),
         overwrite=overwrite,
     )
     return Path(out)
+
+
+def stored_term_weights(model: LightRetriever) -> Floats | None:
+    """The sparse queries' weight of each term, (V,) float32, where the policy says idf; else None."""
+    weights = model.heads.term_weights
+    if model.contract.query.term_weights != "idf" or weights is None:
+        return None
+    return np.asarray(weights.float().cpu().numpy(), dtype=np.float32)
 
 
 @torch.no_grad()

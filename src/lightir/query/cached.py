@@ -23,7 +23,6 @@ TABLES_FILE = "tables.json"
 TOKENIZER_FILE = "tokenizer.json"
 TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
-MODEL2VEC_FILE = "config.json"
 SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
 
 _DTYPES: Mapping[str, Any] = MappingProxyType({"F16": np.float16, "F32": np.float32, "I8": np.int8})
@@ -249,7 +248,7 @@ def _load_table(path: Path, instruction: str, dtype: str) -> CachedTable:
     if "embeddings" not in tensors:
         raise FormatError(f"{path} holds {sorted(tensors)}; the key 'embeddings' is needed")
     try:
-        table = CachedTable(tensors["embeddings"], tensors.get("weights"), instruction)
+        table = CachedTable(tensors["embeddings"], tensors.get(SCALES_KEY), instruction)
     except InvalidInput as error:
         raise FormatError(f"{path}: {error}") from error
     if (found := _DTYPE_NAMES[table.embeddings.dtype.name]) != dtype:

@@ -30,7 +30,7 @@ from lightir.data import (
     span_pairs,
     title_pairs,
 )
-from lightir.encode.cache import cached_table
+from lightir.encode.cache import cached_table, stored_term_weights
 from lightir.encode.documents import QUERY_ENCODER, fast_dtype, length_batches
 from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput, NotFound
@@ -114,14 +114,13 @@ def distill(
     with new_folder(Path(out), overwrite=overwrite) as folder:
         _save_model(model, contract, teacher, folder)
         fitted = QueryTable("", contract.query.instruction, table)
-        weights = model.heads.term_weights
         write_query_encoder(
             folder / QUERY_ENCODER,
             contract,
             model.backbone.tokenizer,
             [fitted],
             dtype=table_dtype,
-            term_weights=None if weights is None else weights.float().cpu().numpy(),
+            term_weights=stored_term_weights(model),
         )
         write_json(folder / "distillation.json", facts)
     return Path(out)
