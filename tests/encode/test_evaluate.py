@@ -1,0 +1,116 @@
+"""A model measured on a BEIR folder: encoded once, and the full query encoder beside the light one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.encode.evaluate import FullQueryEncoder, evaluate_model
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.models.backbones import load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.shards import VectorsReader
+from lightir.text import QueryPolicy
+from tiny_models import save_tiny
+
+
+def save_model(folder: Path, *, instruction: str = "find", pooling: str = "eos") -> Path:
+    if not (folder / "backbone").is_dir():
+        save_tiny("llama", folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
+    contract = Contract(
+        "lightretriever",
+        backbone_record(backbone),
+        QueryPolicy(instruction, leading_blank=False),
+        DocumentPolicy(max_tokens=40),
+        DenseHead(pooling=pooling),  # type: ignore[arg-type]
+        SparseHead(top_k=20),
+    )
+    model = folder / f"model-{instruction}-{pooling}"
+    LightRetriever(backbone, contract).save(model)
+    return model
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Documents that are their own queries."""
+    folder = tmp_path / "echo"
+    (folder / "qrels").mkdir(parents=True)
+    texts = [f"{word} {'ab' * i}" for i, word in enumerate(["cat", "dog", "fish", "horse", "cow", "sheep", "", "hen"])]
+    for name in ("corpus", "queries"):
+        lines = [json.dumps({"_id": f"{name}{i}", "text": text}) + "\n" for i, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    (folder / "qrels" / "test.tsv").write_text("".join(f"queries{i}\tcorpus{i}\t1\n" for i in range(len(texts))))
+    return folder
+
+
+def test_a_full_query_is_encoded_as_a_document_of_the_same_text_would_be(tmp_path: Path) -> None:
+    model = LightRetriever.load(save_model(tmp_path, instruction=""))
+    encoder = FullQueryEncoder(model)
+    texts = ["one query", "", "another and longer query", "x"]
+    found = encoder.encode(texts)
+    assert found.dense is not None
+    assert found.sparse is not None
+    alone = np.concatenate([encoder.encode([text]).dense for text in texts])  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.dense, alone, atol=1e-5)
+    documents, _ = model.encode_batch(model.batch(model.frame_documents(texts)))
+    assert documents is not None
+    asked = [0, 2, 3]
+    np.testing.assert_allclose(found.dense[asked], documents.numpy()[asked], atol=1e-5)
+    assert not found.dense[1].any()
+    with pytest.raises(InvalidInput, match="no table"):
+        encoder.encode(["a"], task="x")
+
+
+def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(tmp_path, instruction="")
+    first = evaluate_model(model, dataset, tmp_path / "work", run_dir=tmp_path / "runs")
+    assert list(first.systems) == ["tokens", "dense", "sparse", "hybrid", "hybrid+tokens", "full"]
+    assert first.n_queries == 8
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"echo.test.{mode}.trec" for mode in first.systems}
+    # Without an instruction a query is framed as its document is, so the full encoder finds it first.
+    assert first.systems["full"].measures["RR@10"] > 0.7
+    monkeypatch.setattr(LightRetriever, "load", None)
+    modes = ["tokens", "dense", "sparse", "hybrid"]
+    again = evaluate_model(model, dataset, tmp_path / "work", modes=modes)
+    assert again.systems == {mode: first.systems[mode] for mode in modes}
+
+
+def test_models_that_encode_documents_alike_share_the_vectors(tmp_path: Path, dataset: Path) -> None:
+    a, b = save_model(tmp_path, instruction="find"), save_model(tmp_path, instruction="look up")
+    evaluate_model(a, dataset, tmp_path / "work", modes=["dense"])
+    before = (tmp_path / "work" / "vectors" / "manifest.json").read_bytes()
+    evaluate_model(b, dataset, tmp_path / "work", modes=["dense", "full"])
+    assert (tmp_path / "work" / "vectors" / "manifest.json").read_bytes() == before
+    cached = Contract.load(tmp_path / "work" / "query-encoder")
+    assert cached.query.instruction == "look up"
+
+
+def test_a_work_folder_of_other_documents_is_refused(tmp_path: Path, dataset: Path) -> None:
+    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+    with pytest.raises(ContractMismatch, match=r"pooling is 'eos' .* 'mean'"):
+        evaluate_model(save_model(tmp_path, pooling="mean"), dataset, tmp_path / "work", modes=["dense"])
+    with (dataset / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "more", "text": "more"}\n')
+    with pytest.raises(InvalidInput, match="8 documents, but echo has 9"):
+        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path, dataset: Path) -> None:
+    with pytest.raises(InvalidInput, match="no query table"):
+        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["full"], task="scifact")
+
+
+def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> None:
+    model = save_model(tmp_path)
+    evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
+    manifest = tmp_path / "work" / "vectors" / "manifest.json"
+    manifest.write_text(json.dumps({"format_version": 1, "complete": False, "shards": []}))
+    evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
+    assert len(VectorsReader(tmp_path / "work" / "vectors")) == 8
