@@ -9,24 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from collections_for_training import write_dataset
 from lightir.train.recipe import DataRecipe, DevSet, Documents, Evaluation, Heads, Losses, ModelRecipe, Recipe
 from lightir.train.recipe import Optimisation as Settings
 from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
-
-TOPICS = (
-    "river",
-    "engine",
-    "planet",
-    "bread",
-    "piano",
-    "forest",
-    "bridge",
-    "winter",
-    "copper",
-    "island",
-    "mirror",
-    "candle",
-)
 
 
 @pytest.fixture(scope="session")
@@ -51,23 +37,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_dataset(folder: Path, prefix: str) -> Path:
-    """A BEIR folder: one document and three train queries a topic, and one dev query."""
-    (folder / "qrels").mkdir(parents=True)
-    documents, queries, judged = [], [], {"train": [], "dev": []}
-    for topic in TOPICS:
-        documents.append({"_id": f"{prefix}-{topic}", "title": topic, "text": f"{prefix} text about the {topic} alone"})
-        for number, split in enumerate(("train", "train", "train", "dev")):
-            query_id = f"{topic}-{number}"
-            queries.append({"_id": query_id, "text": f"{prefix} {topic} " + "abcd"[number] * 4})
-            judged[split].append(f"{query_id}\t{prefix}-{topic}\t1")
-    for name, records in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    for split, lines in judged.items():
-        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two data sets."""
@@ -75,7 +44,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_dataset(root / "alpha", "alpha"), write_dataset(root / "beta", "beta")
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> Recipe:
     """Everything on: all losses, fitted heads, two sets, dev evaluation, dropout."""
     return Recipe(

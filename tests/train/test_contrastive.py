@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
+from collections_for_training import write_dataset
 from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
@@ -139,6 +140,22 @@ def test_shares_cover_a_batch_and_point_at_the_positives(recipe: Recipe) -> None
             assert not share.excluded[row, column]
     with pytest.raises(InvalidInput, match="does not divide"):
         share_of(batch, process=0, processes=3)
+
+
+def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: Recipe, tmp_path: Path) -> None:
+    held_out = write_dataset(tmp_path / "held", "alpha")
+    queries = held_out / "queries.jsonl"
+    lines = queries.read_text().splitlines()  # the dev query about rivers is now a train query of alpha
+    queries.write_text(
+        "\n".join(
+            line.replace("alpha river dddd", "Alpha river: aaaa?").replace("dddd", "xyz uvw rst") for line in lines
+        )
+    )
+    sets, report = open_sets(dataclasses.replace(recipe, held_out=(str(held_out),)), negatives=[None, None])
+    assert report is not None
+    assert "river-0" not in {example.query_id for example in sets[0].examples}
+    assert report.sets["alpha"].dropped == 36 - len(sets[0]) >= 1
+    assert "engine-1" in {example.query_id for example in sets[0].examples}
 
 
 def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import logging
 import math
+import os
 import platform
 import shutil
 import time
@@ -81,7 +82,8 @@ def train(
     """Train a model and write its folder; the path comes back.
 
     While it runs, recipe, log and checkpoints are in `<out>.run` beside it; that folder goes when the model is whole.
-    Under torch.distributed every process calls this; the first one writes.
+    Mined negatives stay in the folder `negatives` beside it. Started by torchrun, every process calls this and the
+    first one writes.
 
     Args:
         recipe: a recipe, or its YAML file.
@@ -100,7 +102,7 @@ def train(
         raise InvalidInput("overrides belong to a recipe file; this recipe is loaded already")
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
-    run = _Run(recipe, Path(out), device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    run = _Run(recipe, Path(out), join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     run.open_folder(resume)
     run.prepare()
     if resume:
@@ -144,7 +146,7 @@ class _Run:
 
     def prepare(self) -> None:
         recipe = self.recipe
-        negatives = negatives_files(recipe, self.out.parent / "negatives") if _is_first() else None        cache = self.out.parent / "negatives"
+        cache = self.out.parent / "negatives"
         if _is_first():
             negatives_files(recipe, cache)  # one process mines, the others find the files
         _barrier()
@@ -236,7 +238,7 @@ class _Run:
             with autocast(self.device, self.retriever.backbone.model.dtype):
                 parts, monitored = batch_losses(self.retriever, batch, self.recipe, step=self.step)
             loss = torch.stack(list(parts.values())).sum()
-            (loss / settings.accumulation).backward()
+            torch.autograd.backward(loss / settings.accumulation)
             values = {name: float(value.detach()) for name, value in parts.items()}
             records.append({"loss": float(loss.detach()), **values, **monitored})
             if not math.isfinite(records[-1]["loss"]):
@@ -549,6 +551,18 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad)
         parameter.grad /= world_size()
+
+
+def join_processes(device: str) -> str:
+    """The device of this process; where torchrun started it, it has joined the others."""
+    if "WORLD_SIZE" not in os.environ or not dist.is_available():
+        return device
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return device
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -161,7 +161,9 @@ def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
     """Gradient checkpointing and compilation, as far as the recipe asks for them."""
     retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
     if recipe.model.gradient_checkpointing:
-        retriever.trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        retriever.backbone.model.gradient_checkpointing_enable(  # type: ignore[no-untyped-call]
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     if recipe.model.compile:
         on_cpu = retriever.backbone.device.type == "cpu"
         if on_cpu and shutil.which(os.environ.get("CXX", "g++")) is None:

@@ -1,0 +1,82 @@
+"""Checkpoints: whole or not there, the last two kept; and the development measures beside them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightir.data import Dataset
+from lightir.errors import FormatError, NotFound
+from lightir.train import checkpoint
+from lightir.train.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    random_states,
+    restore_random_states,
+    save_checkpoint,
+)
+from lightir.train.development import fuse, load_development, ndcg
+
+
+def test_the_last_two_are_kept_and_the_last_is_read(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, step, {"step": step}, recipe_hash="r")
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-0000002", "step-0000003"]
+    assert load_checkpoint(tmp_path, recipe_hash="r") == {"step": 3}
+
+
+def test_a_write_that_is_cut_off_leaves_the_last_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, 1, {"step": 1}, recipe_hash="r")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 2, {"step": 2}, recipe_hash="r")
+    (tmp_path / "step-0000009").mkdir()  # as a kill in the middle of a rename might leave it
+    assert load_checkpoint(tmp_path, recipe_hash="r") == {"step": 1}
+
+
+def test_another_recipe_version_or_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFound, match="no checkpoint"):
+        load_checkpoint(tmp_path, recipe_hash="r")
+    save_checkpoint(tmp_path, 1, {}, recipe_hash="r")
+    with pytest.raises(FormatError, match="another recipe"):
+        load_checkpoint(tmp_path, recipe_hash="s")
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    with pytest.raises(FormatError, match="format 1"):
+        load_checkpoint(tmp_path, recipe_hash="r")
+
+
+def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {"random": random_states()}, recipe_hash="r")
+    drawn = random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+    restore_random_states(load_checkpoint(tmp_path, recipe_hash="r")["random"])
+    assert drawn == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+
+
+def test_a_development_set_holds_all_relevant_documents(datasets: tuple[Path, Path]) -> None:
+    found = load_development(Dataset.open(datasets[0]), "dev", queries=5, documents=8)
+    assert found.grades.shape == (5, 8)
+    assert found.grades.sum(axis=1).tolist() == [1.0] * 5
+    for row, query in enumerate(found.queries):
+        assert found.documents[int(found.grades[row].argmax())].doc_id == f"alpha-{query.query_id.split('-')[0]}"
+
+
+def test_ndcg_of_known_rankings() -> None:
+    grades = np.asarray([[1, 0, 0], [0, 2, 1]], dtype=np.float32)
+    assert ndcg(grades, grades) == pytest.approx(1.0)
+    second = np.asarray([[1, 2, 0]], dtype=np.float32)
+    assert ndcg(second, grades[:1]) == pytest.approx(1 / np.log2(3))
+    assert ndcg(np.zeros((1, 3), np.float32), grades[:1]) == pytest.approx(1.0)
+    assert ndcg(np.zeros((0, 3), np.float32), grades[:0]) == 0.0
+
+
+def test_a_constant_branch_adds_nothing() -> None:
+    scores = {"dense": np.asarray([[0.2, 0.6]], np.float32), "sparse": np.asarray([[3.0, 3.0]], np.float32)}
+    assert fuse(scores, {"dense": 0.7, "sparse": 0.3}).tolist() == [[0.0, pytest.approx(0.7)]]

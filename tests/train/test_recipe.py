@@ -1,0 +1,103 @@
+"""Recipes: what is refused, what an override changes, and that every shipped recipe runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from collections_for_training import write_dataset
+from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.train.contrastive import train
+from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_yaml
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+def test_a_recipe_comes_back_from_its_yaml(recipe: Recipe, tmp_path: Path) -> None:
+    assert load_recipe(written(tmp_path, recipe_yaml(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "loses: {}\n", "unknown key 'loses'"),
+        (MINIMAL + "losses: {dens: 1}\n", r"losses: unknown key 'dens'"),
+        ("model: {address: a}\ndata: [{name: x, ration: 2}]\n", "unknown key 'ration'"),
+        (MINIMAL + "optimisation: {steps: many}\n", "optimisation: steps is 'many'; expected int"),
+        (MINIMAL + "heads: {pooling: max}\n", "pooling is 'max'; expected one of"),
+        ("model: {address: a}\ndata: []\n", "at least one training set"),
+        (MINIMAL + "losses: {symmetric: 0, dense: 0, sparse: 0}\n", "must be above 0"),
+        (MINIMAL + "heads: {sparse: false}\n", "must be 0"),
+        (MINIMAL + "optimisation: {steps: 0}\n", "steps is 0"),
+        ("a: [", "not valid YAML"),
+        ("just text", "expected"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        load_recipe(written(tmp_path, text))
+
+
+def test_overrides_reach_every_depth(tmp_path: Path) -> None:
+    path = written(tmp_path, MINIMAL)
+    recipe = load_recipe(path, overrides=["optimisation.steps=7", "data.0.ratio=0.5", "losses.dims=[64, 32]"])
+    assert recipe.optimisation.steps == 7
+    assert recipe.data[0].ratio == 0.5
+    assert recipe.losses.dims == (64, 32)
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "data.4.name=x", "data.x=1", "model.address.deep=1", "a=[", "b=1"])
+def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path, override: str) -> None:
+    with pytest.raises((InvalidInput, FormatError)):
+        load_recipe(written(tmp_path, MINIMAL), overrides=[override])
+
+
+def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="gone"):
+        load_recipe(tmp_path / "gone.yaml")
+
+
+def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set").mkdir()
+    assert data_folder(str(tmp_path / "set")) == tmp_path / "set"
+    monkeypatch.setenv("LIGHTIR_DATA", str(tmp_path))
+    assert data_folder("set") == tmp_path / "set"
+    with pytest.raises(NotFound, match="other"):
+        data_folder("other")
+    monkeypatch.delenv("LIGHTIR_DATA")
+    with pytest.raises(NotFound, match="LIGHTIR_DATA"):
+        data_folder("set")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+    """As it is, but for the size: a tiny model, tiny data, a small batch."""
+    given = load_recipe(path)
+    held_out = write_dataset(tmp_path / "gamma", "gamma")
+    development = (DevSet(str(datasets[0]), queries=4, documents=8),)
+    tiny = dataclasses.replace(
+        given,
+        model=dataclasses.replace(
+            given.model, address=recipe.model.address, first_layer=min(given.model.first_layer, 1), compile=False
+        ),
+        data=tuple(
+            dataclasses.replace(given.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
+            for folder, negatives in zip(datasets, ("bm25", ""), strict=True)
+        ),
+        held_out=tuple(str(held_out) for _ in given.held_out[:1]),
+        optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
+        losses=dataclasses.replace(given.losses, dims=(16,) if given.losses.dims else ()),
+        documents=dataclasses.replace(given.documents, max_tokens=48, train_tokens=0),
+        evaluation=dataclasses.replace(given.evaluation, sets=development[: len(given.evaluation.sets)]),
+    )
+    out = train(tiny, tmp_path / "model", device="cpu")
+    assert (out / "lightir.json").is_file()
+    assert (out / "training" / "decontamination.json").is_file() == bool(given.held_out)
