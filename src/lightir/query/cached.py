@@ -81,7 +81,8 @@ class CachedQueryEncoder:
             contract: its query policy, and the document side that the tables were made for.
             tokenizer: must have the contract's tokenizer hash.
             tables: task name -> table, the default first; wanted exactly when the contract has a dense branch.
-            term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's term_weights are "idf".
+            term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's
+                term_weights are "idf".
             dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
             threads: for looking up a batch.
 

@@ -1,0 +1,247 @@
+"""An index folder holds every document once, byte for byte the same each time, and says which file is damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightir.contract import DenseHead
+from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
+from lightir.index import Index, IndexInfo, build_index, document_shards
+from lightir.shards import Shard
+from lightir.types import Document
+from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word_table, write_folder
+
+
+def build(out: Path, *shards: Shard, **options: Any) -> IndexInfo:
+    return build_index(shards or [animal_shard()], out, **{"contract": word_contract(), "progress": False, **options})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_documents_come_back_whole_with_their_vectors(tmp_path: Path) -> None:
+    shard = animal_shard()
+    build(tmp_path / "index")
+    with Index.open(tmp_path / "index") as index:
+        assert len(index) == 3
+        assert index.documents(["c", "b", "a"]) == [shard.documents[i] for i in (2, 0, 1)]
+        assert index.doc_ids(np.array([0, 1, 2], np.uint32)) == ["a", "b", "c"]
+        assert [index.doc_ord(doc_id) for doc_id in ("b", "", "bb")] == [1, None, None]
+        np.testing.assert_array_equal(index.dense[0], shard.dense[[1, 0, 2]])  # type: ignore[index]
+        assert [index.sparse.row(i)[1].tolist() for i in range(3)] == [[1, 4, 3], [5, 2], []]
+        with pytest.raises(NotFound, match="'x'"):
+            index.documents(["x"])
+        index.verify()
+
+
+def test_info_counts_documents_branches_and_bytes(tmp_path: Path) -> None:
+    info = build(tmp_path / "index", dense_dim=2)
+    assert (info.documents, info.segments, info.branches, info.dense_dim) == (3, 1, ("dense", "sparse", "tokens"), 2)
+    assert info.analyzer == "english"
+    assert info.contract is not None
+    assert info.contract["fingerprint"] == word_contract().fingerprint
+    on_disk = sum(map(len, contents(tmp_path / "index").values()))
+    assert 0 < on_disk - sum(info.bytes.values()) < 4096  # the manifest
+    json.dumps(dataclasses.asdict(info))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 10])
+def test_an_index_of_tokens_alone(tmp_path: Path, n: int) -> None:
+    documents = [Document(f"d{i}", f"word{i} everywhere") for i in range(n)]
+    info = build_index(document_shards(documents, size=3), tmp_path / "index", progress=False)
+    assert (info.documents, info.branches, info.contract) == (n, ("tokens",), None)
+    with Index.open(tmp_path / "index") as index:
+        index.verify()
+        assert index.token_queries(["everywhere word0 word0 nowhere", ""]).weights.tolist() == [1.0, 2.0][: 2 * n]
+        with pytest.raises(InvalidInput, match="no dense branch; it has tokens"):
+            _ = index.dense
+
+
+def test_the_same_documents_give_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+    script = """
+import sys
+from lightir.index import build_index, document_shards
+from lightir.types import Document
+words = "zebra apple house cat dog fish blue well".split()
+texts = [" ".join(words[(i * k) % 8] for k in range(1, 6)) for i in range(40)]
+build_index(document_shards((Document(f"d{i}", t) for i, t in enumerate(texts)), size=7), sys.argv[1], progress=False)
+"""
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", script, tmp_path / seed], check=True, env=environment)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_arrays_do_not_depend_on_the_order_or_the_shards(tmp_path: Path) -> None:
+    shard = animal_shard()
+    assert shard.dense is not None
+    turned = [
+        Shard([shard.documents[i]], shard.dense[[i]], csr([row], vocab_size=VOCAB_SIZE, dtype=np.uint8))
+        for i, row in [(2, {}), (1, {2: 4, 4: 3, 1: 1}), (0, {1: 5, 5: 2})]
+    ]
+    build(tmp_path / "one")
+    build(tmp_path / "two", *turned)
+    assert contents(tmp_path / "one" / "segments") == contents(tmp_path / "two" / "segments")
+
+
+def test_a_narrow_index_is_renormalised(tmp_path: Path) -> None:
+    shard = dataclasses.replace(animal_shard(), dense=np.array([[3, 4, 9, 9], [0, 0, 1, 0], [0, 2, 0, 0]], np.float16))
+    build(tmp_path / "index", shard, dense_dim=2)
+    with Index.open(tmp_path / "index") as index:
+        np.testing.assert_allclose(index.dense[0], [[0, 0], [0.6, 0.8], [0, 1]], atol=1e-3)
+
+
+def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float16)
+    rows[2] = 0
+    build(tmp_path / "index", dataclasses.replace(animal_shard(), dense=rows), dense_dtype="int8")
+    with Index.open(tmp_path / "index") as index:
+        found, scales = index.dense
+        assert found.dtype == np.int8
+        assert scales is not None
+        np.testing.assert_allclose(found * scales[:, None], rows[[1, 0, 2]], atol=np.abs(rows).max() / 127)
+
+
+def test_only_the_strongest_impacts_are_kept(tmp_path: Path) -> None:
+    rows = csr([{1: 5, 2: 5, 3: 5, 4: 0}, {2: 4, 4: 9, 6: 5}, {}], vocab_size=VOCAB_SIZE, dtype=np.uint8)
+    build(tmp_path / "index", dataclasses.replace(animal_shard(), sparse=rows), sparse_top_k=2)
+    with Index.open(tmp_path / "index") as index:
+        assert [index.sparse.row(i)[0].tolist() for i in range(3)] == [[4, 6], [1, 2], []]
+
+
+def test_the_model_s_own_terms_can_be_counted(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build(tmp_path / "index", query_encoder=folder, analyzer="model")
+    with Index.open(tmp_path / "index") as index:
+        assert [index.tokens.row(i)[0].tolist() for i in range(3)] == [[1, 2, 4, 6], [1, 5, 6, 7], []]
+        assert index.query_encoder() is not None
+    with pytest.raises(InvalidInput, match="query encoder"):
+        build(tmp_path / "other", analyzer="model")
+
+
+def with_documents(*documents: Document) -> Shard:
+    return Shard(documents, None, None)
+
+
+@pytest.mark.parametrize(
+    ("shards", "options", "says"),
+    [
+        ([with_documents(Document("x", "")), with_documents(Document("x", ""))], {}, "'x' comes twice"),
+        ([with_documents(Document("", "text"))], {}, "0 bytes"),
+        ([with_documents(Document("ü" * 5001, ""))], {}, "10002 bytes"),
+        ([with_documents(Document("x", "\ud800"))], {}, "text of document 'x'"),
+        ([with_documents(Document("x", "", "", {"a": float("nan")}))], {}, "metadata of document 'x'"),
+        ([with_documents(Document("x", "", "", {"a": object()}))], {}, "metadata of document 'x'"),
+        ([with_documents(Document("x", ""))], {"analyzer": None}, "nothing to search"),
+        ([with_documents(Document("x", ""))], {"analyzer": "klingon"}, "klingon"),
+        ([animal_shard(), with_documents(Document("x", ""))], {}, "shard"),
+        ([animal_shard()], {"contract": None}, "no contract"),
+        ([animal_shard()], {"contract": word_contract(sparse=None)}, "sparse vectors"),
+        ([animal_shard()], {"contract": word_contract(dense=None)}, "dense vectors"),
+        ([animal_shard()], {"contract": word_contract(dense=DenseHead(dims=(8, 4)))}, "width 8"),
+        ([animal_shard()], {"contract": word_contract(vocab_size=9)}, "vocabulary 8.*9"),
+        ([animal_shard()], {"dense_dim": 5}, "dense_dim is 5"),
+        ([animal_shard()], {"dense_dtype": "fp8"}, "fp8"),
+        ([animal_shard()], {"sparse_top_k": 0}, "sparse_top_k is 0"),
+    ],
+)
+def test_what_cannot_be_indexed_is_refused_and_leaves_nothing(
+    tmp_path: Path, shards: list[Shard], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LightirError, match=says):
+        build(tmp_path / "index", *shards, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_widest_ids_are_taken(tmp_path: Path) -> None:
+    ids = ["x" * 10_000, "\U0010ffff", " ", "\n", "a/b", "-1"]
+    build_index(document_shards(Document(doc_id, "same") for doc_id in ids), tmp_path / "index", progress=False)
+    with Index.open(tmp_path / "index") as index:
+        assert index.doc_ids(np.arange(6, dtype=np.uint32)) == sorted(ids)
+        assert [index.doc_ord(doc_id) for doc_id in sorted(ids)] == list(range(6))
+        assert [document.doc_id for document in index.documents(ids)] == ids
+
+
+def test_a_query_encoder_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = word_contract(dense=DenseHead(pooling="mean"))
+    folder = write_folder(tmp_path / "q", other, {"": {"embeddings": word_table()}})
+    with pytest.raises(ContractMismatch, match=r"'eos'.*'mean'"):
+        build(tmp_path / "index", query_encoder=folder)
+
+
+def test_an_index_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    before = contents(tmp_path / "index")
+    with pytest.raises(AlreadyExists):
+        build(tmp_path / "index")
+    with pytest.raises(InvalidInput):
+        build(tmp_path / "index", with_documents(Document("", "")), overwrite=True)
+    assert contents(tmp_path / "index") == before
+    assert build(tmp_path / "index", with_documents(Document("x", "y")), overwrite=True).documents == 1
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "on_open"),
+    [
+        ("tokens.forward.weights.npy", cut, True),
+        ("dense.rows.npy", Path.unlink, True),
+        ("manifest.json", flip, True),
+        ("sparse.postings.offsets.npy", flip, False),
+    ],
+)
+def test_damage_is_named_by_file(tmp_path: Path, name: str, damage: Callable[[Path], None], on_open: bool) -> None:
+    build(tmp_path / "index")
+    damage(tmp_path / "index" / "segments" / "segment-00000" / name)
+    if on_open:
+        with pytest.raises(FormatError, match=name):
+            Index.open(tmp_path / "index")
+        return
+    with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=name):
+        index.verify()
+
+
+def change_record(folder: Path, **changes: Any) -> None:
+    connection = sqlite3.connect(folder / "store.sqlite")
+    record = json.loads(connection.execute("SELECT value FROM record").fetchone()[0])
+    connection.execute("UPDATE record SET value = ?", (json.dumps({**record, **changes}),))
+    connection.commit()
+    connection.close()
+
+
+def test_other_versions_and_other_files_are_refused(tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    shutil.copytree(tmp_path / "index", tmp_path / "words")
+    change_record(tmp_path / "index", format_version=99, written_by="7.8.9")
+    with pytest.raises(FormatError, match=r"99.*7\.8\.9"):
+        Index.open(tmp_path / "index")
+    change_record(tmp_path / "words", analyzer={"name": "english", "version": 0})
+    with pytest.raises(FormatError, match="analysis version 0"):
+        Index.open(tmp_path / "words")
+    (tmp_path / "words" / "store.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(FormatError, match=r"store\.sqlite"):
+        Index.open(tmp_path / "words")
+    with pytest.raises(NotFound, match="is not an index"):
+        Index.open(tmp_path)

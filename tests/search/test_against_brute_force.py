@@ -1,0 +1,148 @@
+"""The whole way from shards to rankings against a twin of dicts and loops, on small data full of ties."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightir.contract import Contract
+from lightir.index import Index, build_index
+from lightir.search import Searcher
+from lightir.shards import Shard
+from lightir.types import Document, Query
+from small_collections import GivenVectors, csr, word_contract
+
+Scores = dict[str, float]
+LETTERS = ("ant", "bee", "cow", "doe", "elk")
+
+
+class Collection:
+    """Random documents and queries of few distinct values, with each branch's scores counted out."""
+
+    def __init__(self, seed: int, n_docs: int, vocab_size: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.contract: Contract = word_contract(vocab_size=vocab_size)
+        self.term_ids = sorted({int(t) for t in rng.integers(0, vocab_size, 6)} | {vocab_size - 1})
+        ids = [f"d{i}" for i in rng.permutation(n_docs)]
+        self.texts = {i: " ".join(rng.choice(LETTERS, rng.integers(0, 5))) for i in ids}
+        self.dense = {i: rng.integers(-1, 2, 4).astype(np.float16) for i in ids}
+        self.sparse = {i: self._sparse_row(rng) for i in ids}
+        self.queries = [" ".join(rng.choice([*LETTERS, "yak"], rng.integers(0, 4))) + f" !{i}" for i in range(6)]
+        self.query_dense = {q: rng.integers(-1, 2, 4).astype(np.float32) for q in self.queries}
+        self.query_sparse = {q: self._sparse_row(rng) for q in self.queries}
+
+    def _sparse_row(self, rng: np.random.Generator) -> dict[int, int]:
+        chosen = rng.choice(self.term_ids, rng.integers(0, len(self.term_ids) + 1), replace=False)
+        return {int(t): int(rng.integers(1, 3)) for t in chosen}
+
+    def shards(self, size: int) -> list[Shard]:
+        ids = list(self.texts)
+        return [self._shard(ids[start : start + size]) for start in range(0, len(ids), size)]
+
+    def _shard(self, ids: list[str]) -> Shard:
+        sparse = csr([self.sparse[i] for i in ids], vocab_size=self.contract.backbone.vocab_size, dtype=np.uint8)
+        return Shard([Document(i, self.texts[i]) for i in ids], np.array([self.dense[i] for i in ids]), sparse)
+
+    @cache  # noqa: B019 - as short-lived as the test
+    def scores(self, branch: str, query: str) -> Scores:
+        """Every document's score, in float32 as the kernel sums."""
+        if branch == "dense":
+            return {
+                i: float(np.float32(row.astype(np.float64) @ self.query_dense[query])) for i, row in self.dense.items()
+            }
+        if branch == "sparse":
+            wanted = self.query_sparse[query]
+            return {i: float(sum(w * row.get(t, 0) for t, w in wanted.items())) for i, row in self.sparse.items()}
+        return {i: self._bm25(query, i) for i in self.texts}
+
+    def _bm25(self, query: str, doc_id: str) -> float:
+        words = {i: text.split() for i, text in self.texts.items()}
+        mean = sum(map(len, words.values())) / len(words)
+        score = np.float32(0)
+        for word, count in sorted(Counter(query.split("!")[0].split()).items()):
+            df = sum(word in each for each in words.values())
+            tf = words[doc_id].count(word)
+            if tf:
+                idf = float(np.log1p((len(words) - df + 0.5) / (df + 0.5)))
+                weight = idf * tf / (tf + 0.9 * (1 - 0.4 + 0.4 * len(words[doc_id]) / mean))
+                score = score + np.float32(count) * np.float32(weight)
+        return float(score)
+
+    def found(self, branch: str, query: str, depth: int) -> list[tuple[str, float]]:
+        """The branch's own list: score down, then id up; term branches list only documents above 0."""
+        if branch == "dense" and not self.query_dense[query].any():
+            return []
+        scores = self.scores(branch, query)
+        ranked = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
+        return [pair for pair in ranked if branch == "dense" or pair[1] > 0][:depth]
+
+    def ranking(
+        self, query: str, k: int, weights: dict[str, float], method: str, depth: int
+    ) -> list[tuple[str, float]]:
+        if len(weights) == 1:
+            return self.found(next(iter(weights)), query, k)
+        lists = {branch: self.found(branch, query, depth) for branch in weights}
+        fused = {}
+        for doc_id in {doc_id for found in lists.values() for doc_id, _ in found}:
+            part: Callable[[str], float] = lambda b, d=doc_id: (  # noqa: E731
+                weights[b]
+                * (reciprocal(lists[b], d) if method == "rrf" else min_max(lists[b], self.scores(b, query)[d]))
+            )
+            fused[doc_id] = sum((part(b) for b in ("dense", "sparse", "tokens") if b in weights), 0.0)
+        return sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+def reciprocal(found: list[tuple[str, float]], doc_id: str) -> float:
+    return next((1 / (60 + rank) for rank, (listed, _) in enumerate(found, 1) if listed == doc_id), 0.0)
+
+
+def min_max(found: list[tuple[str, float]], score: float) -> float:
+    if not found:
+        return 0.0
+    most, least = found[0][1], found[-1][1]
+    if most == least:
+        return float(score >= most)
+    return min(max((score - least) / (most - least), 0.0), 1.0)
+
+
+WEIGHTS: list[dict[str, float]] = [
+    {"dense": 1.0},
+    {"sparse": 1.0},
+    {"tokens": 1.0},
+    {"dense": 0.7, "sparse": 0.3},
+    {"dense": 0.5, "tokens": 0.5},
+    {"dense": 0.5, "sparse": 0.25, "tokens": 0.25},
+]
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_docs", "vocab_size"),
+    [(0, 0, 8), (1, 1, 8), (2, 2, 8), (3, 3, 9), (4, 30, 40), (5, 60, 200_000), (6, 25, 12)],
+)
+def test_rankings_are_those_of_the_slow_twin(tmp_path: Path, seed: int, n_docs: int, vocab_size: int) -> None:
+    data = Collection(seed, n_docs, vocab_size)
+    build_index(data.shards(7), tmp_path / "i", contract=data.contract, analyzer="words", progress=False)
+    with Index.open(tmp_path / "i") as index:
+        if n_docs:
+            searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse), threads=2)
+            for weights, k, depth, method in itertools.product(WEIGHTS, (1, 5, 100), (1, 4, 1000), ("linear", "rrf")):
+                run = searcher.search(
+                    [Query(q, q) for q in data.queries],
+                    k,
+                    mode=tuple(weights),  # type: ignore[arg-type]
+                    weights=weights,
+                    fusion=method,
+                    depth=depth,
+                )
+                for query in data.queries:
+                    expected = data.ranking(query, k, weights, method, max(k, depth))
+                    assert list(run[query].doc_ids) == [doc_id for doc_id, _ in expected]
+                    assert all(map(math.isclose, run[query].scores, [score for _, score in expected]))
+        else:
+            assert len(Searcher(index).search(["ant"])["0"]) == 0

@@ -1,0 +1,250 @@
+"""What a searcher promises beside its rankings: modes, refusals, explanations, exclusions, snippets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightir.contract import DenseHead, Fusion
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.index import Index, build_index, document_shards
+from lightir.query import CachedQueryEncoder, CachedTable
+from lightir.search import Searcher
+from lightir.types import Document, Query
+from small_collections import GivenVectors, animal_shard, word_contract, word_table, word_tokenizer, write_folder
+
+QUERY = "the cat and the dog at the well"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build_index([animal_shard()], tmp_path / "index", query_encoder=folder, progress=False)
+    with Index.open(tmp_path / "index") as opened:
+        yield opened
+
+
+@pytest.fixture
+def tokens_only(tmp_path: Path) -> Iterator[Index]:
+    build_index(document_shards(animal_shard().documents), tmp_path / "tokens", progress=False)
+    with Index.open(tmp_path / "tokens") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("mode", "branches"),
+    [
+        (None, ["dense", "sparse"]),
+        ("hybrid", ["dense", "sparse"]),
+        ("dense", ["dense"]),
+        ("sparse", ["sparse"]),
+        ("tokens", ["tokens"]),
+        ("hybrid+tokens", ["dense", "sparse", "tokens"]),
+        ("dense+tokens", ["dense", "tokens"]),
+        (("tokens", "sparse"), ["sparse", "tokens"]),
+    ],
+)
+def test_a_mode_searches_its_branches(index: Index, mode: Any, branches: list[str]) -> None:
+    hits = Searcher(index).hits(QUERY, mode=mode)
+    assert hits
+    assert all(list(hit.branches) == branches for hit in hits)
+
+
+def test_hybrid_takes_the_branches_that_the_weights_name(index: Index) -> None:
+    hits = Searcher(index).hits(QUERY, weights={"dense": 0.5, "tokens": 0.5})
+    assert list(hits[0].branches) == ["dense", "tokens"]
+
+
+def test_hybrid_without_a_sparse_branch_joins_dense_and_tokens(tmp_path: Path) -> None:
+    contract = word_contract(sparse=None)
+    shard = dataclasses.replace(animal_shard(), sparse=None)
+    build_index([shard], tmp_path / "index", contract=contract, progress=False)
+    encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    with Index.open(tmp_path / "index") as index:
+        assert list(Searcher(index, encoder).hits(QUERY)[0].branches) == ["dense", "tokens"]
+
+
+def test_the_contract_s_fusion_is_the_default(tmp_path: Path) -> None:
+    contract = word_contract(fusion=Fusion("rrf", {"dense": 1.0, "sparse": 3.0}))
+    build_index([animal_shard()], tmp_path / "index", contract=contract, progress=False)
+    encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    with Index.open(tmp_path / "index") as index:
+        for hit in Searcher(index, encoder).hits("cat"):
+            ranks = [branch.rank for branch in hit.branches.values()]
+            expected = [weight / (60 + rank) if rank else 0.0 for weight, rank in zip((1.0, 3.0), ranks, strict=True)]
+            assert hit.score == pytest.approx(sum(expected))
+
+
+def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
+    run = Searcher(tokens_only).search(["cats", "dogs"])
+    assert [list(ranking.doc_ids) for ranking in run.values()] == [["b", "a"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mode": "hybrid"}, "two branches; the index has tokens"),
+        ({"mode": "dense"}, "no dense branch; it has tokens"),
+        ({"mode": "beta"}, "'beta' is unknown"),
+        ({"mode": ()}, "no branch"),
+        ({"fusion": "dbsf"}, "'dbsf'"),
+        ({"weights": {"tokens": 1.0, "dense": 1.0}}, "weights name"),
+        ({"weights": {"words": 1.0}}, "'words'"),
+        ({"weights": {"tokens": -1.0}}, "-1.0"),
+        ({"weights": {"tokens": math.nan}}, "nan"),
+        ({"weights": {"tokens": 0.0}}, "all weights are 0"),
+        ({"k": 0}, "k is 0"),
+        ({"depth": 0}, "depth is 0"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(tokens_only: Index, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        Searcher(tokens_only).search(["cat"], **options)
+
+
+def test_queries_must_be_text_and_different(tokens_only: Index) -> None:
+    searcher = Searcher(tokens_only)
+    with pytest.raises(InvalidInput, match="twice"):
+        searcher.search([Query("1", "a"), Query("1", "b")])
+    with pytest.raises(InvalidInput, match="surrogate"):
+        searcher.search(["\ud800"])
+    with pytest.raises(InvalidInput, match="int"):
+        searcher.search([Query("1", 5)])  # type: ignore[arg-type]
+
+
+def test_vectors_of_another_model_are_refused_at_the_door(index: Index) -> None:
+    contract = word_contract(dense=DenseHead(pooling="mean"))
+    encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    with pytest.raises(ContractMismatch, match=r"pooling is 'eos'.*'mean'"):
+        Searcher(index, encoder)
+    with pytest.raises(ContractMismatch, match=contract.document_fingerprint):
+        Searcher(index, GivenVectors(contract, {}, {}))
+
+
+def test_an_encoder_is_needed_unless_words_are_searched(tmp_path: Path) -> None:
+    build_index([animal_shard()], tmp_path / "index", contract=word_contract(), progress=False)
+    with Index.open(tmp_path / "index") as index:
+        with pytest.raises(InvalidInput, match="dense needs a query encoder"):
+            Searcher(index).search(["cat"])
+        assert list(Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids) == ["b", "a"]
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
+def test_a_query_without_known_terms_finds_nothing(index: Index, mode: str) -> None:
+    run = Searcher(index).search(["", " \n", "zebra", "!?"], mode=mode)
+    assert [len(ranking) for ranking in run.values()] == [0, 0, 0, 0]
+    assert Searcher(index).hits("", mode=mode) == []
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid+tokens"])
+def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
+    assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
+@pytest.mark.parametrize("fusion", ["linear", "rrf"])
+def test_an_explanation_adds_up(index: Index, mode: str, fusion: str) -> None:
+    searcher = Searcher(index)
+    weights = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3} if "tokens" in mode else {"dense": 0.7, "sparse": 0.3}
+    for hit in searcher.hits(QUERY, mode=mode, fusion=fusion, explain=True):
+        used = dict.fromkeys(hit.branches, 1.0) if len(hit.branches) == 1 else weights
+        assert hit.score == pytest.approx(sum(used[b] * each.normalized for b, each in hit.branches.items()))
+        lexical = sum(each.score for branch, each in hit.branches.items() if branch != "dense")
+        assert sum(term.score for term in hit.terms) == pytest.approx(lexical, rel=1e-6)
+        assert all(term.score == pytest.approx(term.weight * (term.score / term.weight)) for term in hit.terms)
+
+
+def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
+    searcher = Searcher(index)
+    assert [term.term for term in searcher.hits("the cat at the well", 1, mode="sparse", explain=True)[0].terms] == [
+        "cat"
+    ]
+    assert {t.term for t in searcher.hits("cats sleeping", 1, mode="tokens", explain=True)[0].terms} == {"cat", "sleep"}
+    assert searcher.hits("cat", 1, mode="sparse")[0].terms == ()
+
+
+def test_hits_and_search_agree_and_hits_carry_the_document(index: Index) -> None:
+    searcher = Searcher(index)
+    ranking = searcher.search([QUERY], mode="hybrid+tokens")["0"]
+    hits = searcher.hits(QUERY, mode="hybrid+tokens")
+    assert [(hit.doc_id, hit.score) for hit in hits] == list(zip(ranking.doc_ids, ranking.scores, strict=True))
+    by_id = {hit.doc_id: hit for hit in hits}
+    assert (by_id["b"].title, by_id["b"].metadata, by_id["b"].snippet) == (
+        "Cat",
+        {"page": 2},
+        "the cat sleeps at the well",
+    )
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
+def test_excluded_documents_go_in_every_mode_and_others_move_up(index: Index, mode: str) -> None:
+    searcher = Searcher(index)
+    whole = list(searcher.search([Query("b", "cat")], mode=mode)["b"].doc_ids)
+    same = searcher.search([Query("b", "cat")], 1, mode=mode, exclude_same_id=True)["b"]
+    named = searcher.search([Query("b", "cat")], 1, mode=mode, exclude={"b": ["b", "not there"]})["b"]
+    assert "b" in whole
+    assert list(same.doc_ids) == list(named.doc_ids) == [doc_id for doc_id in whole if doc_id != "b"][:1]
+    assert [hit.doc_id for hit in searcher.hits("cat", 1, mode=mode, exclude=["b"])] == list(same.doc_ids)
+
+
+def test_a_batch_equals_its_queries_one_by_one_with_any_number_of_threads(index: Index) -> None:
+    queries = [Query(str(i), " ".join(QUERY.split()[i % 5 :])) for i in range(300)]
+    together = Searcher(index, threads=3).search(queries, mode="hybrid+tokens")
+    for query in queries[:5] + queries[-5:]:
+        alone = Searcher(index).search([query], mode="hybrid+tokens")[query.query_id]
+        assert list(together[query.query_id].doc_ids) == list(alone.doc_ids)
+        np.testing.assert_array_equal(together[query.query_id].scores, alone.scores)
+    assert list(together) == [query.query_id for query in queries]
+
+
+def test_a_wide_query_meets_a_narrow_index_and_not_the_other_way(tmp_path: Path) -> None:
+    contract = word_contract()
+    build_index([animal_shard()], tmp_path / "index", contract=contract, dense_dim=2, progress=False)
+    tables = {"": CachedTable(word_table())}
+    with Index.open(tmp_path / "index") as index:
+        wide, narrow, narrower = (
+            CachedQueryEncoder(contract, word_tokenizer(), tables=tables, dim=d) for d in (4, 2, 1)
+        )
+        found, same = (Searcher(index, encoder).search(["cat"], mode="dense")["0"] for encoder in (wide, narrow))
+        assert list(found.doc_ids) == list(same.doc_ids)
+        np.testing.assert_allclose(found.scores, same.scores, atol=1e-6)
+        with pytest.raises(InvalidInput, match="1 wide, but the index's 2"):
+            Searcher(index, narrower).search(["cat"], mode="dense")
+
+
+def test_bm25_over_the_model_s_terms(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build_index([animal_shard()], tmp_path / "index", query_encoder=folder, analyzer="model", progress=False)
+    with Index.open(tmp_path / "index") as index:
+        hits = Searcher(index).hits("RUNS zebra", mode="tokens", explain=True)
+        assert [(hit.doc_id, [term.term for term in hit.terms]) for hit in hits] == [("a", ["runs"])]
+
+
+def test_a_snippet_is_the_passage_with_the_matches(tmp_path: Path) -> None:
+    far = " ".join(["filler"] * 200)
+    text = f"{far} one cat here {far} the cats were\n sleeping at the well {far}"
+    build_index(
+        document_shards([Document("x", text), Document("y", "水" * 300 + "战国" + "水" * 300)]),
+        tmp_path / "i",
+        progress=False,
+    )
+    with Index.open(tmp_path / "i") as index:
+        shown = Searcher(index).hits("sleeping cat well", mode="tokens")[0].snippet
+        assert "cats were sleeping at the well" in shown
+        assert shown.startswith("…")
+        assert shown.endswith("…")
+        assert len(shown) <= 242
+
+
+def test_a_snippet_without_matches_is_the_beginning(index: Index, tmp_path: Path) -> None:
+    build_index(document_shards([Document("x", "filler " * 100, "cat")]), tmp_path / "i", progress=False)
+    with Index.open(tmp_path / "i") as other:
+        shown = Searcher(other).hits("cat")[0].snippet
+    assert shown.startswith("filler filler")
+    assert len(shown) <= 241
