@@ -92,7 +92,7 @@ def read_qrels(path: Path | str) -> Qrels:
         raise NotFound(f"{path} does not exist; a file of relevance judgements is needed")
     qrels: Qrels = {}
     first = True
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) != 3:
             columns = line.split()
@@ -172,7 +172,7 @@ class _Part:
         if self.path is None:
             yield from _stdin_records(id_field, text_field)
         elif self.kind == "jsonl":
-            yield from _json_records(self.name, _lines(self.path))
+            yield from json_records(self.name, numbered_lines(self.path))
         elif self.kind in ("csv", "tsv"):
             yield from _table_records(self.path, self.kind)
         elif self.kind == "parquet":
@@ -251,7 +251,7 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
             ) from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The file's lines that are not blank, with their numbers, without their ends."""
     with _open(path) as file:
         for number, line in _decoded(_raw_lines(file, path), str(path)):
@@ -267,7 +267,8 @@ def _read_text(path: Path) -> str:
 # Records: a line number and named fields.
 
 
-def _json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Record]:
+def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Record]:
+    """The objects in JSON lines, with the lines' numbers."""
     for number, line in lines:
         try:
             record = json.loads(line)
@@ -355,7 +356,7 @@ def _stdin_records(id_field: str, text_field: str) -> Iterator[_Record]:
     if first is None:
         return
     if first[1].lstrip().startswith("{"):
-        yield from _json_records("stdin", _chain(first, lines))
+        yield from json_records("stdin", _chain(first, lines))
     else:
         for number, line in _chain(first, lines):
             yield number, {id_field: str(number), text_field: line}
@@ -379,11 +380,12 @@ class _SeenIds:
         before = self._places.setdefault(each_id, (name, number))
         if before != (name, number):
             raise InvalidInput(
-                f"{_place(name, number)}: id {each_id!r} stood already in {_place(*before)}; each id goes in once"
+                f"{place_name(name, number)}: id {each_id!r} stood already in {place_name(*before)}; each id goes in once"
             )
 
 
-def _place(name: str, number: int) -> str:
+def place_name(name: str, number: int) -> str:
+    """The words for a line or row in an error."""
     return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"
 
 
@@ -398,7 +400,7 @@ def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
                 yield Document(doc_id, _read_text(file))
             continue
         for number, record in part.records(DOC_ID_FIELDS[0], TEXT_FIELDS[0]):
-            document = _document(record, _place(part.name, number))
+            document = _document(record, place_name(part.name, number))
             seen.add(document.doc_id, part.name, number)
             yield document
 
@@ -407,12 +409,12 @@ def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
     seen = _SeenIds()
     for part in parts:
         if part.kind == "text":
-            lines = _lines(cast(Path, part.path))
+            lines = numbered_lines(cast(Path, part.path))
             records: Iterator[_Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
         else:
             records = part.records(QUERY_ID_FIELDS[0], QUERY_TEXT_FIELDS[0])
         for number, record in records:
-            query = _query(record, _place(part.name, number))
+            query = _query(record, place_name(part.name, number))
             seen.add(query.query_id, part.name, number)
             yield query
 

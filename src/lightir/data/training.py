@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lightir.data.dataset import Dataset
 from lightir.data.instructions import instructions as listed_instructions
-from lightir.data.readers import _json_records, _lines, _place
+from lightir.data.readers import json_records, numbered_lines, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
 from lightir.text import check_text
@@ -116,8 +116,8 @@ class TrainingSet:
         name = name or path.name.split(".")[0]
         documents: dict[str, Document] = {}
         examples = []
-        for number, record in _json_records(str(path), _lines(path)):
-            examples.append(_jsonl_example(record, number, name, documents, _place(str(path), number)))
+        for number, record in json_records(str(path), numbered_lines(path)):
+            examples.append(_jsonl_example(record, number, name, documents, place_name(str(path), number)))
         return cls.checked(name, examples, documents, tuple(instructions))
 
     @classmethod
@@ -234,8 +234,8 @@ def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         raise NotFound(f"{path} does not exist; mine the negatives first: lightir mine")
     negatives: dict[str, tuple[str, ...]] = {}
-    for number, record in _json_records(str(path), _lines(path)):
-        where = _place(str(path), number)
+    for number, record in json_records(str(path), numbered_lines(path)):
+        where = place_name(str(path), number)
         query_id = check_text(record.get("query_id"), f"{where}: query_id")
         if query_id in negatives:
             raise InvalidInput(f"{where}: query {query_id!r} came before")
