@@ -37,7 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for topic in TOPICS:
         documents.append({"_id": f"d-{topic}", "title": topic, "text": f"All about the {topic}, twice: {topic}."})
         for name, split in (("what", "train"), ("where", "train"), ("which", "test")):
-            queries.append({"_id": f"{name}-{topic}", "text": f"{name} {topic}"})
+            queries.append({"_id": f"{name}-{topic}", "text": f"{name} {topic} twice"})
             judged[split].append(f"{name}-{topic}\td-{topic}\t1")
     for name, records in (("corpus", documents), ("queries", queries)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

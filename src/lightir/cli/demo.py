@@ -27,6 +27,7 @@ from lightir.cli.terminal import (
     print_json,
     say,
     shorten,
+    shorten_front,
     size,
     width,
 )
@@ -52,7 +53,8 @@ QUESTIONS = (
 )
 SHOWN = 5
 BATCH = 256
-WIDE = 100
+WIDE = 100  # columns that four lists need
+MARGIN = "    "
 NAMES = {"tokens": "BM25", "sparse": "learned sparse"}
 Result = TypeVar("Result")
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         return
     for answer in answers["questions"]:
         print_answer(answer)
-    print_next(index, answers, clock)
+    print_next(model, index, answers, clock)
 
 
 @dataclasses.dataclass
@@ -182,30 +184,29 @@ def timed(searcher: Searcher, question: str, mode: str) -> dict[str, Any]:
 
 
 def print_answer(answer: dict[str, dict[str, Any]]) -> None:
-    """One question: its modes side by side, and below them the terms that matched in each one's best hit."""
+    """One question: its modes side by side, and below them the best hit with the terms that matched."""
     modes = [mode for mode in answer if mode != "tokens" or "sparse" not in answer or width() >= WIDE]
-    column = (width() - 4) // len(modes)
-    print(f"\n{paint(answer[modes[0]]['query'], BOLD)}")
-    print(paint("    " + "".join(NAMES.get(mode, mode).ljust(column) for mode in modes), DIM))
-    for rank in range(SHOWN):
-        titles = [answer[mode]["hits"][rank]["doc_id"] if rank < len(answer[mode]["hits"]) else "" for mode in modes]
-        cells = "".join(
-            paint(shorten(title, column - 2), *((CYAN,) if rank == 0 else ()))
-            + " " * (column - min(len(title), column - 2))
-            for title in titles
-        )
-        print(f"{rank + 1:>2}  {cells.rstrip()}")
+    column = (width() - len(MARGIN)) // len(modes)
     best = answer[modes[0]]["hits"][:1]
+    print(f"\n{paint(answer[modes[0]]['query'], BOLD)}")
+    print(paint(MARGIN + "".join(NAMES.get(mode, mode).ljust(column) for mode in modes).rstrip(), DIM))
+    for rank in range(SHOWN):
+        names = [shorten_front(_doc_id(answer[mode], rank), column - 2).ljust(column) for mode in modes]
+        row = "".join(names).rstrip()
+        print(f"{rank + 1:>2}  {paint(row, CYAN) if rank == 0 else row}")
     for hit in best:
-        print(paint(f"    {shorten(hit['snippet'], width() - 4)}", DIM))
-        if hit["terms"]:
-            print(f"    {paint('matched', DIM)} {paint(shorten(terms_line(hit['terms']), width() - 12), YELLOW)}")
+        print(f"{MARGIN}{paint('snippet', DIM)}  {shorten(hit['snippet'], width() - 13)}")
+        print(f"{MARGIN}{paint('matched', DIM)}  {paint(shorten(terms_line(hit['terms']), width() - 13), YELLOW)}")
 
 
-def print_next(index: Path, answers: dict[str, Any], clock: Clock) -> None:
+def _doc_id(result: dict[str, Any], rank: int) -> str:
+    return str(result["hits"][rank]["doc_id"]) if rank < len(result["hits"]) else ""
+
+
+def print_next(model: str, index: Path, answers: dict[str, Any], clock: Clock) -> None:
     """The times, and what to type next."""
     steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in clock.seconds.items())
     print(f"\n{paint('time', BOLD)}      {steps}; a hybrid query {answers['per_query_ms']:.2f} ms, no model involved")
     print(f'{paint("next", BOLD)}      lightir search {index} "your question" --explain')
     print(f"          {paint('then your own files (JSONL, CSV, Parquet, a folder of text …):', DIM)}")
-    print("          lightir encode minilm FILES --out vectors && lightir index vectors --out index")
+    print(f"          lightir encode {model} FILES --out vectors && lightir index vectors --out index")

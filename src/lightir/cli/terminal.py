@@ -63,6 +63,11 @@ def shorten(text: str, columns: int) -> str:
     return line if len(line) <= columns else f"{line[: max(columns - 1, 0)].rstrip()}…"
 
 
+def shorten_front(text: str, columns: int) -> str:
+    """At most so many characters, cut in front: of a dotted name the end says most."""
+    return text if len(text) <= columns else f"…{text[len(text) - columns + 1 :]}"
+
+
 def wrap(text: str, *, indent: str = "", lines: int = 2) -> str:
     """The text in at most so many indented lines of the terminal's width."""
     filled = textwrap.wrap(" ".join(text.split()), width() - len(indent), max_lines=lines, placeholder=" …")

@@ -19,7 +19,11 @@ from typing import Any
 
 # Importing these opens a browser or a window, prints, or brings nothing that one would look up.
 LEFT_OUT = frozenset(
-    ["antigravity", "this", "test", "idlelib", "lib2to3", "turtledemo", "turtle", "tkinter", "pydoc_data", "distutils", "ensurepip", "encodings", "msilib", "msvcrt", "winreg", "winsound", "nt", "ntpath", "nturl2path", "posixpath", "opcode", "sre_compile", "sre_constants", "sre_parse", "genericpath", "pydoc", "rlcompleter", "stringprep", "symtable", "tabnanny", "__main__", "site", "sitecustomize", "usercustomize"]
+    """
+    antigravity this test idlelib lib2to3 turtledemo turtle tkinter pydoc_data distutils ensurepip encodings
+    msilib msvcrt winreg winsound nt ntpath nturl2path posixpath opcode sre_compile sre_constants sre_parse
+    genericpath pydoc rlcompleter stringprep symtable tabnanny __main__ site sitecustomize usercustomize
+    """.split()  # noqa: SIM905  a list of 50 strings would be a page
 )
 ALIASES = {"os.path": "posixpath"}  # the name that one looks up -> the module that it is in
 MIN_WORDS = 4
@@ -74,10 +78,17 @@ def cut(text: str) -> str:
     return head
 
 
+def spelled_out(doc_id: str) -> str:
+    """The last name's words: "temporary directory" for tempfile.TemporaryDirectory; "" where it is one word."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", doc_id.rpartition(".")[2])
+    return " ".join(words).lower() if len(words) > 1 else ""
+
+
 def record(doc_id: str, kind: str, text: str, *, call: str = "") -> dict[str, Any] | None:
     if len(text.split()) < MIN_WORDS:
         return None
-    return {"doc_id": doc_id, "title": doc_id, "text": cut(text), "metadata": {"kind": kind, "signature": call}}
+    title = f"{doc_id}: {spelled}" if (spelled := spelled_out(doc_id)) else doc_id
+    return {"doc_id": doc_id, "title": title, "text": cut(text), "metadata": {"kind": kind, "signature": call}}
 
 
 def members(module: types.ModuleType, name: str) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,9 @@ COLLECTOR = Path(__file__).with_name("_collect_python_docs.py")
 def python_documents(*, timeout_s: float = 120.0) -> list[Document]:
     """Doc strings of the standard library's modules, functions, classes and methods, and the help topics.
 
-    Ids are dotted names ("threading.Timer") or "topic:NAME"; metadata holds `kind` and, where known, `signature`.
+    Ids are dotted names ("threading.Timer") or "topic:NAME"; titles are the ids, with a name of several words spelled
+    out (`tempfile.TemporaryDirectory: temporary directory`), or a topic's headline; metadata holds `kind` and, where
+    known, `signature`.
     Long texts end after whole paragraphs of at most 900 characters. The same Python build gives the same documents
     in the same order. Modules are imported in a process of their own, which cannot hang or print into this one.
 

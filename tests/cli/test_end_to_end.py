@@ -1,0 +1,169 @@
+"""From a recipe to a measured index through the command line alone, on a random tiny language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lightir.cli import main
+from lightir.contract import Contract, DocumentPolicy
+from lightir.data.python_docs import python_documents
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory) -> Path:
+    """A two-layer Llama over bytes, as Hugging Face saves it."""
+    folder = tmp_path_factory.mktemp("llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, **{a: i + 2 for i, a in enumerate(alphabet)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=258, bos_token_id=0, eos_token_id=1, **shape)).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(backbone: Path, dataset: Path, tmp_path_factory) -> Path:
+    """Two steps of training and a query table."""
+    folder = tmp_path_factory.mktemp("trained")
+    recipe = {
+        "model": {"address": str(backbone), "dtype": "float32", "lora_rank": 4},
+        "data": [{"name": str(dataset)}],
+        "optimisation": {"steps": 4, "batch_size": 4},
+        "heads": {"pooling": "mean", "standardize": True, "calibrate": 0.5, "calibration_documents": 8},
+        "documents": {"max_tokens": 48},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    out = folder / "model"
+    assert main(["train", str(folder / "recipe.yaml"), "--out", str(out), "--set", "optimisation.steps=2"]) == 0
+    assert main(["cache", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def vectors(model: Path, dataset: Path, tmp_path_factory) -> Path:
+    """The data set, encoded."""
+    out = tmp_path_factory.mktemp("vectors") / "vectors"
+    assert main(["encode", str(model), str(dataset), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def index(vectors: Path, tmp_path_factory) -> Path:
+    """The vectors, indexed."""
+    out = tmp_path_factory.mktemp("index") / "index"
+    assert main(["index", str(vectors), "--out", str(out)]) == 0
+    return out
+
+
+def test_the_index_carries_all_branches_and_its_query_encoder(index, capsys):
+    assert main(["search", str(index), "which river", "--json", "--explain"]) == 0
+    hybrid = json.loads(capsys.readouterr().out)
+    assert hybrid["mode"] == "hybrid"
+    assert hybrid["hits"][0]["branches"].keys() == {"dense", "sparse"}
+    assert main(["search", str(index), "river", "--mode", "dense+sparse+tokens", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hits"][0]["branches"].keys() == {"dense", "sparse", "tokens"}
+
+
+def test_an_index_is_measured_in_every_mode(index, dataset, capsys):
+    assert main(["evaluate", str(index), "--dataset", str(dataset), "--json"]) == 0
+    systems = json.loads(capsys.readouterr().out)["systems"]
+    assert systems.keys() == {"hybrid", "dense+sparse+tokens", "dense", "sparse", "tokens"}
+    assert systems["tokens"]["nDCG@10"] == 1.0
+    assert main(["evaluate", str(index), "--dataset", str(dataset)]) == 0
+    assert "nDCG@10" in capsys.readouterr().out
+
+
+def test_a_model_is_measured_like_the_index_made_with_it(model, index, dataset, tmp_path, capsys):
+    shown = []
+    for target in (index, model):
+        main(
+            ["evaluate", str(target), "--dataset", str(dataset), "--json", "--modes", "dense", "--work", str(tmp_path)]
+        )
+        shown.append(json.loads(capsys.readouterr().out)["systems"])
+    assert shown[0] == shown[1]
+
+
+def test_every_folder_on_the_way_can_be_told_and_verified(model, vectors, index, capsys):
+    folders = {"model": model, "vectors": vectors, "index": index, "query-encoder": model / "query-encoder"}
+    for kind, folder in folders.items():
+        assert main(["info", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["kind"] == kind
+        assert main(["verify", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["ok"] is True
+        assert main(["info", str(folder)]) == 0
+        capsys.readouterr()
+
+
+def test_encoding_again_needs_resume_and_then_does_nothing(model, vectors, dataset, capsys):
+    assert main(["encode", str(model), str(dataset), "--out", str(vectors)]) == 1
+    assert "--resume" in capsys.readouterr().err
+    assert main(["encode", str(model), str(dataset), "--out", str(vectors), "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 0
+
+
+def test_a_query_encoder_of_another_model_is_refused_with_both_values(model, index, tmp_path, capsys):
+    other = shutil.copytree(model / "query-encoder", tmp_path / "other")
+
+    contract = Contract.load(other)
+    dataclasses.replace(contract, document=DocumentPolicy(max_tokens=47)).save(other)
+    assert main(["search", str(index), "river", "--query-encoder", str(other)]) == 1
+    said = capsys.readouterr().err
+    assert "document.max_tokens is 48 in the index but 47 in the query encoder" in said
+
+
+def test_negatives_are_mined_for_a_recipe(dataset, tmp_path, capsys):
+    out = tmp_path / "negatives.jsonl"
+    assert main(["mine", str(dataset), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["queries"] == len(out.read_text().splitlines())
+
+
+def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
+    few = python_documents()[:40]
+    monkeypatch.setattr("lightir.data.python_docs.python_documents", lambda: few)
+    arguments = ["demo", "--model", str(model), "--dir", str(tmp_path), "--question", "absolute value"]
+    assert main([*arguments, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["documents"] == 40
+    assert "encode" in first["seconds"]
+    assert first["questions"][0].keys() == {"hybrid", "dense", "sparse", "tokens"}
+    assert main([*arguments, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert "encode" not in again["seconds"]
+    assert [a["hybrid"]["hits"] for a in again["questions"]] == [a["hybrid"]["hits"] for a in first["questions"]]
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "absolute value" in shown.out
+    assert f"lightir search {tmp_path}" in shown.out
+    assert "used again" in shown.err
+
+
+def test_ten_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
+    script = ROOT / "examples" / "ten_lines.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), str(model)])
+    runpy.run_path(str(script))
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"timer", "thread"}
+
+
+def test_the_readme_shows_the_example_that_was_run():
+    example = (ROOT / "examples" / "ten_lines.py").read_text().partition("import sys\n\n")[2]
+    assert example.replace("sys.argv[1]", '"minilm"') in (ROOT / "README.md").read_text()
