@@ -379,9 +379,8 @@ class _SeenIds:
     def add(self, each_id: str, name: str, number: int) -> None:
         before = self._places.setdefault(each_id, (name, number))
         if before != (name, number):
-            raise InvalidInput(
-                f"{place_name(name, number)}: id {each_id!r} stood already in {place_name(*before)}; each id goes in once"
-            )
+            here, there = place_name(name, number), place_name(*before)
+            raise InvalidInput(f"{here}: id {each_id!r} stood already in {there}; each id goes in once")
 
 
 def place_name(name: str, number: int) -> str:
