@@ -53,9 +53,7 @@ class Collection:
     def scores(self, branch: str, query: str) -> Scores:
         """Every document's score, in float32 as the kernel sums."""
         if branch == "dense":
-            return {
-                i: float(np.float32(row.astype(np.float64) @ self.query_dense[query])) for i, row in self.dense.items()
-            }
+            return {i: float(row.astype(np.float64) @ self.query_dense[query]) for i, row in self.dense.items()}
         if branch == "sparse":
             wanted = self.query_sparse[query]
             return {i: float(sum(w * row.get(t, 0) for t, w in wanted.items())) for i, row in self.sparse.items()}
@@ -88,13 +86,10 @@ class Collection:
         if len(weights) == 1:
             return self.found(next(iter(weights)), query, k)
         lists = {branch: self.found(branch, query, depth) for branch in weights}
-        fused = {}
-        for doc_id in {doc_id for found in lists.values() for doc_id, _ in found}:
-            part: Callable[[str], float] = lambda b, d=doc_id: (  # noqa: E731
-                weights[b]
-                * (reciprocal(lists[b], d) if method == "rrf" else min_max(lists[b], self.scores(b, query)[d]))
-            )
-            fused[doc_id] = sum((part(b) for b in ("dense", "sparse", "tokens") if b in weights), 0.0)
+        fused = {doc_id: 0.0 for found in lists.values() for doc_id, _ in found}
+        for doc_id, (branch, found) in itertools.product(fused, lists.items()):
+            said = reciprocal(found, doc_id) if method == "rrf" else min_max(found, self.scores(branch, query)[doc_id])
+            fused[doc_id] += weights[branch] * said
         return sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
 
 

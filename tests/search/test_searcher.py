@@ -157,7 +157,6 @@ def test_an_explanation_adds_up(index: Index, mode: str, fusion: str) -> None:
         assert hit.score == pytest.approx(sum(used[b] * each.normalized for b, each in hit.branches.items()))
         lexical = sum(each.score for branch, each in hit.branches.items() if branch != "dense")
         assert sum(term.score for term in hit.terms) == pytest.approx(lexical, rel=1e-6)
-        assert all(term.score == pytest.approx(term.weight * (term.score / term.weight)) for term in hit.terms)
 
 
 def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
@@ -230,7 +229,7 @@ def test_a_snippet_is_the_passage_with_the_matches(tmp_path: Path) -> None:
     far = " ".join(["filler"] * 200)
     text = f"{far} one cat here {far} the cats were\n sleeping at the well {far}"
     build_index(
-        document_shards([Document("x", text), Document("y", "水" * 300 + "战国" + "水" * 300)]),
+        document_shards([Document("x", text)]),
         tmp_path / "i",
         progress=False,
     )

@@ -179,7 +179,7 @@ class Searcher:
     def _ranked(
         self, encoded: _Encoded, chosen: Plan, k: int, depth: int, banned: Sequence[set[str]]
     ) -> Iterator[Fused]:
-        """Each query's best k, ready-made."""
+        """Each query's best k, in the order of the queries."""
         most_banned = max(map(len, banned), default=0)
         deep = (k if len(chosen.branches) == 1 else max(k, depth)) + most_banned
         lists = {branch: self._top(branch, encoded, min(deep, len(self.index))) for branch in chosen.branches}
