@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -16,6 +18,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -41,6 +44,18 @@ def tiny_backbone(
             torch.nn.init.normal_(parameter, std=0.3)
     ids = {"cls": BOS, "sep": EOS} if name == "bert" else {"bos": BOS if bos else None, "eos": EOS}
     return wrap_model(model, tiny_tokenizer(), special_ids=ids, address=f"tiny-{name}", attention=attention)
+
+
+def save_tiny(name: str, folder: Path, *, bos: bool = True, plain: bool = False) -> None:
+    """A random model folder as Hugging Face writes it; plain leaves the language-modelling head out."""
+    torch.manual_seed(0)
+    model = _model(name, "eager")
+    (model.base_model if plain else model).save_pretrained(folder)
+    names = {"cls_token": "<s>", "sep_token": "</s>"} if name == "bert" else {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = tiny_tokenizer().backend
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
 def tiny_tokenizer() -> TextTokenizer:

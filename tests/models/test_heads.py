@@ -125,7 +125,9 @@ def test_a_row_without_an_allowed_position_weighs_nothing_and_gets_no_gradient()
 
 
 def test_no_rows_give_no_rows() -> None:
-    values, positions = projection_max(torch.zeros(0, 4, 5), torch.zeros(9, 5), mask=torch.zeros(0, 4, dtype=torch.bool))
+    values, positions = projection_max(
+        torch.zeros(0, 4, 5), torch.zeros(9, 5), mask=torch.zeros(0, 4, dtype=torch.bool)
+    )
     assert values.shape == positions.shape == (0, 9)
 
 

