@@ -59,7 +59,7 @@ def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
 
 def _head(hit: Hit) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
-    if hit.title and hit.title != hit.doc_id:
+    if hit.title and not hit.title.startswith(hit.doc_id):
         name = f"{name}  [{hit.doc_id}]"
     parts = [f"{branch} {score.score:.3g}{_rank(score.rank)}" for branch, score in hit.branches.items()]
     return f"{paint(name, BOLD, CYAN)}  {hit.score:.4f}  {paint(' · '.join(parts), DIM)}"

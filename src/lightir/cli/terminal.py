@@ -53,7 +53,9 @@ def highlight(text: str, terms: Iterable[str], *codes: str) -> str:
     wanted = sorted({term.strip().lower() for term in terms if len(term.strip()) > 1}, key=len, reverse=True)
     if not wanted or not has_colour(sys.stdout):
         return text
-    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, wanted))})\w*", re.IGNORECASE)
+    # The Snowball stem of "temporary" is "temporari".
+    starts = [f"{re.escape(term[:-1])}[iy]" if term.endswith("i") else re.escape(term) for term in wanted]
+    pattern = re.compile(rf"\b(?:{'|'.join(starts)})\w*", re.IGNORECASE)
     return pattern.sub(lambda match: paint(match.group(), *codes), text)
 
 

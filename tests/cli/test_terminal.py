@@ -1,0 +1,50 @@
+"""Colour, cutting and sizes as people read them."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from lightir.cli import terminal
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_needs_a_terminal_that_wants_it(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.has_colour(Terminal())
+    assert not terminal.has_colour(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not terminal.has_colour(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not terminal.has_colour(Terminal())
+
+
+def test_matched_words_are_painted_by_their_stems_and_nothing_else(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    shown = terminal.highlight("A temporary (Directory) a+b", [" temporari", "direct", "a", "a+b"], terminal.BOLD)
+    assert shown == "A \033[1mtemporary\033[0m (\033[1mDirectory\033[0m) \033[1ma+b\033[0m"
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 6, 7])
+def test_cut_text_never_exceeds_its_columns(columns):
+    for text in ("", "a", "some words", "abcdef"):
+        assert len(terminal.shorten(text, columns)) <= columns
+        assert len(terminal.shorten_front(text, columns)) <= columns
+    assert terminal.shorten_front("threading.Timer", 6) == "…Timer"
+
+
+def test_times_and_sizes_read_like_speech():
+    assert [terminal.duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
+    assert [terminal.size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == ["0 B", "999 B", "1.4 kB", "2.5 MB", "3.0 GB"]
