@@ -37,7 +37,7 @@ class FitConfig:
 
     ridge: float = 0.03
     ridge_iterations: int = 40
-    steps: int = 1200
+    steps: int = 300
     batch_size: int = 256
     candidates: int = 4096
     temperature: float = 0.05
