@@ -113,9 +113,7 @@ def choose_model(name: str | None) -> str:
 
     installed = shipped_models()
     if name is None and not installed:
-        raise NotFound(
-            "no model is installed; in a checkout `make setup` installs both: pip install packages/lightir-minilm"
-        )
+        raise NotFound("no model is installed; `make setup` in a checkout installs those that lightir ships")
     chosen = name or (DEFAULT_MODEL if DEFAULT_MODEL in installed else next(iter(installed)))
     resolve_model_folder(chosen)
     return chosen

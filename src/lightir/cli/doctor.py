@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
         print(
             f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}"
         )
-    print(f"models    {', '.join(found['models']) or 'none installed: pip install lightir-minilm'}")
+    print(f"models    {', '.join(found['models']) or 'none installed; `make setup` in a checkout installs them'}")
 
 
 def report() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from lightir.cli.terminal import add_json, print_json, say
 
 HELP = "train a model from a recipe (needs the extra `train`)"
 EXAMPLES = """
-  lightir train recipes/smollm2-135m.yaml --out model
+  lightir train recipes/lightretriever-smollm2-135m.yaml --out model
   lightir train recipe.yaml --out model --set optimisation.steps=200 --set model.lora_rank=8
   lightir train recipe.yaml --out model --resume
 """
