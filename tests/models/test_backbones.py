@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -22,6 +21,7 @@ from lightir.models.backbones import (
     saved_adapter_hash,
 )
 from lightir.models.masks import prompt_cache, token_states
+from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone
 
 IDS = torch.tensor([[0, 9, 40, 33, 7, 1]])
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, save_tiny, tiny_backbone
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.errors import ContractMismatch, InvalidInput
@@ -19,6 +18,7 @@ from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
+from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, save_tiny, tiny_backbone
 
 TEXTS = ["a short one", "x", "a rather longer text than all the others here", "Seven"]
 QUERY = QueryPolicy("find it")

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, multiprocessing
 from torch import distributed as dist
-from torch import multiprocessing
 
 from lightir.errors import InvalidInput
 from lightir.models.losses import (

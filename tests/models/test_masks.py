@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import CAUSAL, NAMES, tiny_backbone
 from torch import Tensor
 
 from lightir.errors import InvalidInput
@@ -12,6 +11,7 @@ from lightir.models import attention
 from lightir.models.backbones import Backbone
 from lightir.models.masks import block_mask, prompt_cache, token_states
 from lightir.models.pooling import POOLINGS, Pooling
+from tiny_models import CAUSAL, NAMES, tiny_backbone
 
 PROMPT = [7, 9, 11, 13, 15, 17]
 TOKENS = torch.tensor([40, 99, 3, 40, 200, 57, 8])

@@ -1,1 +1,1 @@
-"""Language models as encoders: backbones, masks, pooling, heads, losses' building blocks, and the query-encoder export."""
+"""Language models as encoders: backbones, masks, pooling, heads and the losses' building blocks."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -74,8 +74,8 @@ class Backbone:
     @property
     def model(self) -> PreTrainedModel:
         """The Hugging Face model inside, below any adapter."""
-        inner: PreTrainedModel = self.trunk.get_base_model() if isinstance(self.trunk, PeftModel) else self.trunk
-        return inner
+        inner: Any = self.trunk.get_base_model() if isinstance(self.trunk, PeftModel) else self.trunk
+        return cast(PreTrainedModel, inner)
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +142,7 @@ def wrap_model(
         attention: see load_backbone.
     """
     encoder = _is_encoder(model.config)
-    trunk = model.base_model
+    trunk = cast(Any, model.base_model)
     if getattr(trunk, "pooler", None) is not None:
         trunk.pooler = None  # BERT's next-sentence layer: no state of ours goes through it, and no adapter should
     attention = _set_attention(trunk, encoder, attention)
@@ -325,7 +325,7 @@ def _unpacked_gguf(path: Path, digest: str) -> Path:
 def _load_model(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     options = {"dtype": dtype, "attn_implementation": attention.NAME if not _is_encoder(config) else "sdpa"}
     if not _is_encoder(config):
-        return AutoModelForCausalLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
+        return AutoModelForCausalLM.from_pretrained(folder, **options)
     if any("MaskedLM" in name for name in config.architectures or ()):
         return AutoModelForMaskedLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
     return AutoModel.from_pretrained(folder, **options)  # type: ignore[no-any-return]
@@ -335,12 +335,12 @@ def _load_model(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel
 def _quiet() -> Iterator[None]:
     """transformers' own progress bars, which also write to files and pipes, are off inside."""
     shown = hub_logging.is_progress_bar_enabled()
-    hub_logging.disable_progress_bar()
+    hub_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            hub_logging.enable_progress_bar()
+            hub_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _is_encoder(config: Any) -> bool:
@@ -366,7 +366,7 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
 
 
 def _lm_head(model: PreTrainedModel) -> LMHead | None:
-    output = model.get_output_embeddings()
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if output is None:
         return None
     bias = getattr(output, "bias", None)

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from lightir.errors import InvalidInput
 
-TILE_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+TILE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """Size of one tile of logits: within the second-level cache of a CPU core; large enough to fill a GPU."""
-MAX_TILE_POSITIONS = {"cpu": 1024, "cuda": 16384}
+MAX_TILE_POSITIONS = {"cpu": 512, "cuda": 16384}
 
 Activation = Literal["log1p_relu", "elu1p"]
 
@@ -138,7 +138,8 @@ class _ProjectionMax(torch.autograd.Function):
         states, weight, bias, positions = ctx.saved_tensors
         need_states, need_weight, need_bias = ctx.needs_input_grad[:3]
         with torch.autocast(states.device.type, enabled=False):
-            grad = grad.masked_fill(positions < 0, 0.0)
+            if bool((positions[:, :1] < 0).any()):  # a row without an allowed position; else grad is not copied
+                grad = grad.masked_fill(positions < 0, 0.0)
             d_states = _states_gradient(grad, positions, states, weight) if need_states else None
             d_weight = _weight_gradient(grad, positions, states, weight) if need_weight else None
             d_bias = grad.sum(dim=0).to(bias.dtype) if need_bias else None
@@ -168,10 +169,10 @@ def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tupl
     positions = torch.full((n_rows, n_terms), -1, dtype=torch.int32, device=states.device)
     row_of, position_of = mask.nonzero(as_tuple=True)
     device = states.device.type
-    for pieces, begin, end in _groups(mask, MAX_TILE_POSITIONS.get(device, 1024)):
+    for pieces, begin, end in _groups(mask, MAX_TILE_POSITIONS.get(device, 512)):
         columns = position_of[begin:end].to(torch.int32)
         own = states[row_of[begin:end], position_of[begin:end]]
-        step = max(64, TILE_BYTES.get(device, 4 << 20) // (4 * (end - begin)))
+        step = max(64, TILE_BYTES.get(device, 2 << 20) // (4 * (end - begin)))
         tile = values.new_empty(min(step, n_terms), end - begin)
         for first in range(0, n_terms, step):
             terms = slice(first, min(first + step, n_terms))
@@ -210,7 +211,7 @@ def _product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tens
 
 @contextlib.contextmanager
 def _bf16_operands() -> Iterator[None]:
-    """fp32 products on the CPU may round their operands to bf16; sums and results stay fp32 (a bf16 result would tie)."""
+    """CPU products of fp32 may round their operands to bf16; sums and results stay fp32 (a bf16 result would tie)."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
@@ -225,7 +226,7 @@ def _exact_where_positive(
 ) -> None:
     """Compute the positive values again in the wide dtype, at the positions found."""
     for row in range(len(values)):
-        for terms in (values[row] > 0).nonzero()[:, 0].split(4096):
+        for terms in (values[row] > 0).nonzero()[:, 0].split(4096):  # type: ignore[no-untyped-call]
             own = states[row, positions[row, terms].long()].to(values.dtype)
             exact = (own * weight[terms].to(values.dtype)).sum(dim=1)
             values[row, terms] = exact if bias is None else exact + bias[terms].to(values.dtype)
@@ -239,7 +240,7 @@ def _states_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Te
         terms = grad[row].nonzero()[:, 0]
         terms = terms[torch.argsort(positions[row, terms], stable=True)]
         total = states.new_zeros(states.shape[1:], dtype=grad.dtype)
-        for part in terms.split(len(weight) if weight.dtype == grad.dtype else 8192):
+        for part in terms.split(len(weight) if weight.dtype == grad.dtype else 8192):  # type: ignore[no-untyped-call]
             at = positions[row, part].long()
             counts = torch.bincount(at, minlength=n_positions)
             table, index = (weight, part) if weight.dtype == grad.dtype else (weight[part].to(grad.dtype), None)

@@ -1,10 +1,10 @@
 """Query tokens encoded alone but together: many tokens share one prompt in one forward (LightRetriever, A.5, Eq. 10).
 
-A causal backbone runs `<bos> prompt | t_0 <eos> | t_1 <eos> | ...`: every token sees the prompt and itself only, and every
-block's positions restart at the prompt's length, so a state equals that of `<bos> prompt t <eos>` run alone. With "last"
-and "mean" pooling the state at <eos> is never read and no earlier state sees it, so blocks have the token alone.
-Where attention goes both ways (encoders, bidirectional causal models) the prompt's own states depend on the token: nothing
-can be shared, and each `[CLS] prompt t [SEP]` is a sequence by itself.
+A causal backbone runs `<bos> prompt | t_0 <eos> | t_1 <eos> | ...`: every token sees the prompt and itself only, and
+every block's positions restart at the prompt's length, so a state equals that of `<bos> prompt t <eos>` run alone. With
+"last" and "mean" pooling the state at <eos> is never read and no earlier state sees it, so blocks have the token alone.
+Where attention goes both ways (encoders, bidirectional causal models) the prompt's own states depend on the token:
+nothing can be shared, and each `[CLS] prompt t [SEP]` is a sequence by itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
@@ -143,8 +144,9 @@ def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int]) -> PromptCache |
         past_key_values=cache,
         use_cache=True,
     )
-    layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-    return PromptCache(tuple(frame), layers, states[0].float().sum(dim=0))
+    layers = [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    filled = tuple((keys, values) for keys, values in layers if keys is not None and values is not None)
+    return PromptCache(tuple(frame), filled, states[0].float().sum(dim=0))
 
 
 def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key_positions: Tensor) -> Any:

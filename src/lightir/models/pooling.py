@@ -60,7 +60,7 @@ class Standardization(nn.Module):
 
     @classmethod
     def fit(cls, vectors: Tensor) -> Standardization:
-        """Mean and deviation of a sample (n, hidden) of pooled documents, n >= 2; a constant dimension gets deviation 1.
+        """Mean and deviation of a sample (n, hidden) of documents, n >= 2; a constant dimension gets deviation 1.
 
         Raises:
             InvalidInput: fewer than 2 vectors.
