@@ -52,7 +52,7 @@ def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> Recipe:
         data=tuple(DataRecipe(str(folder)) for folder in datasets),
         optimisation=Settings(steps=6, batch_size=4, negatives=1, learning_rate=1e-2, warmup_steps=1),
         losses=Losses(sparse_alignment=0.5, flops_ramp_steps=4, dims=(16, 8)),
-        heads=Heads(pooling="mean", standardize=True, calibrate=0.5, calibration_documents=12),
+        heads=Heads(pooling="mean", standardize=True, calibrate=0.5, recalibrate=True, calibration_documents=12),
         documents=Documents(max_tokens=48, train_tokens=32),
         evaluation=Evaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),), every=3),
         checkpoint_every=2,

@@ -260,8 +260,11 @@ class _Run:
             return
         training = self.retriever.trunk.training
         self.retriever.trunk.eval()
+        heads = self.retriever.heads
+        refit_bias(self.retriever, self.recipe, self.sets)  # what is shipped is refitted, so that is measured
         with torch.no_grad(), autocast(self.device, self.retriever.backbone.model.dtype):
             per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
+        self.retriever.heads = heads
         self.retriever.trunk.train(training)
         means = mean_measures(list(per_set.values()))
         self._write_log({"step": self.step, "development": {"mean": means, **per_set}})
@@ -534,10 +537,10 @@ def learning_rate_share(step: int, progress: float, recipe: Recipe) -> float:
 
 
 @contextmanager
-def autocast(device: str, dtype: torch.dtype, *, enabled: bool = True) -> Iterator[None]:
+def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
     """bfloat16 autocast over float32 weights on a GPU; weights in bfloat16 need none."""
     kind = torch.device(device).type
-    wanted = enabled and kind != "cpu" and dtype == torch.float32
+    wanted = kind != "cpu" and dtype == torch.float32
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=wanted):
         yield
 
