@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
 from lightir.contract import Contract
+from lightir.data import read_documents
 from lightir.encode import encode_corpus
-from lightir.errors import AlreadyExists, InvalidInput, NotFound
+from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.models.encoder import LightRetriever
 from lightir.shards import VectorsReader
@@ -98,6 +100,27 @@ def test_training_queries_close_to_test_queries_are_left_out_and_counted(
     facts = read_json(out / "distillation.json")
     assert facts["queries"] == 1
     assert facts["decontamination"]["sets"]["tiny labelled"]["dropped"] == 1
+
+
+def test_documents_that_are_encoded_already_serve_as_they_are(
+    teacher: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = distill(teacher, [collection], out=tmp_path / "first", spans=50, config=FIT, table_dtype="fp32")
+    vectors = tmp_path / "again" / collection.name
+    encode_corpus(load_teacher(teacher), read_documents(collection), vectors)
+    monkeypatch.setattr(LightRetriever, "frame_documents", None)  # whoever encodes a document again fails
+    second = distill(teacher, [vectors], out=tmp_path / "second", spans=50, config=FIT, table_dtype="fp32")
+    rows = [load_file(out / "query-encoder" / "model.safetensors")["embeddings"] for out in (first, second)]
+    np.testing.assert_allclose(rows[0], rows[1], atol=2e-2)
+
+
+def test_vectors_of_another_encoder_are_refused(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    model = load_teacher(teacher)
+    policy = dataclasses.replace(model.contract.document, max_tokens=9)
+    model.contract = dataclasses.replace(model.contract, document=policy)
+    encode_corpus(model, read_documents(collection), tmp_path / "v")
+    with pytest.raises(ContractMismatch, match="max_tokens is 9"):
+        distill(teacher, [tmp_path / "v"], out=tmp_path / "m", spans=5, config=FIT)
 
 
 def test_what_cannot_teach_is_refused(teacher: Path, collection: Path, tmp_path: Path) -> None:

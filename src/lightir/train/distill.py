@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lightir.addresses import resolve_local
-from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
+from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, require_same_documents
 from lightir.data import (
     Dataset,
     DecontaminationReport,
@@ -37,6 +37,7 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.files import new_folder, read_json, write_json
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start
 from lightir.types import Document, Query
@@ -77,7 +78,8 @@ def distill(
 
     Args:
         teacher: a sentence-transformers folder or name (`pypi:PACKAGE` too), or a model folder of ours.
-        corpora: what is searched later, or something like it; the teacher ranks these documents for every query.
+        corpora: what is searched later, or something like it; the teacher ranks these documents for every query. A
+            vectors folder (of `lightir encode`) is taken as it is: its documents are not encoded again.
         out: the new model folder.
         queries: BEIR folders, whose train split brings labels, or files of queries. Labels count for a corpus of the
             same name.
@@ -96,12 +98,14 @@ def distill(
         raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
     config = config or FitConfig()
     model = load_teacher(teacher)
-    documents = {_name(path): list(read_documents(path)) for path in corpora}
+    read = {_name(path): _read_corpus(path, model.contract) for path in corpora}
+    documents = {name: each for name, (each, _) in read.items()}
+    encoded = {name: rows for name, (_, rows) in read.items() if rows is not None}
     if len(documents) < len(corpora):
         raise InvalidInput(f"two corpora have the same name: {[_name(path) for path in corpora]}")
     gathered = [*_labelled(queries), *_pseudo_queries(documents, spans, config.seed)]
     gathered, report = _clean(gathered, test)
-    table = fitted_query_table(model, gathered, documents, config, work=work)
+    table = fitted_query_table(model, gathered, documents, config, work=work, encoded=encoded)
     contract = dataclasses.replace(model.contract, method="distilled")
     facts = {
         "teacher": str(teacher),
@@ -162,6 +166,7 @@ def fitted_query_table(
     *,
     work: Path | str | None = None,
     start: Floats | None = None,
+    encoded: Mapping[str, Floats] | None = None,
 ) -> Floats:
     """The fitted table, (V, dim) float32.
 
@@ -174,10 +179,12 @@ def fitted_query_table(
         config: of the fit.
         work: where vectors are kept.
         start: (V, dim) a table to begin with instead.
+        encoded: corpora whose normalised vectors are at hand, (documents, dim) by name.
     """
     memory = _Memory(None if work is None else Path(work), model)
-    every = [document for each in documents.values() for document in each]
-    document_vectors = memory.documents(every)
+    encoded = encoded or {}
+    blocks = [encoded[name] if name in encoded else memory.documents(each) for name, each in documents.items() if each]
+    document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [each.query.text for each in queries]
     term_ids = query_term_ids(model.backbone.tokenizer, model.contract.query, texts)
     if start is None:
@@ -251,6 +258,23 @@ class _Memory:
             os.replace(aside, path)
         rows: Floats = np.load(path).astype(np.float32)
         return rows
+
+
+def _read_corpus(path: Path | str, contract: Contract) -> tuple[list[Document], Floats | None]:
+    """A corpus's documents, and their vectors where the path is a vectors folder of the same document encoder."""
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        return list(read_documents(path)), None
+    reader = VectorsReader(folder)
+    require_same_documents(reader.contract, contract, names=(str(folder), "the teacher"))
+    documents: list[Document] = []
+    rows = []
+    for shard in reader:
+        if shard.dense is None:
+            raise InvalidInput(f"{folder} holds no dense vectors; a table is fitted to these")
+        documents.extend(shard.documents)
+        rows.append(shard.dense.astype(np.float32))
+    return documents, np.concatenate(rows) if rows else None
 
 
 def _positives(queries: Sequence[FitQuery], documents: dict[str, list[Document]]) -> Ragged:
