@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir.contract import Contract
+from lightir.contract import FILE_NAME, Contract
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
 from lightir.files import new_folder, read_json, sha256_file, write_json
 from lightir.types import Document
@@ -61,6 +61,8 @@ class VectorsWriter:
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
+        if resume:
+            _sweep_unfinished(self.folder)
         if self.folder.exists() and any(self.folder.iterdir()):
             self._reopen(resume)
         else:
@@ -114,6 +116,17 @@ class VectorsWriter:
 
     def _save_manifest(self) -> None:
         write_json(self.folder / MANIFEST, self._manifest)
+
+
+def _sweep_unfinished(folder: Path) -> None:
+    """Remove what a kill left of files half-written, and of a folder whose first manifest was not there yet."""
+    if not folder.is_dir():
+        return
+    for name in (FILE_NAME, MANIFEST):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink()
+    if [path.name for path in folder.iterdir()] == [FILE_NAME]:
+        (folder / FILE_NAME).unlink()
 
 
 class VectorsReader:

@@ -14,7 +14,7 @@ import pytest
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import encode_corpus
 from lightir.encode.documents import length_batches
-from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput
+from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
@@ -128,6 +128,24 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == sorted(
         p.name for p in (tmp_path / "whole").iterdir()
     )
+
+
+@pytest.mark.parametrize("left", [[".lightir.json.x1"], ["lightir.json"], ["lightir.json", ".manifest.json.x1"]])
+def test_a_folder_killed_at_its_birth_is_begun_anew(left: list[str], tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    for name in left:
+        (tmp_path / "v" / name).write_text("{")
+    encode_corpus(tiny_model(), some_documents(3), tmp_path / "v", resume=True)
+    assert read(tmp_path / "v")[0] == ["d0", "d1", "d2"]
+    assert not [path for path in (tmp_path / "v").iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_of_something_else_is_not_swept(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v" / "notes.txt").write_text("mine")
+    with pytest.raises(NotFound):
+        encode_corpus(tiny_model(), some_documents(3), tmp_path / "v", resume=True)
+    assert (tmp_path / "v" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 7, 50, 10_000])
