@@ -174,7 +174,7 @@ def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, cap
     arguments = ["evaluate", str(bm25_index), "--dataset", str(dataset), "--json", "--run-dir", str(tmp_path / "runs")]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"dataset", "split", "n_queries", "systems", "seconds"}
+    assert found.keys() == {"dataset", "split", "n_queries", "missing_documents", "systems", "seconds"}
     assert (found["dataset"], found["split"], found["n_queries"]) == ("topics", "test", 10)
     assert found["systems"]["tokens"]["nDCG@10"] == 1.0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["topics.test.tokens.trec"]

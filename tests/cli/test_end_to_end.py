@@ -86,20 +86,23 @@ def test_the_index_carries_all_branches_and_its_query_encoder(index, capsys):
 def test_an_index_is_measured_in_every_mode(index, dataset, capsys):
     assert main(["evaluate", str(index), "--dataset", str(dataset), "--json"]) == 0
     systems = json.loads(capsys.readouterr().out)["systems"]
-    assert systems.keys() == {"hybrid", "dense+sparse+tokens", "dense", "sparse", "tokens"}
+    assert systems.keys() == {"tokens", "dense", "sparse", "hybrid", "hybrid+tokens"}
     assert systems["tokens"]["nDCG@10"] == 1.0
     assert main(["evaluate", str(index), "--dataset", str(dataset)]) == 0
     assert "nDCG@10" in capsys.readouterr().out
 
 
-def test_a_model_is_measured_like_the_index_made_with_it(model, index, dataset, tmp_path, capsys):
+def test_a_model_is_measured_like_the_index_made_with_it_and_with_its_full_query_encoder(
+    model, index, dataset, tmp_path, capsys
+):
     shown = []
-    for target in (index, model):
-        main(
-            ["evaluate", str(target), "--dataset", str(dataset), "--json", "--modes", "dense", "--work", str(tmp_path)]
-        )
+    for target, modes in ((index, "dense"), (model, "dense,full")):
+        arguments = ["evaluate", str(target), "--dataset", str(dataset), "--modes", modes, "--work", str(tmp_path)]
+        assert main([*arguments, "--json"]) == 0
         shown.append(json.loads(capsys.readouterr().out)["systems"])
-    assert shown[0] == shown[1]
+    assert shown[0]["dense"] == shown[1]["dense"]
+    assert shown[1].keys() == {"dense", "full"}
+    assert (tmp_path / "vectors").is_dir()
 
 
 def test_every_folder_on_the_way_can_be_told_and_verified(model, vectors, index, capsys):

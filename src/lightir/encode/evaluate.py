@@ -100,6 +100,7 @@ def evaluate_model(
     exclude_same_id: bool = False,
     run_dir: Path | str | None = None,
     device: str = "auto",
+    threads: int = 1,
 ) -> EvaluationReport:
     """The measures of each mode for a model on a data set; what is encoded already is not encoded again.
 
@@ -118,6 +119,7 @@ def evaluate_model(
         exclude_same_id: see evaluate_index.
         run_dir: see evaluate_index.
         device: "auto" takes a GPU where there is one.
+        threads: for searching.
 
     Raises:
         ContractMismatch: the work folder was begun with a model whose documents are encoded otherwise.
@@ -135,7 +137,7 @@ def evaluate_model(
     )
     with Index.open(prepared.work / "index") as index:
         return evaluate_systems(
-            _systems(prepared, index, modes, task),
+            _systems(prepared, index, modes, task, threads),
             dataset,
             split,
             measures=measures,
@@ -146,16 +148,16 @@ def evaluate_model(
 
 
 def _systems(
-    prepared: _Prepared, index: Index, modes: Sequence[str] | None, task: str | None
+    prepared: _Prepared, index: Index, modes: Sequence[str] | None, task: str | None, threads: int
 ) -> dict[str, tuple[Searcher, str]]:
-    light = Searcher(index, task=task)
+    light = Searcher(index, task=task, threads=threads)
     if modes is None:
         modes = [*all_modes(index.branches), *([FULL] if "dense" in index.branches else [])]
     systems = {}
     for mode in modes:
         parts = mode.split("+")
         if FULL in parts:
-            searcher = Searcher(index, prepared.full_query_encoder(light, task))
+            searcher = Searcher(index, prepared.full_query_encoder(light, task), threads=threads)
             systems[mode] = searcher, "+".join("dense" if part == FULL else part for part in parts)
         else:
             systems[mode] = light, mode
