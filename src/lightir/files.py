@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,16 +27,15 @@ def fsync_path(path: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file by the content, whole: a reader sees the old or the new bytes, never a part."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with aside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(aside, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
 
@@ -70,7 +70,8 @@ def sha256_file(path: Path) -> str:
 def new_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
 
-    Every file in it is flushed before the rename. With overwrite an existing folder is replaced; its old content
+    Every file in it is flushed before the rename, and as readable as the umask lets a new file be, whatever its writer
+    made of it (safetensors writes for the owner alone). With overwrite an existing folder is replaced; its old content
     stays untouched until the new one is whole.
 
     Raises:
@@ -80,12 +81,14 @@ def new_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     if path.exists() and not overwrite and not (path.is_dir() and not any(path.iterdir())):
         raise AlreadyExists(f"{path} exists already; choose another name or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new-"))
-    aside.chmod(0o755)
+    aside = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
+    aside.mkdir()
+    file_mode = aside.stat().st_mode & 0o666  # mkdir went by the umask
     try:
         yield aside
         for folder, _, names in os.walk(aside):
             for name in names:
+                os.chmod(Path(folder, name), file_mode)
                 fsync_path(Path(folder, name))
             fsync_path(Path(folder))
         _move_into_place(aside, path)

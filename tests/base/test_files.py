@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,19 @@ def test_json_errors_name_the_file(tmp_path: Path) -> None:
         read_json(tmp_path / "b.json")
     with pytest.raises(NotFound, match=r"c\.json"):
         read_json(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750)])
+def test_a_new_folder_is_as_readable_as_the_umask_says(tmp_path, umask, file_mode, folder_mode):
+    before = os.umask(umask)
+    try:
+        with new_folder(tmp_path / "model") as folder:
+            (folder / "inner").mkdir()
+            for name in ("head.safetensors", "inner/weights"):
+                (folder / name).touch(mode=0o600)
+            write_bytes(folder / "record", b"whole")
+    finally:
+        os.umask(before)
+    paths = sorted((tmp_path / "model").rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {file_mode}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model", tmp_path / "model" / "inner")} == {folder_mode}
