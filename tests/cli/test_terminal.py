@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 
 import pytest
@@ -48,3 +49,14 @@ def test_cut_text_never_exceeds_its_columns(columns):
 def test_times_and_sizes_read_like_speech():
     assert [terminal.duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
     assert [terminal.size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == ["0 B", "999 B", "1.4 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_what_the_library_logs_is_said_once_on_stderr(capsys):
+    terminal.show_log()
+    terminal.show_log()
+    logging.getLogger("lightir.train.contrastive").info("step %d: %.2f", 3, 0.5)
+    logging.getLogger("lightir.train.contrastive").debug("not this")
+    logging.getLogger("elsewhere").info("nor this")
+    captured = capsys.readouterr()
+    assert captured.err == "step 3: 0.50\n"
+    assert captured.out == ""

@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = build_parser().parse_args(argv)
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
+    terminal.show_log()
     try:
         code = args.run(args)
         sys.stdout.flush()

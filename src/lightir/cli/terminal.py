@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
+from tqdm import tqdm
+
 MAX_WIDTH = 110
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
 
@@ -19,6 +22,22 @@ BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
 def say(text: str = "") -> None:
     """One line of talk."""
     print(text, file=sys.stderr, flush=True)
+
+
+class LogTalk(logging.Handler):
+    """What the library logs, as talk: the message alone, above whatever progress bar is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One message."""
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def show_log() -> None:
+    """From now on what lightir logs, INFO and above, is talk on stderr; once, however often it is called."""
+    logger = logging.getLogger("lightir")
+    if not any(isinstance(handler, LogTalk) for handler in logger.handlers):
+        logger.addHandler(LogTalk())
+    logger.setLevel(logging.INFO)
 
 
 def print_json(value: Any) -> None:
