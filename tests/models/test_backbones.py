@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,9 @@ def test_an_adapter_comes_back_from_its_folder_and_merges(name: str, tmp_path: P
             parameter.data = torch.randn_like(parameter).bfloat16().float() * 0.25
     expected = states(adapted)
     save_adapter(adapted, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == adapted.address
+    assert config["target_modules"] == sorted(config["target_modules"])
     assert saved_adapter_hash(tmp_path) != ""
     assert saved_adapter_hash(tmp_path / "none") == ""
     back = load_adapter(tiny_backbone(name), tmp_path)

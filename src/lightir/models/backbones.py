@@ -29,7 +29,7 @@ from transformers.utils import logging as hub_logging
 
 from lightir.addresses import resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.files import new_folder, sha256_file
+from lightir.files import new_folder, read_json, sha256_file, write_json
 from lightir.models import attention
 from lightir.models.heads import LMHead
 from lightir.text import TextTokenizer
@@ -220,6 +220,11 @@ def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype |
         raise InvalidInput("the backbone has no adapter to save; add_lora makes one")
     folder = Path(folder)
     backbone.trunk.save_pretrained(str(folder))
+    config = read_json(folder / "adapter_config.json")
+    # peft writes where this machine keeps the unpacked model, and the modules in the order of a set.
+    config["base_model_name_or_path"] = backbone.address
+    config["target_modules"] = sorted(config["target_modules"])
+    write_json(folder / "adapter_config.json", config)
     (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card template
     weights = folder / "adapter_model.safetensors"
     if dtype is not None:
