@@ -246,3 +246,11 @@ def test_the_readme_names_only_commands_that_parse():
         command = re.split(r"\s{2,}", line.removeprefix("lightir "))[0]
         build_parser().parse_args([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)])
     assert set(commands(build_parser())) == set(COMMANDS)
+
+
+def test_an_option_that_would_do_nothing_is_refused(bm25_index, dataset, tmp_path, capsys):
+    assert main(["evaluate", str(bm25_index), "--dataset", str(dataset), "--work", str(tmp_path / "w")]) == 1
+    assert "--work" in capsys.readouterr().err
+    assert main(["index", str(dataset), "--out", str(tmp_path / "i"), "--dense-dtype", "int8"]) == 1
+    assert "--dense-dtype" in capsys.readouterr().err
+    assert not (tmp_path / "i").exists()

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> None:
 def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     """The report on the index or the model named."""
     from lightir.addresses import resolve_model_folder
+    from lightir.errors import InvalidInput
     from lightir.eval import DEFAULT_MEASURES
     from lightir.index import Index
     from lightir.index.store import STORE_FILE
@@ -83,6 +84,8 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         "run_dir": args.run_dir,
     }
     if Path(args.target, STORE_FILE).is_file():
+        if args.work:
+            raise InvalidInput("--work keeps what a model encodes; an index needs none")
         with Index.open(args.target) as index:
             return evaluate_index(Searcher(index, task=args.task, threads=args.threads), dataset, **options)
     folder = resolve_model_folder(args.target)

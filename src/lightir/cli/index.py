@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
     parser.add_argument("--query-encoder", metavar="DIR", help="put this one in, not the one beside the vectors")
     parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
-    parser.add_argument("--dense-dtype", choices=("fp16", "int8"), default="fp16", help="of dense rows (default fp16)")
+    parser.add_argument("--dense-dtype", choices=("fp16", "int8"), help="of dense rows (default fp16)")
     parser.add_argument("--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms")
     parser.add_argument(
         "--analyzer",
@@ -64,15 +64,15 @@ def build(args: argparse.Namespace) -> IndexInfo:
             Path(args.out),
             query_encoder=args.query_encoder and Path(args.query_encoder),
             dense_dim=args.dense_dim,
-            dense_dtype=args.dense_dtype,
+            dense_dtype=args.dense_dtype or "fp16",
             sparse_top_k=args.sparse_top_k,
             analyzer=analyzer,
             overwrite=args.overwrite,
         )
     if any(encoded):
         raise InvalidInput("some of the folders are vectors and some are not; an index is made of one kind")
-    if args.dense_dim or args.sparse_top_k:
-        raise InvalidInput("--dense-dim and --sparse-top-k are for vectors; a plain corpus has none")
+    if args.dense_dim or args.dense_dtype or args.sparse_top_k:
+        raise InvalidInput("--dense-dim, --dense-dtype and --sparse-top-k are for vectors; a plain corpus has none")
     from lightir.data import read_documents
     from lightir.index import build_index, document_shards
 
