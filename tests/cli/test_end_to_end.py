@@ -96,9 +96,8 @@ def test_a_model_is_measured_like_the_index_made_with_it_and_with_its_full_query
     model, index, dataset, tmp_path, capsys
 ):
     shown = []
-    for target, modes in ((index, "dense"), (model, "dense,full")):
-        arguments = ["evaluate", str(target), "--dataset", str(dataset), "--modes", modes, "--work", str(tmp_path)]
-        assert main([*arguments, "--json"]) == 0
+    for target, modes, work in ((index, "dense", []), (model, "dense,full", ["--work", str(tmp_path)])):
+        assert main(["evaluate", str(target), "--dataset", str(dataset), "--modes", modes, *work, "--json"]) == 0
         shown.append(json.loads(capsys.readouterr().out)["systems"])
     assert shown[0]["dense"] == shown[1]["dense"]
     assert shown[1].keys() == {"dense", "full"}
