@@ -19,8 +19,9 @@ from lightir.files import read_json
 from lightir.models.encoder import LightRetriever
 from lightir.shards import VectorsReader
 from lightir.text import query_term_ids
-from lightir.train.distill import distill, load_teacher
+from lightir.train.distill import distill
 from lightir.train.table_fit import FitConfig
+from lightir.train.teacher import load_teacher
 from lightir.types import Document
 from tiny_models import BOS, EOS, tiny_backbone, tiny_tokenizer
 

@@ -19,7 +19,8 @@ from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
 from lightir.train import contrastive
-from lightir.train.contrastive import average_gradients, batch_losses, learning_rate_share, share_of, train
+from lightir.train.batch import batch_losses, share_of
+from lightir.train.contrastive import average_gradients, learning_rate_share, train
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Recipe, load_recipe
 

@@ -235,15 +235,18 @@ class LightRetriever(nn.Module):
             pool(states, attention_mask=batch.attention_mask, text_mask=batch.own_mask, pooling=self._dense.pooling)
         )
 
-    def sparse_from(self, states: Tensor, batch: Batch) -> Tensor:
-        """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions."""
-        return activate(self._maxima(states, batch, self.heads.term_bias), self._sparse.activation)
+    def sparse_from(self, states: Tensor, batch: Batch, *, terms: Tensor | None = None) -> Tensor:
+        """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions.
+
+        With `terms`, (n,) int64 term ids, (B, n): theirs alone, at n / V of the cost.
+        """
+        return activate(self._maxima(states, batch, self.heads.term_bias, terms=terms), self._sparse.activation)
 
     def maxima(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
         return self._maxima(states, batch, None)
 
-    def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None) -> Tensor:
+    def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None, *, terms: Tensor | None = None) -> Tensor:
         head = self.backbone.head
         if head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
@@ -251,8 +254,10 @@ class LightRetriever(nn.Module):
         # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
         low = states.dtype == torch.bfloat16 and term_bias is not None
         search_dtype = torch.bfloat16 if low else None
-        features = head.features(states)
-        return projection_max(features, head.weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)[0]
+        weight, features = head.weight, head.features(states)
+        if terms is not None:
+            weight, bias = weight[terms], None if bias is None else bias[terms]
+        return projection_max(features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)[0]
 
     def full_queries(
         self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None

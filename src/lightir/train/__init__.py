@@ -1,2 +1,1 @@
 """The training room: recipes, the contrastive stage, checkpoints and hard negatives."""
-

@@ -27,23 +27,13 @@ from tqdm import tqdm
 
 import lightir
 from lightir.contract import to_json
-from lightir.data import Batch as DataBatch
 from lightir.data import Dataset
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
 from lightir.models.encoder import LightRetriever
-from lightir.models.losses import (
-    alignment_kl,
-    flops,
-    flops_ramp,
-    gather,
-    info_nce,
-    matryoshka,
-    mean_pairwise_cosine,
-    rank,
-    world_size,
-)
-from lightir.text import query_term_ids, sparse_queries
+from lightir.models.losses import rank, world_size
+from lightir.text import query_term_ids
+from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_queries, sparse_query_matrix
 from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
 from lightir.train.development import Development, fuse, load_development, mean_measures, ndcg
 from lightir.train.mining import negatives_files
@@ -58,17 +48,12 @@ from lightir.train.preparation import (
     shipped_documents,
 )
 from lightir.train.recipe import Recipe, data_folder, load_recipe, recipe_yaml
+from lightir.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
 COLLAPSED = 0.9
 """Mean pairwise cosine of documents above which the encoder is said to collapse."""
-
-SHAPE_STEP = 48
-"""Compiled layers meet query lengths that are multiples of this: each new shape costs seconds of compilation."""
-
-LIGHT_TOKENS_STEP = 256
-"""The same for the distinct tokens of a batch's light queries."""
 
 
 def train(
@@ -162,6 +147,9 @@ class _Run:
         fit_heads(self.retriever, recipe, self.sets)
         prepare_layers(self.retriever, recipe)
         self.retriever.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
+        taught = recipe.teacher.address
+        max_tokens = self.retriever.contract.document.max_tokens
+        self.teacher = Teacher.load(taught, max_tokens=max_tokens, device=self.device) if taught else None
         self.parameters = {n: p for n, p in self.retriever.trunk.named_parameters() if p.requires_grad}
         settings = recipe.optimisation
         self.optimizer = torch.optim.AdamW(
@@ -236,7 +224,9 @@ class _Run:
         for part in range(settings.accumulation):
             batch = self.mixture.batch(self.step * settings.accumulation + part)
             with autocast(self.device, self.retriever.backbone.model.dtype):
-                parts, monitored = batch_losses(self.retriever, batch, self.recipe, step=self.step)
+                parts, monitored = batch_losses(
+                    self.retriever, batch, self.recipe, step=self.step, teacher=self.teacher
+                )
             loss = torch.stack(list(parts.values())).sum()
             torch.autograd.backward(loss / settings.accumulation)
             values = {name: float(value.detach()) for name, value in parts.items()}
@@ -332,150 +322,6 @@ class _Run:
         )
 
 
-# ---- one batch
-
-
-def batch_losses(
-    retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The weighted parts of a batch's loss, by name, and what is worth watching.
-
-    Each process encodes its share of the queries with their documents; the vectors are gathered with their gradients,
-    so that every process has the loss of the whole batch.
-
-    Args:
-        retriever: the model.
-        batch: the whole batch, the same on every process; its queries must divide among the processes.
-        recipe: losses, query policy and documents are read.
-        step: optimizer steps done, for the FLOPS ramp.
-    """
-    losses = recipe.losses
-    share = share_of(batch, process=rank(), processes=world_size())
-    documents = retriever.batch(
-        retriever.frame_documents(share.documents),
-        length=retriever.contract.document.max_tokens if recipe.model.compile else None,
-    )
-    states = retriever.states(documents)
-    dense = gather(retriever.dense_from(states, documents))
-    sparse = gather(retriever.sparse_from(states, documents)) if losses.sparse > 0 or losses.flops > 0 else None
-    excluded = torch.from_numpy(share.excluded).to(dense.device)
-    positives = torch.from_numpy(share.positives).to(dense.device)
-    parts = _dense_losses(retriever, batch, share, recipe, dense, positives, excluded)
-    teacher = parts.pop("teacher_scores", None)
-    if losses.sparse > 0 and sparse is not None:
-        scores = sparse_query_matrix(retriever, batch.queries) @ sparse.T
-        parts["sparse"] = losses.sparse * info_nce(
-            scores, positives, temperature=losses.sparse_temperature, excluded=excluded
-        )
-        if losses.sparse_alignment > 0 and teacher is not None:
-            student = scores / losses.sparse_temperature
-            parts["sparse_alignment"] = losses.sparse_alignment * alignment_kl(student, teacher, excluded=excluded)
-    if losses.flops > 0 and sparse is not None:
-        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
-        parts["flops"] = losses.flops * ramp * flops(sparse)
-    monitored = {"cosine": mean_pairwise_cosine(dense)}
-    if sparse is not None:
-        monitored["nonzeros"] = float((sparse.detach() > 0).sum(1).float().mean())
-    return parts, monitored
-
-
-def _dense_losses(
-    retriever: LightRetriever,
-    batch: DataBatch,
-    share: Share,
-    recipe: Recipe,
-    dense: Tensor,
-    positives: Tensor,
-    excluded: Tensor,
-) -> dict[str, Tensor]:
-    """Symmetric, light and alignment losses; under "teacher_scores" the teacher's scores, detached and scaled."""
-    losses = recipe.losses
-    dims = (dense.shape[1], *losses.dims)
-    parts: dict[str, Tensor] = {}
-
-    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
-        scores = queries @ documents.T
-        return info_nce(scores, positives, temperature=losses.temperature, excluded=excluded)
-
-    def scaled_scores(queries: Tensor) -> Tensor:
-        return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
-
-    if losses.symmetric > 0:
-        full = gather(_full_queries(retriever, share.queries, batch.instruction, recipe))
-        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims=dims)
-        parts["teacher_scores"] = scaled_scores(full).detach()
-    if losses.dense > 0:
-        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
-        pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
-        light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
-        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims=dims)
-        if losses.dense_alignment > 0 and "teacher_scores" in parts:
-            alignment = alignment_kl(scaled_scores(light), parts["teacher_scores"], excluded=excluded)
-            parts["dense_alignment"] = losses.dense_alignment * alignment
-    return parts
-
-
-def _full_queries(retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe) -> Tensor:
-    framed = retriever.frame_queries(queries, instruction=instruction)
-    longest = max(len(ids) for ids, _, _ in framed)
-    batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
-    return retriever.dense_from(retriever.states(batch), batch)
-
-
-def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:
-    """(n, V) float32 sparse queries (Eq. 7) on the model's device."""
-    policy, weights = retriever.contract.query, retriever.heads.term_weights
-    term_ids = query_term_ids(retriever.backbone.tokenizer, policy, queries)
-    rows = sparse_queries(
-        term_ids,
-        policy,
-        vocab_size=retriever.backbone.vocab_size,
-        term_weights=None if weights is None else weights.cpu().numpy(),
-    )
-    return torch.from_numpy(rows.to_dense().astype(np.float32)).to(retriever.backbone.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process encodes of a batch, and how the gathered whole is laid out.
-
-    Attributes:
-        queries: this process's.
-        documents: their positives, then their negatives.
-        positives: (n,) int64, each query's positive among the gathered documents.
-        excluded: (n, D) bool over the gathered documents.
-    """
-
-    queries: tuple[str, ...]
-    documents: tuple[Any, ...]
-    positives: np.ndarray[Any, np.dtype[np.int64]]
-    excluded: np.ndarray[Any, np.dtype[np.bool_]]
-
-
-def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
-    """One process's share: consecutive queries with all their documents.
-
-    Raises:
-        InvalidInput: the queries don't divide among the processes.
-    """
-    n = len(batch.queries)
-    if n % processes:
-        raise InvalidInput(f"a batch of {n} queries does not divide among {processes} processes; change batch_size")
-    own, negatives = n // processes, len(batch.documents) // n - 1
-    blocks = []
-    for number in range(processes):
-        first, last = number * own, (number + 1) * own
-        blocks.append([*range(first, last), *range(n + first * negatives, n + last * negatives)])
-    order = np.asarray([column for block in blocks for column in block], dtype=np.int64)
-    positives = np.argsort(order, kind="stable")[:n]
-    return Share(
-        batch.queries[process * own : (process + 1) * own],
-        tuple(batch.documents[column] for column in blocks[process]),
-        positives,
-        batch.false_negatives[:, order],
-    )
-
-
 # ---- measuring
 
 
@@ -495,7 +341,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
     documents = torch.cat(dense_rows)[: len(development.documents)]
     texts = [query.text for query in development.queries]
     full = torch.cat(
-        [_full_queries(retriever, c, None, recipe) for c in _chunks(texts, settings.batch_size, recipe.model.compile)]
+        [full_queries(retriever, c, None, recipe) for c in _chunks(texts, settings.batch_size, recipe.model.compile)]
     )[: len(texts)]
     scores = {"symmetric": F.normalize(full, dim=-1) @ documents.T}
     if retriever.contract.attention != "bidirectional":

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lightir.addresses import resolve_local
-from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, require_same_documents
+from lightir.contract import Contract, require_same_documents
 from lightir.data import (
     Dataset,
     DecontaminationReport,
@@ -31,15 +30,15 @@ from lightir.data import (
     title_pairs,
 )
 from lightir.encode.cache import cached_table, stored_term_weights
-from lightir.encode.documents import QUERY_ENCODER, fast_dtype, length_batches
+from lightir.encode.documents import QUERY_ENCODER, length_batches
 from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
-from lightir.errors import InvalidInput, NotFound
-from lightir.files import new_folder, read_json, write_json
-from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.errors import InvalidInput
+from lightir.files import new_folder, write_json
+from lightir.models.encoder import LightRetriever
 from lightir.shards import MANIFEST, VectorsReader
-from lightir.text import QueryPolicy, query_term_ids
+from lightir.text import query_term_ids
 from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start
+from lightir.train.teacher import load_teacher
 from lightir.types import Document, Query
 from lightir.vectors import Floats, Ragged
 
@@ -128,34 +127,6 @@ def distill(
         )
         write_json(folder / "distillation.json", facts)
     return Path(out)
-
-
-def load_teacher(address: str | os.PathLike[str]) -> LightRetriever:
-    """A frozen encoder: a model folder of ours, or a sentence-transformers folder under a contract that says the same.
-
-    Raises:
-        NotFound: neither.
-        InvalidInput: a sentence-transformers folder with modules beyond transformer, mean pooling and normalisation.
-    """
-    dtype = fast_dtype("cpu")
-    folder = resolve_local(address)
-    if folder is not None and (folder / "lightir.json").is_file():
-        return LightRetriever.load(str(folder), dtype=dtype)
-    if folder is None or not (folder / "modules.json").is_file():
-        raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
-    max_tokens = _sentence_transformers_length(folder)
-    backbone = load_backbone(os.fspath(address), dtype=dtype)
-    contract = Contract(
-        method="distilled",
-        backbone=backbone_record(backbone),
-        # Such a tokenizer lower-cases by itself where its model wants it.
-        query=QueryPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens - 2),
-        document=DocumentPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens),
-        dense=DenseHead(pooling="mean_all", dims=(backbone.hidden_size,)),
-        sparse=None,
-        fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
-    )
-    return LightRetriever(backbone, contract)
 
 
 def fitted_query_table(
@@ -337,19 +308,6 @@ def _save_model(model: LightRetriever, contract: Contract, teacher: str | os.Pat
     else:
         model.backbone.tokenizer.save(folder / "tokenizer.json")
     contract.save(folder)
-
-
-def _sentence_transformers_length(folder: Path) -> int:
-    """The folder's longest input, once its modules are seen to be ones that a contract can say."""
-    modules: list[dict[str, Any]] = read_json(folder / "modules.json")
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
-    if kinds not in (["Transformer", "Pooling", "Normalize"], ["Transformer", "Pooling"]):
-        raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and perhaps Normalize")
-    pooling = read_json(folder / str(modules[1]["path"]) / "config.json")
-    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value]
-    if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode"]) or pooling.get("pooling_mode", "mean") != "mean":
-        raise InvalidInput(f"{folder} pools by {modes}; only mean pooling is supported")
-    return int(read_json(folder / "sentence_bert_config.json")["max_seq_length"])
 
 
 def _name(path: Path | str) -> str:

@@ -1,0 +1,249 @@
+"""One batch's loss: dense and sparse in one document forward, the queries full and light, over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightir.data import Batch as DataBatch
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.models.losses import (
+    alignment_kl,
+    flops,
+    flops_ramp,
+    gather,
+    info_nce,
+    matryoshka,
+    mean_pairwise_cosine,
+    rank,
+    world_size,
+)
+from lightir.text import query_term_ids, sparse_queries
+from lightir.train.recipe import Recipe
+from lightir.train.teacher import Teacher
+
+SHAPE_STEP = 48
+"""Compiled layers meet query lengths that are multiples of this: each new shape costs seconds of compilation."""
+
+LIGHT_TOKENS_STEP = 256
+"""The same for the distinct tokens of a batch's light queries."""
+
+
+def batch_losses(
+    retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int, teacher: Teacher | None = None
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weighted parts of a batch's loss, by name, and what is worth watching.
+
+    Each process encodes its share of the queries with their documents; the vectors are gathered with their gradients,
+    so that every process has the loss of the whole batch.
+
+    Args:
+        retriever: the model.
+        batch: the whole batch, the same on every process; its queries must divide among the processes.
+        recipe: losses, query policy and documents are read.
+        step: optimizer steps done, for the FLOPS ramp and the sample of terms.
+        teacher: whose scores the full encoder learns from.
+    """
+    share = share_of(batch, process=rank(), processes=world_size())
+    documents = retriever.batch(
+        retriever.frame_documents(share.documents),
+        length=retriever.contract.document.max_tokens if recipe.model.compile else None,
+    )
+    states = retriever.states(documents)
+    dense = gather(retriever.dense_from(states, documents))
+    candidates = Candidates(
+        dense, torch.from_numpy(share.positives).to(dense.device), torch.from_numpy(share.excluded).to(dense.device)
+    )
+    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates)
+    if teacher is not None and full_scores is not None:
+        scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
+        kl = alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
+        parts["teacher"] = recipe.teacher.weight * kl
+    monitored = {"cosine": mean_pairwise_cosine(dense)}
+    if recipe.losses.sparse > 0 or recipe.losses.flops > 0:
+        terms = batch_terms(retriever, batch, recipe, step=step)
+        sparse = gather(retriever.sparse_from(states, documents, terms=terms.ids))
+        parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
+        monitored["nonzeros"] = float((sparse[:, terms.sample].detach() > 0).sum(1).float().mean()) * terms.factor
+    return parts, monitored
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The documents of the whole batch, as every query scores them.
+
+    Attributes:
+        dense: (D, H) pooled vectors, not yet normalised.
+        positives: (n,) int64, each query's own.
+        excluded: (n, D) bool, left out of a query's softmax.
+    """
+
+    dense: Tensor
+    positives: Tensor
+    excluded: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The vocabulary terms that a batch's documents are projected on.
+
+    Attributes:
+        ids: (m,) int64, or None for the whole vocabulary in its order.
+        queries: which of them (or of the vocabulary) the batch's queries hold.
+        sample: which of them FLOPS and the count of non-zeros are taken over.
+        factor: vocabulary size / size of the sample.
+    """
+
+    ids: Tensor | None
+    queries: Tensor
+    sample: slice
+    factor: float
+
+
+def batch_terms(retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int) -> Terms:
+    """All terms, or the queries' and a sample drawn from seed and step, the same on every process."""
+    device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
+    rows = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, batch.queries)
+    used = np.unique(rows.term_ids).astype(np.int64)
+    wanted = recipe.losses.sparse_terms
+    if wanted == 0 or wanted >= vocab_size:
+        return Terms(None, torch.from_numpy(used).to(device), slice(0, vocab_size), 1.0)
+    generator = np.random.default_rng([recipe.optimisation.seed, 3, step])
+    drawn = generator.choice(vocab_size, wanted, replace=False)
+    ids = torch.from_numpy(np.concatenate([used, drawn])).to(device)
+    return Terms(ids, torch.arange(len(used), device=device), slice(len(used), None), vocab_size / wanted)
+
+
+def _dense_losses(
+    retriever: LightRetriever, batch: DataBatch, share: Share, recipe: Recipe, candidates: Candidates
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Symmetric, light and alignment losses; and the full encoder's scaled scores (n, D), None without it."""
+    losses, dense = recipe.losses, candidates.dense
+    dims = (dense.shape[1], *losses.dims)
+    parts: dict[str, Tensor] = {}
+    full_scores = None
+
+    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
+        return info_nce(
+            queries @ documents.T,
+            candidates.positives,
+            temperature=losses.temperature,
+            excluded=candidates.excluded,
+        )
+
+    def scaled_scores(queries: Tensor) -> Tensor:
+        return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
+
+    if losses.symmetric > 0:
+        full = gather(full_queries(retriever, share.queries, batch.instruction, recipe))
+        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims=dims)
+        full_scores = scaled_scores(full)
+    if losses.dense > 0:
+        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
+        pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
+        light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
+        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims=dims)
+        if losses.dense_alignment > 0 and full_scores is not None:
+            alignment = alignment_kl(scaled_scores(light), full_scores, excluded=candidates.excluded)
+            parts["dense_alignment"] = losses.dense_alignment * alignment
+    return parts, full_scores
+
+
+def _sparse_losses(
+    retriever: LightRetriever,
+    batch: DataBatch,
+    recipe: Recipe,
+    sparse: Tensor,
+    terms: Terms,
+    candidates: Candidates,
+    full_scores: Tensor | None,
+    *,
+    step: int,
+) -> dict[str, Tensor]:
+    """Contrast, alignment and FLOPS of the documents' weights (D, m) of the batch's terms."""
+    losses = recipe.losses
+    parts: dict[str, Tensor] = {}
+    if losses.sparse > 0:
+        queries = sparse_query_matrix(retriever, batch.queries)
+        used = terms.queries if terms.ids is None else terms.ids[terms.queries]
+        scores = queries[:, used] @ sparse[:, terms.queries].T
+        contrast = info_nce(
+            scores, candidates.positives, temperature=losses.sparse_temperature, excluded=candidates.excluded
+        )
+        parts["sparse"] = losses.sparse * contrast
+        if losses.sparse_alignment > 0 and full_scores is not None:
+            student = scores / losses.sparse_temperature
+            alignment = alignment_kl(student, full_scores, excluded=candidates.excluded)
+            parts["sparse_alignment"] = losses.sparse_alignment * alignment
+    if losses.flops > 0:
+        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        parts["flops"] = losses.flops * ramp * terms.factor * flops(sparse[:, terms.sample])
+    return parts
+
+
+def full_queries(retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe) -> Tensor:
+    framed = retriever.frame_queries(queries, instruction=instruction)
+    longest = max(len(ids) for ids, _, _ in framed)
+    batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
+    return retriever.dense_from(retriever.states(batch), batch)
+
+
+def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:
+    """(n, V) float32 sparse queries (Eq. 7) on the model's device."""
+    policy, weights = retriever.contract.query, retriever.heads.term_weights
+    term_ids = query_term_ids(retriever.backbone.tokenizer, policy, queries)
+    rows = sparse_queries(
+        term_ids,
+        policy,
+        vocab_size=retriever.backbone.vocab_size,
+        term_weights=None if weights is None else weights.cpu().numpy(),
+    )
+    return torch.from_numpy(rows.to_dense().astype(np.float32)).to(retriever.backbone.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process encodes of a batch, and how the gathered whole is laid out.
+
+    Attributes:
+        queries: this process's.
+        documents: their positives, then their negatives.
+        positives: (n,) int64, each query's positive among the gathered documents.
+        excluded: (n, D) bool over the gathered documents.
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[Any, ...]
+    positives: np.ndarray[Any, np.dtype[np.int64]]
+    excluded: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
+    """One process's share: consecutive queries with all their documents.
+
+    Raises:
+        InvalidInput: the queries don't divide among the processes.
+    """
+    n = len(batch.queries)
+    if n % processes:
+        raise InvalidInput(f"a batch of {n} queries does not divide among {processes} processes; change batch_size")
+    own, negatives = n // processes, len(batch.documents) // n - 1
+    blocks = []
+    for number in range(processes):
+        first, last = number * own, (number + 1) * own
+        blocks.append([*range(first, last), *range(n + first * negatives, n + last * negatives)])
+    order = np.asarray([column for block in blocks for column in block], dtype=np.int64)
+    positives = np.argsort(order, kind="stable")[:n]
+    return Share(
+        batch.queries[process * own : (process + 1) * own],
+        tuple(batch.documents[column] for column in blocks[process]),
+        positives,
+        batch.false_negatives[:, order],
+    )
