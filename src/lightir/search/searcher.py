@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -15,11 +16,11 @@ from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, SparseBranch, normalized
 from lightir.query import CachedQueryEncoder
+from lightir.search.explain import make_hit, matched_terms
 from lightir.search.fusion import BranchList, Fused, alone, fuse
 from lightir.search.modes import Mode, Plan, plan
-from lightir.search.snippets import snippet
 from lightir.text import check_text
-from lightir.types import Branch, BranchScore, Document, Hit, Query, Ranking, Run, TermScore
+from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
 from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
 
 DEPTH = 1000
@@ -137,10 +138,12 @@ class Searcher:
         encoded = self._encode([Query("", query)], chosen)
         fused = next(self._ranked(encoded, chosen, k, depth, [set(exclude)]))
         documents = self.index.documents(self.index.doc_ids(fused.doc_ords))
-        return [
-            self._hit(query, document, fused.take(slice(i, i + 1)), encoded if explain else None)
-            for i, document in enumerate(documents)
-        ]
+        analyzer = self._snippet_analyzer()
+        hits = []
+        for i, (document, doc_ord) in enumerate(zip(documents, fused.doc_ords.tolist(), strict=True)):
+            terms = self._terms(doc_ord, encoded, chosen) if explain else []
+            hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms))
+        return hits
 
     def _plan(self, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> Plan:
         chosen = plan(self.index.branches, self.index.contract, mode=mode, fusion=fusion, weights=weights)
@@ -246,27 +249,13 @@ class Searcher:
     def _sparse_branch(self, branch: Branch) -> SparseBranch:
         return self.index.sparse if branch == "sparse" else self.index.tokens
 
-    def _hit(self, query: str, document: Document, fused: Fused, encoded: _Encoded | None) -> Hit:
-        branches = {
-            branch: BranchScore(float(column.scores[0]), float(column.normalized[0]), int(column.ranks[0]) or None)
-            for branch, column in fused.columns.items()
-        }
-        shown = snippet(document.text, query, self._snippet_analyzer())
-        score, doc_ord = float(fused.scores[0]), int(fused.doc_ords[0])
-        terms = [] if encoded is None else [term for b in branches for term in self._terms(b, doc_ord, encoded)]
-        return Hit(document.doc_id, score, document.title, shown, document.metadata, branches, tuple(terms))
+    def _terms(self, doc_ord: int, encoded: _Encoded, chosen: Plan) -> list[TermScore]:
+        lexical = [branch for branch in chosen.branches if branch != "dense"]
+        return [term for branch in lexical for term in self._branch_terms(branch, doc_ord, encoded)]
 
-    def _terms(self, branch: Branch, doc_ord: int, encoded: _Encoded) -> list[TermScore]:
-        if branch == "dense":
-            return []
-        wanted, weights = encoded.terms(branch).row(0)
-        term_ids, impacts = self._sparse_branch(branch).row(doc_ord)
-        shared, i, j = np.intersect1d(wanted, term_ids, assume_unique=True, return_indices=True)
-        scores = weights[i].astype(np.float32) * impacts[j].astype(np.float32)
-        order = np.lexsort((shared, -scores))
-        return [
-            TermScore(self._term_text(branch, int(shared[p])), float(weights[i[p]]), float(scores[p])) for p in order
-        ]
+    def _branch_terms(self, branch: Branch, doc_ord: int, encoded: _Encoded) -> list[TermScore]:
+        document = self._sparse_branch(branch).row(doc_ord)
+        return matched_terms(encoded.terms(branch).row(0), document, partial(self._term_text, branch))
 
     def _term_text(self, branch: Branch, term_id: int) -> str:
         if branch == "tokens" and not self.index.counts_model_terms:
