@@ -1,4 +1,4 @@
-// The border to Python: checks arrays, releases the GIL, turns results into numpy arrays. No algorithm lives here.
+// The border to Python: checks arguments, releases the GIL. No algorithm lives here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,94 +13,14 @@
 #include "dispatch.hpp"
 #include "errors.hpp"
 #include "parallel.hpp"
+#include "python_arrays.hpp"
 #include "sparse.hpp"
 
-namespace nb = nanobind;
 using namespace lightir;
 
 namespace {
 
-template <typename T>
-constexpr const char* dtype_name() {
-    if constexpr (std::is_same_v<T, int64_t>) return "int64";
-    else if constexpr (std::is_same_v<T, uint32_t>) return "uint32";
-    else if constexpr (std::is_same_v<T, uint16_t>) return "uint16";
-    else if constexpr (std::is_same_v<T, uint8_t>) return "uint8";
-    else return "float32";
-}
-
-// A numpy array, borrowed for as long as this lives.
-class Array {
-public:
-    Array(nb::handle object, const char* name, int ndim) : name_(name) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-            PyErr_Clear();
-            throw InvalidInput(std::string(name) + " must be a C-contiguous numpy array");
-        }
-        if (view_.ndim != ndim) {
-            const std::string got = std::to_string(view_.ndim);
-            PyBuffer_Release(&view_);
-            throw InvalidInput(std::string(name) + " must have " + std::to_string(ndim) + " dimension(s), not " + got);
-        }
-        if (view_.len > 0 && reinterpret_cast<uintptr_t>(view_.buf) % static_cast<uintptr_t>(view_.itemsize) != 0) {
-            PyBuffer_Release(&view_);
-            throw InvalidInput(std::string(name) + " is not aligned in memory: copy it");
-        }
-    }
-    Array(const Array&) = delete;
-    Array& operator=(const Array&) = delete;
-    ~Array() { PyBuffer_Release(&view_); }
-
-    size_t size(int axis = 0) const { return static_cast<size_t>(view_.shape[axis]); }
-    const void* data() const { return view_.buf; }
-
-    template <typename T>
-    bool is() const {
-        return std::string(dtype_name<T>()) == dtype();
-    }
-
-    template <typename T>
-    Span<T> span() const {
-        if (!is<T>()) wrong_dtype(dtype_name<T>());
-        return {static_cast<const T*>(view_.buf), static_cast<size_t>(view_.len / view_.itemsize)};
-    }
-
-    std::string dtype() const {
-        const std::string format = view_.format == nullptr ? "B" : view_.format;
-        if (format.size() != 1) return "format '" + format + "'";
-        switch (format[0]) {
-            case 'e': return "float16";
-            case 'f': return "float32";
-            case 'd': return "float64";
-            case '?': return "bool";
-            case 'b': case 'h': case 'i': case 'l': case 'q': return "int" + std::to_string(8 * view_.itemsize);
-            case 'B': case 'H': case 'I': case 'L': case 'Q': return "uint" + std::to_string(8 * view_.itemsize);
-            default: return "format '" + format + "'";
-        }
-    }
-
-    [[noreturn]] void wrong_dtype(const std::string& expected) const {
-        throw InvalidInput(std::string(name_) + " must be " + expected + ", not " + dtype());
-    }
-
-private:
-    const char* name_;
-    Py_buffer view_;
-};
-
-void same_length(const char* what, size_t a, size_t b) {
-    if (a != b) {
-        throw InvalidInput(std::string(what) + " differ in length: " + std::to_string(a) + " and " + std::to_string(b));
-    }
-}
-
-void check_indptr(Span<int64_t> indptr, size_t total, const char* name) {
-    bool good = indptr.size > 0 && indptr[0] == 0 && indptr[indptr.size - 1] == static_cast<int64_t>(total);
-    for (size_t i = 1; good && i < indptr.size; ++i) good = indptr[i] >= indptr[i - 1];
-    if (!good) {
-        throw InvalidInput(std::string(name) + " must start at 0, never fall and end at " + std::to_string(total));
-    }
-}
+using lightir::to_numpy;  // beside the overload for hits below
 
 // An optional bitmap over n documents.
 class Allowed {
@@ -121,54 +40,6 @@ public:
 private:
     std::vector<std::unique_ptr<Array>> array_;
 };
-
-// A matrix with its optional row scales.
-class Rows {
-public:
-    Rows(nb::handle rows, nb::handle scales, const char* name) : rows_(rows, name, 2) {
-        const std::string dtype = rows_.dtype();
-        if (dtype != "float16" && dtype != "float32" && dtype != "int8") rows_.wrong_dtype("float16, float32 or int8");
-        matrix.element = dtype == "float16"   ? Element::float16
-                         : dtype == "float32" ? Element::float32
-                                              : Element::int8;
-        matrix.data = rows_.data();
-        matrix.n_rows = rows_.size(0);
-        matrix.width = rows_.size(1);
-        if (matrix.n_rows > 0xffffffffu) throw InvalidInput("more than 4,294,967,295 rows");
-        if (scales.is_none() == (matrix.element == Element::int8)) {
-            throw InvalidInput(std::string(name) + ": int8 rows need scales, other rows have none");
-        }
-        if (scales.is_none()) return;
-        scales_.emplace_back(new Array(scales, "scales", 1));
-        const Span<float> values = scales_[0]->span<float>();
-        same_length("rows and scales", matrix.n_rows, values.size);
-        matrix.scales = values.data;
-    }
-    Matrix matrix;
-
-    void check_dim(size_t dim) const {
-        if (dim > matrix.width) {
-            throw InvalidInput("rows are " + std::to_string(matrix.width) + " wide, which is less than the " +
-                               std::to_string(dim) + " columns asked for");
-        }
-    }
-
-private:
-    Array rows_;
-    std::vector<std::unique_ptr<Array>> scales_;
-};
-
-template <typename T>
-nb::object to_numpy(std::vector<T> values, size_t n_columns = 0) {
-    auto* kept = new std::vector<T>(std::move(values));
-    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    if (n_columns == 0) {
-        const size_t shape[1] = {kept->size()};
-        return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 1, shape, owner));
-    }
-    const size_t shape[2] = {kept->size() / n_columns, n_columns};
-    return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 2, shape, owner));
-}
 
 // Lists of hits one after the other: (indptr, doc_ords, scores).
 nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
