@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -104,3 +105,20 @@ def _model(name: str, implementation: str) -> PreTrainedModel:
         case "bert":
             return BertForMaskedLM(BertConfig(**{**shape, "pad_token_id": 0}))
     raise ValueError(name)
+
+
+def write_sentence_transformer(folder: Path) -> Path:
+    """A random tiny BERT in a sentence-transformers folder: mean pooling, then normalisation."""
+    tiny_backbone("bert").model.save_pretrained(folder)
+    backend = tiny_tokenizer().backend
+    special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {"idx": i, "path": p, "type": f"x.{t}"} for i, (p, t) in enumerate(zip(["", "1", "2"], kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 60}')
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}')
+    return folder

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from transformers import PreTrainedTokenizerFast
 
 from lightir.contract import Contract
 from lightir.data import read_documents
@@ -23,7 +22,7 @@ from lightir.train.distill import distill
 from lightir.train.table_fit import FitConfig
 from lightir.train.teacher import load_teacher
 from lightir.types import Document
-from tiny_models import BOS, EOS, tiny_backbone, tiny_tokenizer
+from tiny_models import BOS, EOS, write_sentence_transformer
 
 WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper"]
 FIT = FitConfig(steps=30, batch_size=16, candidates=20)
@@ -31,20 +30,7 @@ FIT = FitConfig(steps=30, batch_size=16, candidates=20)
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    tiny_backbone("bert").model.save_pretrained(folder)
-    backend = tiny_tokenizer().backend
-    special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
-    kinds = ("Transformer", "Pooling", "Normalize")
-    modules = [
-        {"idx": i, "path": p, "type": f"x.{t}"} for i, (p, t) in enumerate(zip(["", "1", "2"], kinds, strict=True))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 60}')
-    (folder / "1").mkdir()
-    (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}')
-    return folder
+    return write_sentence_transformer(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture(scope="module")

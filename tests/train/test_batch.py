@@ -1,0 +1,159 @@
+"""One batch's loss: what a sample of terms changes and what it doesn't, and what a teacher adds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightir.data import Batch
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.train import batch as batch_module
+from lightir.train.batch import batch_losses, batch_terms, full_queries
+from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
+from lightir.train.recipe import Recipe, TeacherRecipe
+from lightir.train.teacher import Teacher, load_teacher
+from tiny_models import write_sentence_transformer
+
+
+class _Drawn:
+    """A generator whose sample is given."""
+
+    def __init__(self, sample: np.ndarray, _: object) -> None:
+        self.sample = sample
+
+    def choice(self, *_: object, **__: object) -> np.ndarray:
+        return self.sample
+
+
+@pytest.fixture
+def plain(recipe: Recipe) -> Recipe:
+    """No dropout, and FLOPS at its full weight from the first step."""
+    model = dataclasses.replace(recipe.model, lora_dropout=0.0)
+    losses = dataclasses.replace(recipe.losses, flops=1.0, flops_ramp_steps=0)
+    return dataclasses.replace(recipe, model=model, losses=losses)
+
+
+@pytest.fixture
+def prepared(plain: Recipe) -> tuple[LightRetriever, Batch]:
+    sets, _ = open_sets(plain, negatives=[None, None])
+    retriever = build_model(plain, device="cpu")
+    fit_heads(retriever, plain, sets)
+    return retriever, make_mixture(plain, sets).batch(0)
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sentence_transformer(tmp_path_factory.mktemp("teacher"))
+
+
+def sampled(recipe: Recipe, n: int) -> Recipe:
+    return dataclasses.replace(recipe, losses=dataclasses.replace(recipe.losses, sparse_terms=n))
+
+
+def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(prepared: tuple[LightRetriever, Batch]) -> None:
+    retriever, data = prepared
+    batch = retriever.batch(retriever.frame_documents(data.documents))
+    states = retriever.states(batch)
+    terms = torch.tensor([5, 257, 0, 5])
+    torch.testing.assert_close(
+        retriever.sparse_from(states, batch, terms=terms), retriever.sparse_from(states, batch)[:, terms]
+    )
+
+
+def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+) -> None:
+    retriever, data = prepared
+    whole, _ = batch_losses(retriever, data, plain, step=3)
+    part, _ = batch_losses(retriever, data, sampled(plain, 20), step=3)
+    assert whole.keys() == part.keys()
+    for name in whole.keys() - {"flops"}:
+        torch.testing.assert_close(part[name], whole[name])
+    assert float(whole["sparse"].detach()) > 0
+
+
+def test_flops_of_samples_is_right_on_average(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever, data = prepared
+    whole, seen = batch_losses(retriever, data, plain, step=0)
+    found, counts = [], []
+    pieces = np.split(
+        np.random.default_rng(0).permutation(retriever.backbone.vocab_size), [43 * i for i in range(1, 6)]
+    )
+    for piece in pieces:  # six samples that cover the vocabulary of 258 once
+        monkeypatch.setattr(batch_module.np.random, "default_rng", functools.partial(_Drawn, piece))
+        parts, monitored = batch_losses(retriever, data, sampled(plain, 43), step=0)
+        found.append(parts["flops"].detach())
+        counts.append(monitored["nonzeros"])
+    torch.testing.assert_close(torch.stack(found).mean(), whole["flops"].detach())
+    assert np.mean(counts) == pytest.approx(seen["nonzeros"])
+
+
+def test_every_step_draws_its_own_sample_and_draws_it_again(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+) -> None:
+    retriever, data = prepared
+
+    def ids(step: int) -> Tensor:
+        drawn = batch_terms(retriever, data, sampled(plain, 20), step=step).ids
+        assert drawn is not None
+        return drawn
+
+    assert torch.equal(ids(7), ids(7))
+    assert not torch.equal(ids(7), ids(8))
+    assert batch_terms(retriever, data, sampled(plain, 258), step=7).ids is None
+
+
+def test_the_full_encoder_follows_the_teachers_scores(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch], teacher_folder: Path
+) -> None:
+    retriever, data = prepared
+    recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7, temperature=0.1))
+    teacher = Teacher(load_teacher(teacher_folder), max_tokens=32)
+    parts, _ = batch_losses(retriever, data, recipe, step=3, teacher=teacher)
+
+    judge = load_teacher(teacher_folder)
+    judge.contract = dataclasses.replace(
+        judge.contract, document=dataclasses.replace(judge.contract.document, max_tokens=32)
+    )
+
+    def encoded(model: LightRetriever, framed: list[tuple[list[int], int, int]]) -> Tensor:
+        rows = []
+        for each in framed:  # one text at a time
+            batch = model.batch([each])
+            rows.append(F.normalize(model.dense_from(model.states(batch), batch), dim=-1))
+        return torch.cat(rows).detach().double()
+
+    wanted = encoded(judge, judge.frame_queries(data.queries)) @ encoded(judge, judge.frame_documents(data.documents)).T
+    full = F.normalize(full_queries(retriever, data.queries, data.instruction, recipe), dim=-1).detach().double()
+    scores = full @ encoded(retriever, retriever.frame_documents(data.documents)).T
+    excluded = torch.from_numpy(data.false_negatives)
+    p = torch.softmax((wanted / 0.1).masked_fill(excluded, -torch.inf), dim=1)
+    log_q = torch.log_softmax((scores / recipe.losses.temperature).masked_fill(excluded, -torch.inf), dim=1)
+    divergence = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - log_q), 0.0).sum(1).mean()
+    # The teacher's vectors are remembered in float16.
+    assert float(parts["teacher"].detach()) == pytest.approx(0.7 * float(divergence), rel=0.02)
+    assert float(divergence) > 0.01
+
+
+def test_a_teacher_encodes_a_text_once(teacher_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = Teacher(load_teacher(teacher_folder), max_tokens=32)
+    first = teacher.queries(["river stone", "cloud", "river stone"])
+    torch.testing.assert_close(first[0], first[2])
+    monkeypatch.setattr(teacher, "_encode", lambda framed: [] if not framed else pytest.fail("encoded again"))
+    assert torch.equal(teacher.queries(["cloud", "river stone"]), first[[1, 0]])
+
+
+def test_a_teacher_without_a_full_encoder_to_teach_is_refused(recipe: Recipe) -> None:
+    losses = dataclasses.replace(recipe.losses, symmetric=0.0)
+    with pytest.raises(InvalidInput, match="teaches the full encoder"):
+        dataclasses.replace(recipe, losses=losses, teacher=TeacherRecipe("somewhere"))
