@@ -18,9 +18,9 @@ from collections_for_training import write_dataset
 from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
-from lightir.train import contrastive
 from lightir.train.batch import batch_losses, share_of
-from lightir.train.contrastive import average_gradients, learning_rate_share, train
+from lightir.train.contrastive import train
+from lightir.train.loop import Loop, average_gradients, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Recipe, load_recipe
 
@@ -68,14 +68,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(recipe, tmp_path / "whole", device="cpu")
-    original = contrastive._Run._optimizer_step
+    original = Loop._optimizer_step
 
-    def killed(self: contrastive._Run) -> dict[str, object]:
+    def killed(self: Loop) -> dict[str, object]:
         if self.step == 5:
             raise KeyboardInterrupt
         return original(self)
 
-    monkeypatch.setattr(contrastive._Run, "_optimizer_step", killed)
+    monkeypatch.setattr(Loop, "_optimizer_step", killed)
     with pytest.raises(KeyboardInterrupt):
         train(recipe, tmp_path / "cut", device="cpu")
     monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
 ) -> None:
     with pytest.raises(NotFound, match="no checkpoint"):
         train(recipe, tmp_path / "none", resume=True, device="cpu")
-    monkeypatch.setattr(contrastive._Run, "finish", lambda self: self.out)
+    monkeypatch.setattr(Loop, "finish", lambda self, out: out)
     train(recipe, tmp_path / "begun", device="cpu")
     with pytest.raises(FormatError, match="another recipe"):
         train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
@@ -110,7 +110,7 @@ def test_schedules_step_once_for_an_optimizer_step(recipe: Recipe, tmp_path: Pat
 
 def test_the_learning_rate_rises_and_falls_to_its_share(recipe: Recipe) -> None:
     settings = with_settings(recipe, steps=100, warmup_steps=9, final_share=0.1)
-    shares = [learning_rate_share(step, step / 100, settings) for step in range(100)]
+    shares = [learning_rate_share(step, step / 100, settings.optimisation) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
     assert int(np.argmax(shares)) == 9
     assert shares[-1] == pytest.approx(0.1, abs=1e-3)

@@ -11,6 +11,7 @@ from collections_for_training import write_dataset
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.contrastive import train
 from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_yaml
+from lightir.train.stages import STAGES, read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
@@ -58,6 +59,15 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
 def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises((InvalidInput, FormatError)):
         load_recipe(written(tmp_path, MINIMAL), overrides=[override])
+
+
+def test_a_recipe_names_its_stage(tmp_path: Path) -> None:
+    kind, recipe = read_recipe(written(tmp_path, MINIMAL), overrides=["checkpoint_every=3"])
+    assert kind is STAGES["contrastive"]
+    assert recipe == dataclasses.replace(load_recipe(tmp_path / "recipe.yaml"), checkpoint_every=3)
+    assert "stage: contrastive" in recipe_yaml(recipe)
+    with pytest.raises(FormatError, match="stage is 'later'; expected one of"):
+        read_recipe(written(tmp_path, MINIMAL + "stage: later\n"))
 
 
 def test_a_missing_recipe_is_named(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train and name the model's folder."""
-    from lightir.train.contrastive import train
+    from lightir.train.stages import train_file
 
     out = args.out or Path(args.recipe).stem
-    model = train(args.recipe, out, resume=args.resume, overrides=args.set, device=args.device)
+    model = train_file(args.recipe, out, overrides=args.set, resume=args.resume, device=args.device)
     if args.json:
         print_json({"model": str(model)})
     else:

@@ -253,6 +253,7 @@ class Recipe:
         evaluation: during training.
         fusion: the model's default fusion.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        stage: which stage the recipe is of.
     """
 
     model: ModelRecipe
@@ -267,6 +268,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     fusion: Fusion = field(default_factory=Fusion)
     checkpoint_every: int = 200
+    stage: Literal["contrastive"] = "contrastive"
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -291,12 +293,24 @@ class Recipe:
 
 
 def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, with `key=value` overrides applied (`optimisation.steps=10`, values in YAML).
+    """The contrastive recipe in a YAML file, with `key=value` overrides applied (`optimisation.steps=10`).
 
     Raises:
         NotFound: there is no such file.
         FormatError: not YAML, an unknown key, a wrong type; the place is named.
         InvalidInput: an override without "=", or a value that makes no sense.
+    """
+    recipe: Recipe = from_json(Recipe, recipe_content(path, overrides=overrides), str(path))
+    return recipe
+
+
+def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
+    """What stands in a recipe file of any stage, with overrides applied (their values in YAML); nothing is checked yet.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: not YAML.
+        InvalidInput: an override without "=".
     """
     path = Path(path)
     if not path.is_file():
@@ -307,8 +321,7 @@ def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
         raise FormatError(f"{path} is not valid YAML: {error}") from error
     for override in overrides:
         _override(content, override)
-    recipe: Recipe = from_json(Recipe, content, str(path))
-    return recipe
+    return content
 
 
 def _override(content: Any, override: str) -> None:
@@ -340,7 +353,7 @@ def _position(values: list[Any], key: str, override: str) -> int:
     return int(key)
 
 
-def recipe_yaml(recipe: Recipe) -> str:
+def recipe_yaml(recipe: object) -> str:
     """The recipe as YAML with every field, defaults too."""
     return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)
 

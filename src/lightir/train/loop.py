@@ -1,0 +1,398 @@
+"""The loop that every training stage runs in: optimizer steps, schedule, checkpoints, log, best state, model folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import lightir
+from lightir.contract import to_json
+from lightir.errors import AlreadyExists, InvalidInput
+from lightir.files import new_folder, write_bytes, write_json
+from lightir.models.losses import rank, world_size
+from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
+from lightir.train.recipe import Evaluation, Optimisation, recipe_yaml
+
+logger = logging.getLogger(__name__)
+
+COLLAPSED = 0.9
+"""Mean pairwise cosine of documents above which the encoder is said to collapse."""
+
+
+class StageRecipe(Protocol):
+    """What the loop reads of any stage's recipe."""
+
+    @property
+    def optimisation(self) -> Optimisation:
+        """Steps, batches, learning rate."""
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """When to measure."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Optimizer steps between two checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a stage found on its development sets.
+
+    Attributes:
+        score: what decides which state is kept; higher is better.
+        report: for the log.
+    """
+
+    score: float
+    report: Mapping[str, Any]
+
+
+class Stage(Protocol):
+    """What a stage brings to the loop: what it trains, its loss, and how its model is written."""
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The module that is switched between training and evaluation."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What is trained, by name; the order decides the optimizer's."""
+
+    @property
+    def fixed(self) -> Mapping[str, Tensor]:
+        """Further tensors that a checkpoint has to hold."""
+
+    @property
+    def texts_per_step(self) -> int:
+        """Documents that one optimizer step sees."""
+
+    def restore(self, fixed: Mapping[str, Tensor]) -> None:
+        """Take the fixed tensors of a checkpoint."""
+
+    def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weighted parts of the loss of forward pass `number` (from 0, over all steps), and what to log."""
+
+    def evaluate(self) -> Measured | None:
+        """Measures on the development sets; None without any. The trunk is in evaluation mode, without gradients."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model folder with the parameters as they are."""
+
+    def records(self) -> Mapping[str, object]:
+        """What the folder `training` of the model shall tell, as JSON by file name."""
+
+
+def run_stage(
+    recipe: StageRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str | None = None
+) -> Path:
+    """Train a stage and write its model folder; the path comes back.
+
+    Args:
+        recipe: kept beside the model, and hashed: a checkpoint is resumed under the same recipe alone.
+        out: the model folder to be; `<out>.run` beside it holds recipe, log and checkpoints while training runs.
+        make: builds the stage on a device; called once the run's folder is there.
+        resume: go on from the last checkpoint.
+        device: "cpu", "cuda", …; None takes a GPU where there is one.
+
+    Raises:
+        AlreadyExists: `out` is there, or an unfinished run is and resume is off.
+        NotFound: no checkpoint to resume from.
+    """
+    if resume and recipe.optimisation.max_minutes:
+        logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
+    device = join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    folder = _open_folder(recipe, out, resume=resume)
+    loop = Loop(recipe, make(device), folder, device)
+    if resume:
+        loop.restore()
+    loop.run()
+    return loop.finish(out)
+
+
+def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Path:
+    folder = out.with_name(out.name + ".run")
+    if out.exists():
+        raise AlreadyExists(f"{out} exists already; choose another name or remove it")
+    if not resume and (folder / "checkpoints").exists():
+        raise AlreadyExists(f"{folder} holds an unfinished run; go on with resume, or remove it")
+    if is_first():
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
+    barrier()
+    return folder
+
+
+@dataclass(slots=True)
+class Best:
+    """The best state so far by the development sets."""
+
+    score: float = -math.inf
+    step: int = 0
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Loop:
+    """One run of one stage."""
+
+    def __init__(self, recipe: StageRecipe, stage: Stage, folder: Path, device: str) -> None:
+        """Begin at step 0; `folder` takes log and checkpoints."""
+        self.recipe, self.stage, self.folder, self.device = recipe, stage, folder, device
+        self.step = 0
+        self.seconds = 0.0  # of training before the last resume
+        self.best = Best()
+        settings = recipe.optimisation
+        self.optimizer = torch.optim.AdamW(
+            list(stage.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
+
+    def restore(self) -> None:
+        """Go back to the folder's last checkpoint."""
+        state = load_checkpoint(self.folder / "checkpoints", recipe_hash=_recipe_hash(self.recipe))
+        self.step, self.seconds = state["step"], state["seconds"]
+        self._set_parameters(state["parameters"])
+        self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best = Best(state["best_score"], state["best_step"], state["best_parameters"])
+        if is_first():
+            _cut_log(self.folder / "log.jsonl", self.step)
+        # Per-process dropout states are not kept: the first one's serve all, moved apart by rank.
+        restore_random_states(state["random"])
+        if rank():
+            torch.manual_seed(torch.initial_seed() + rank() + self.step)
+
+    def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.stage.parameters.items():
+                parameter.copy_(values[name])
+
+    def run(self) -> None:
+        """Optimizer steps until the recipe's steps or minutes are up."""
+        settings, every = self.recipe.optimisation, self.recipe.evaluation.every
+        started = time.monotonic() - self.seconds
+        bar = tqdm(total=settings.steps, initial=self.step, disable=None if is_first() else True, unit="step")
+        while (progress := self._progress(time.monotonic() - started)) < 1:
+            begun = time.monotonic()
+            for group in self.optimizer.param_groups:
+                group["lr"] = settings.learning_rate * learning_rate_share(self.step, progress, settings)
+            record = self._optimizer_step()
+            self.step += 1
+            self.seconds = time.monotonic() - started
+            record["docs_per_s"] = self.stage.texts_per_step / (time.monotonic() - begun)
+            self._write_log({"step": self.step, "seconds": round(self.seconds, 1), **record})
+            bar.update()
+            bar.set_postfix({name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
+            if every and self.step % every == 0 and self._progress(self.seconds) < 1:
+                self.evaluate()
+            if self.recipe.checkpoint_every and self.step % self.recipe.checkpoint_every == 0:
+                self._save_checkpoint()
+        bar.close()
+        self.evaluate()
+
+    def _progress(self, seconds: float) -> float:
+        settings = self.recipe.optimisation
+        by_steps = self.step / settings.steps
+        by_time = seconds / 60 / settings.max_minutes if settings.max_minutes else 0.0
+        if settings.max_minutes and world_size() > 1:  # every process must stop at the same step
+            shared = torch.tensor([by_time])
+            dist.broadcast(shared, 0)
+            by_time = float(shared)
+        return max(by_steps, by_time)
+
+    def _optimizer_step(self) -> dict[str, Any]:
+        settings, parameters = self.recipe.optimisation, list(self.stage.parameters.values())
+        self.optimizer.zero_grad(set_to_none=True)
+        records = []
+        for part in range(settings.accumulation):
+            parts, monitored = self.stage.losses(self.step * settings.accumulation + part, step=self.step)
+            loss = torch.stack(list(parts.values())).sum()
+            torch.autograd.backward(loss / settings.accumulation)
+            values = {name: float(value.detach()) for name, value in parts.items()}
+            records.append({"loss": float(loss.detach()), **values, **monitored})
+            if not math.isfinite(records[-1]["loss"]):
+                raise InvalidInput(f"the loss is {records[-1]['loss']} at step {self.step}: {values}; lower the rate")
+        average_gradients(parameters)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_gradient_norm)
+        self.optimizer.step()
+        record = _joined(records)
+        record["gradient_norm"] = float(norm)
+        record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if record.get("cosine", 0.0) > COLLAPSED:
+            logger.warning("step %d: documents' mean pairwise cosine is %.3f: collapse", self.step, record["cosine"])
+        return record
+
+    def evaluate(self) -> None:
+        """Measure on the development sets, log it, and keep the state if it is the best."""
+        training = self.stage.trunk.training
+        self.stage.trunk.eval()
+        with torch.no_grad():
+            measured = self.stage.evaluate()
+        self.stage.trunk.train(training)
+        if measured is None:
+            return
+        self._write_log({"step": self.step, "development": measured.report})
+        if measured.score > self.best.score:
+            kept = {name: p.detach().clone().cpu() for name, p in self.stage.parameters.items()}
+            self.best = Best(measured.score, self.step, kept)
+
+    def _save_checkpoint(self) -> None:
+        if not is_first():
+            return
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "parameters": {name: p.detach() for name, p in self.stage.parameters.items()},
+            "fixed": dict(self.stage.fixed),
+            "optimizer": self.optimizer.state_dict(),
+            "random": random_states(),
+            "best_score": self.best.score,
+            "best_step": self.best.step,
+            "best_parameters": self.best.parameters,
+        }
+        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe_hash=_recipe_hash(self.recipe))
+
+    def _write_log(self, record: Mapping[str, Any]) -> None:
+        if is_first():
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def finish(self, out: Path) -> Path:
+        """Write the model folder with the best state, and remove the run's own folder."""
+        if self.best.parameters:
+            self._set_parameters(self.best.parameters)
+        if is_first():
+            self.stage.trunk.eval()
+            with new_folder(out) as folder:
+                self.stage.save(folder)
+                self._write_records(folder / "training")
+            shutil.rmtree(self.folder)
+        barrier()
+        return out
+
+    def _write_records(self, folder: Path) -> None:
+        folder.mkdir()
+        for name in ("recipe.yaml", "log.jsonl"):
+            shutil.copyfile(self.folder / name, folder / name)
+        for name, content in self.stage.records().items():
+            write_json(folder / f"{name}.json", content)
+        kept = {"step": self.best.step, "score": self.best.score} if self.best.parameters else {"step": self.step}
+        write_json(
+            folder / "environment.json",
+            environment(self.device)
+            | {"steps": self.step, "kept": kept, "seconds": round(self.seconds, 1), "processes": world_size()},
+        )
+
+
+def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record for a step's forward passes: the mean of what is a number, the last of what is not."""
+    return {
+        name: float(np.mean([each[name] for each in records])) if isinstance(value, int | float) else value
+        for name, value in records[-1].items()
+    }
+
+
+def learning_rate_share(step: int, progress: float, settings: Optimisation) -> float:
+    """Share of the learning rate at a step: linear warm-up, then a cosine over the run down to final_share.
+
+    Args:
+        step: optimizer steps done.
+        progress: of the whole run, in [0, 1).
+        settings: its learning-rate schedule.
+    """
+    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
+    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
+
+
+@contextmanager
+def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """bfloat16 autocast over float32 weights on a GPU; weights in bfloat16 need none."""
+    kind = torch.device(device).type
+    wanted = kind != "cpu" and dtype == torch.float32
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=wanted):
+        yield
+
+
+def average_gradients(parameters: Sequence[Tensor]) -> None:
+    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient."""
+    if world_size() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= world_size()
+
+
+def join_processes(device: str) -> str:
+    """The device of this process; where torchrun started it, it has joined the others."""
+    if "WORLD_SIZE" not in os.environ or not dist.is_available():
+        return device
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    return device
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, machine and device of a run."""
+    packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
+    return {
+        "lightir": lightir.__version__,
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _recipe_hash(recipe: StageRecipe) -> str:
+    return hashlib.sha256(json.dumps(to_json(recipe), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop what was logged after a checkpoint, half a line at the end included."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if record["step"] > step:
+            break
+        kept.append(line + "\n")
+    write_bytes(path, "".join(kept).encode())
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if world_size() > 1:
+        dist.barrier()

@@ -1,0 +1,58 @@
+"""The training stages by name: a recipe file says which one it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightir.contract import from_json
+from lightir.errors import FormatError
+from lightir.train import contrastive
+from lightir.train.recipe import Recipe, recipe_content
+
+
+@dataclass(frozen=True, slots=True)
+class StageKind:
+    """One stage.
+
+    Attributes:
+        recipe: its dataclass.
+        train: (recipe, out, resume=, device=) -> the model folder.
+    """
+
+    recipe: type[Any]
+    train: Callable[..., Path]
+
+
+STAGES = {"contrastive": StageKind(Recipe, contrastive.train)}
+
+
+def read_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> tuple[StageKind, Any]:
+    """The stage that a recipe file names under `stage` (contrastive where it doesn't), and the recipe, checked.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: not YAML, no such stage, an unknown key, a wrong type; the place is named.
+        InvalidInput: an override without "=", or a value that makes no sense.
+    """
+    content = recipe_content(path, overrides=overrides)
+    name = content.get("stage", "contrastive") if isinstance(content, dict) else "contrastive"
+    if name not in STAGES:
+        raise FormatError(f"{path}: stage is {name!r}; expected one of {', '.join(sorted(STAGES))}")
+    kind = STAGES[name]
+    return kind, from_json(kind.recipe, content, str(path))
+
+
+def train_file(
+    path: Path | str,
+    out: Path | str,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    device: str | None = None,
+) -> Path:
+    """Train what a recipe file describes, whatever its stage, and write the model folder; its path comes back."""
+    kind, recipe = read_recipe(path, overrides=overrides)
+    return kind.train(recipe, Path(out), resume=resume, device=device)
