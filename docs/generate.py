@@ -111,21 +111,26 @@ def contract_page() -> str:
 
 
 def recipe_page() -> str:
-    """All keys of a training recipe."""
+    """All keys of the training recipes: those of the contrastive stage and of all, then what other stages have besides."""
     from lightir.train import recipe
+    from lightir.train.stages import STAGES
 
-    records = [
-        value
-        for value in vars(recipe).values()
-        if dataclasses.is_dataclass(value) and getattr(value, "__module__", "") == recipe.__name__
-    ]
+    def records_of(module: str) -> list[type]:
+        found = [value for value in vars(sys.modules[module]).values() if dataclasses.is_dataclass(value)]
+        return [value for value in found if isinstance(value, type) and value.__module__ == module]
+
+    records = records_of(recipe.__name__)
+    for kind in STAGES.values():
+        if kind.recipe not in records:
+            records += records_of(kind.recipe.__module__)
     intro = [
         "# A training recipe",
         NOTE,
         "",
         "One YAML file; `lightir train RECIPE --set key=value` changes single keys,",
     ]
-    intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model.", ""]
+    intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model."]
+    intro += [f"`stage` says which stage it is of: {', '.join(sorted(STAGES))}; contrastive where it is left out.", ""]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
 
 

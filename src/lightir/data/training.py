@@ -31,6 +31,7 @@ class TrainingExample:
         positive_ids: relevant documents, at least one.
         negative_ids: hard negatives, best first; may be empty.
         dataset: the set's name.
+        answers: strings that answer the query, where the data set gives them (`metadata.answers`).
     """
 
     query_id: str
@@ -38,6 +39,7 @@ class TrainingExample:
     positive_ids: tuple[str, ...]
     negative_ids: tuple[str, ...]
     dataset: str
+    answers: tuple[str, ...] = ()
 
 
 class Pair(NamedTuple):
@@ -96,7 +98,8 @@ class TrainingSet:
             positives = tuple(doc_id for doc_id, grade in qrels[query.query_id].items() if grade >= min_grade)
             if positives:
                 hard = tuple(doc_id for doc_id in mined.get(query.query_id, ()) if doc_id not in positives)
-                examples.append(TrainingExample(query.query_id, query.text, positives, hard, dataset.name))
+                answers = tuple(str(answer) for answer in query.metadata.get("answers", ()))
+                examples.append(TrainingExample(query.query_id, query.text, positives, hard, dataset.name, answers))
         return cls.checked(dataset.name, examples, documents, chosen)
 
     @classmethod

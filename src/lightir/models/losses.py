@@ -28,6 +28,20 @@ def info_nce(scores: Tensor, positives: Tensor, *, temperature: float, excluded:
     return F.cross_entropy(scaled, positives)
 
 
+def two_way_loss(scores: Tensor, positives: Tensor, *, excluded: Tensor | None = None) -> Tensor:
+    """SiDR's L: -log softmax of the positive over documents, plus of the query over queries, averaged; a scalar.
+
+    Args:
+        scores: (n, m) inner products of every query with every document, already divided by the temperature.
+        positives: (n,) int64, each query's positive document. Documents that are no positive have no second part.
+        excluded: (n, m) bool, pairs left out of both softmaxes.
+    """
+    if excluded is not None:
+        scores = scores.masked_fill(excluded, -torch.inf)
+    queries = torch.arange(len(scores), device=scores.device)
+    return F.cross_entropy(scores, positives) + F.cross_entropy(scores[:, positives].T, queries)
+
+
 def similarity(queries: Tensor, documents: Tensor) -> Tensor:
     """(n, m) inner products in at least fp32, also under autocast."""
     wide = torch.float64 if queries.dtype == torch.float64 else torch.float32

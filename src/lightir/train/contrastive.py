@@ -78,7 +78,7 @@ class Contrastive:
         ]
         self.retriever = build_model(recipe, device=device)
         fit_heads(self.retriever, recipe, self.sets)
-        prepare_layers(self.retriever, recipe)
+        prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
         self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
         taught = recipe.teacher.address

@@ -29,12 +29,20 @@ from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
 from lightir.models.losses import rank, world_size
 from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
-from lightir.train.recipe import Evaluation, Optimisation, recipe_yaml
+from lightir.train.recipe import Optimisation, recipe_yaml
 
 logger = logging.getLogger(__name__)
 
 COLLAPSED = 0.9
 """Mean pairwise cosine of documents above which the encoder is said to collapse."""
+
+
+class Every(Protocol):
+    """What the loop reads of a recipe's evaluation."""
+
+    @property
+    def every(self) -> int:
+        """Optimizer steps between two evaluations; 0 evaluates at the end alone."""
 
 
 class StageRecipe(Protocol):
@@ -45,7 +53,7 @@ class StageRecipe(Protocol):
         """Steps, batches, learning rate."""
 
     @property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> Every:
         """When to measure."""
 
     @property

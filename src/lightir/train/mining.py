@@ -12,7 +12,7 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.files import sha256_file
 from lightir.index import Index, build_index, document_shards
 from lightir.search import Searcher
-from lightir.train.recipe import DataRecipe, Recipe, data_folder
+from lightir.train.recipe import DataRecipe, DataStage, data_folder
 from lightir.types import Ranking
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def choose_negatives(
     ]
 
 
-def negatives_files(recipe: Recipe, cache: Path) -> list[Path | None]:
+def negatives_files(recipe: DataStage, cache: Path) -> list[Path | None]:
     """Each training set's file of negatives, or None; "bm25" is mined into the cache once and found there again.
 
     Raises:

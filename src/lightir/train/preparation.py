@@ -31,7 +31,7 @@ from lightir.models.backbones import add_lora, compile_layers, load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
-from lightir.train.recipe import DataRecipe, Recipe, data_folder
+from lightir.train.recipe import DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ WANTED = "to be fitted"
 
 
 def open_sets(
-    recipe: Recipe, *, negatives: Sequence[Path | None]
+    recipe: DataStage, *, negatives: Sequence[Path | None]
 ) -> tuple[list[TrainingSet], DecontaminationReport | None]:
     """The recipe's training sets, cleaned of queries close to the held-out ones; no report without held-out sets.
 
@@ -83,7 +83,7 @@ def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | No
     return TrainingSet.from_pairs(name, pairs, instructions=instructions or (default_instruction,))
 
 
-def make_mixture(recipe: Recipe, sets: Sequence[TrainingSet]) -> Mixture:
+def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
     """The batches over the sets."""
     ratios = {each.name: data.ratio for each, data in zip(sets, recipe.data, strict=True)}
     settings = recipe.optimisation
@@ -96,10 +96,10 @@ def make_mixture(recipe: Recipe, sets: Sequence[TrainingSet]) -> Mixture:
     )
 
 
-def base_dtype(recipe: Recipe, device: str) -> torch.dtype:
+def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
     """The frozen weights' type: bfloat16 under "auto" where the device multiplies it faster than float32."""
-    if recipe.model.dtype != "auto":
-        return torch.bfloat16 if recipe.model.dtype == "bfloat16" else torch.float32
+    if model.dtype != "auto":
+        return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
     if device == "cpu":
         fast = bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
     else:
@@ -109,9 +109,18 @@ def base_dtype(recipe: Recipe, device: str) -> torch.dtype:
 
 def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
     """The backbone with its fresh adapter under the training contract; heads are not fitted yet."""
-    torch.manual_seed(recipe.optimisation.seed)
-    model = recipe.model
-    backbone = load_backbone(model.address, dtype=base_dtype(recipe, device), attention=model.attention)
+    contract = training_policies(shipped_contract(recipe), recipe)
+    return load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
+
+
+def load_trainable(model: ModelRecipe, contract: Contract, *, seed: int, device: str) -> LightRetriever:
+    """The recipe's backbone with its fresh adapter, under a contract whose backbone record is filled in.
+
+    Raises:
+        InvalidInput: a sparse branch is wanted, but the backbone has no language-modelling head.
+    """
+    torch.manual_seed(seed)
+    backbone = load_backbone(model.address, dtype=base_dtype(model, device), attention=model.attention)
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
     backbone = add_lora(
         backbone,
@@ -120,10 +129,9 @@ def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
         dropout=model.lora_dropout,
         first_layer=model.first_layer,
     )
-    contract = training_policies(dataclasses.replace(shipped_contract(recipe), backbone=record), recipe)
     if backbone.head is None and contract.sparse is not None:
         raise InvalidInput(f"{model.address} has no language-modelling head: set heads.sparse to false")
-    return LightRetriever(backbone, contract).to(device)
+    return LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
 
 
 def shipped_contract(recipe: Recipe) -> Contract:
@@ -149,7 +157,7 @@ def shipped_documents(recipe: Recipe) -> DocumentPolicy:
     return DocumentPolicy(**values)
 
 
-def training_policies(contract: Contract, recipe: Recipe) -> Contract:
+def training_policies(contract: Contract, recipe: DataStage) -> Contract:
     """The contract with queries and documents cut to what training sees of them."""
     document, query = contract.document, contract.query
     document = dataclasses.replace(document, max_tokens=recipe.documents.train_tokens or document.max_tokens)
@@ -157,14 +165,14 @@ def training_policies(contract: Contract, recipe: Recipe) -> Contract:
     return dataclasses.replace(contract, document=document, query=query)
 
 
-def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
+def prepare_layers(retriever: LightRetriever, model: ModelRecipe) -> None:
     """Gradient checkpointing and compilation, as far as the recipe asks for them."""
     retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
-    if recipe.model.gradient_checkpointing:
+    if model.gradient_checkpointing:
         retriever.backbone.model.gradient_checkpointing_enable(  # type: ignore[no-untyped-call]
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
-    if recipe.model.compile:
+    if model.compile:
         on_cpu = retriever.backbone.device.type == "cpu"
         if on_cpu and shutil.which(os.environ.get("CXX", "g++")) is None:
             logger.warning("no C++ compiler was found: layers run uncompiled, about half as fast")
@@ -173,7 +181,7 @@ def prepare_layers(retriever: LightRetriever, recipe: Recipe) -> None:
         compile_layers(retriever.backbone)
 
 
-def fit_heads(retriever: LightRetriever, recipe: Recipe, sets: Sequence[TrainingSet]) -> None:
+def fit_heads(retriever: LightRetriever, recipe: FittedStage, sets: Sequence[TrainingSet]) -> None:
     """Fit standardisation, term bias and term weights on documents of the training corpora, as far as asked for."""
     heads = recipe.heads
     if heads.standardize or heads.calibrate:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import yaml
 
@@ -290,6 +290,54 @@ class Recipe:
             raise InvalidInput("heads.sparse is false, so losses.sparse and losses.flops must be 0")
         if self.model.lora_rank < 1:
             raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
+
+
+class DataStage(Protocol):
+    """What opening and cleaning training sets, and mixing their batches, reads of any stage's recipe."""
+
+    @property
+    def data(self) -> tuple[DataRecipe, ...]:
+        """Training sets."""
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """Sets whose queries must not be trained on."""
+
+    @property
+    def optimisation(self) -> Optimisation:
+        """Batch size, negatives, seed."""
+
+    @property
+    def query(self) -> QueryPolicy:
+        """The query policy; its instruction is the data's default."""
+
+    @property
+    def documents(self) -> Documents:
+        """The document policy."""
+
+
+class FittedHeads(Protocol):
+    """What fitting the heads reads."""
+
+    @property
+    def standardize(self) -> bool:
+        """Fit a mean and a deviation."""
+
+    @property
+    def calibrate(self) -> float:
+        """The term bias's quantile; 0 for none."""
+
+    @property
+    def calibration_documents(self) -> int:
+        """How many documents the fit sees."""
+
+
+class FittedStage(DataStage, Protocol):
+    """A stage's recipe whose heads are fitted before the first step."""
+
+    @property
+    def heads(self) -> FittedHeads:
+        """What is fitted."""
 
 
 def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:

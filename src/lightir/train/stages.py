@@ -9,7 +9,7 @@ from typing import Any
 
 from lightir.contract import from_json
 from lightir.errors import FormatError
-from lightir.train import contrastive
+from lightir.train import contrastive, sidr
 from lightir.train.recipe import Recipe, recipe_content
 
 
@@ -26,7 +26,10 @@ class StageKind:
     train: Callable[..., Path]
 
 
-STAGES = {"contrastive": StageKind(Recipe, contrastive.train)}
+STAGES = {
+    "contrastive": StageKind(Recipe, contrastive.train),
+    "sidr": StageKind(sidr.SidrRecipe, sidr.train),
+}
 
 
 def read_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> tuple[StageKind, Any]:

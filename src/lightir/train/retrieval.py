@@ -1,0 +1,126 @@
+"""In-training retrieval: hard negatives out of a bag-of-tokens index that is built once and never again (SiDR)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from lightir import kernel
+from lightir.data import Batch, TrainingExample, TrainingSet
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.types import Document
+from lightir.vectors import Ragged, SparseVectors
+
+TOKEN = re.compile(r"\w+|[^\w\s]")
+"""What answers are compared by, lower-cased: words, and every other mark by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Negatives that the model finds for itself in training.
+
+    Attributes:
+        top_m: of the bag-of-tokens index, one of which is drawn; 0 retrieves none.
+        skip_answers: leave out documents that hold one of the query's answers, where the data set names them.
+    """
+
+    top_m: int = 20
+    skip_answers: bool = True
+
+
+class BagOfTokens:
+    """The fixed index of a training set's corpus: which terms stand in each document, as the model reads it."""
+
+    def __init__(self, training: TrainingSet, retriever: LightRetriever) -> None:
+        """Tokenise the corpus once."""
+        self.doc_ids = sorted(training.documents)
+        self._documents = training.documents
+        self._examples: dict[str, TrainingExample] = {each.query_id: each for each in training.examples}
+        rows: list[list[int]] = []
+        for start in range(0, len(self.doc_ids), 1024):
+            some = [training.documents[doc_id] for doc_id in self.doc_ids[start : start + 1024]]
+            rows += [ids[begin:end] for ids, begin, end in retriever.frame_documents(some)]
+        vocab_size = retriever.backbone.vocab_size
+        bags = SparseVectors.count(Ragged.from_lists(rows), vocab_size=vocab_size)
+        ones = np.ones(len(bags.term_ids), dtype=np.uint8)
+        self.postings = kernel.invert(bags.indptr, bags.term_ids, ones, vocab_size=vocab_size, n_docs=len(rows))
+
+    def search(self, weights: Tensor, *, m: int) -> list[list[str]]:
+        """Beta search: each query's m best documents by <V_θ(q), V_BoT(d)>, from rows of weights (n, V) >= 0."""
+        values = weights.float().cpu().numpy()
+        rows, term_ids = np.nonzero(values)
+        indptr = np.searchsorted(rows, np.arange(len(values) + 1)).astype(np.int64)
+        found, doc_ords, _ = kernel.sparse_top_k_batch(
+            self.postings, indptr, term_ids.astype(np.uint32), values[rows, term_ids], k=m
+        )
+        return [[self.doc_ids[doc_ord] for doc_ord in doc_ords[a:b]] for a, b in itertools.pairwise(found)]
+
+    def draw(
+        self, batch: Batch, weights: Tensor, retrieval: Retrieval, generator: np.random.Generator
+    ) -> tuple[list[Document], int]:
+        """One negative for each query, and for how many queries the search gave one.
+
+        Drawn evenly from the top m without relevant documents, their copies, and documents that hold an answer; where
+        nothing is left, from the whole corpus.
+        """
+        drawn, found = [], 0
+        for row, doc_ids in enumerate(self.search(weights, m=retrieval.top_m)):
+            example = self._examples[batch.query_ids[row]]
+            answers = example.answers if retrieval.skip_answers else ()
+            wrong = [
+                doc_id
+                for doc_id in doc_ids
+                if not self._relevant(doc_id, example, batch.documents[row])
+                and not holds_answer(self._documents[doc_id].full_text(), answers)
+            ]
+            found += bool(wrong)
+            chosen = wrong[generator.integers(len(wrong))] if wrong else self._any(example, generator)
+            drawn.append(self._documents[chosen])
+        return drawn, found
+
+    def extended(self, batch: Batch, retrieved: Sequence[Document]) -> Batch:
+        """The batch with one negative more for each query, behind its others."""
+        n = len(batch.queries)
+        negatives = len(batch.documents) // n - 1
+        columns = list(range(n))
+        for row in range(n):
+            columns += [*range(n + row * negatives, n + (row + 1) * negatives), len(batch.documents) + row]
+        new = np.zeros((n, n), dtype=np.bool_)
+        for row, query_id in enumerate(batch.query_ids):
+            example, positive = self._examples[query_id], batch.documents[row]
+            new[row] = [self._relevant(document.doc_id, example, positive) for document in retrieved]
+        documents = [*batch.documents, *retrieved]
+        return dataclasses.replace(
+            batch,
+            documents=tuple(documents[column] for column in columns),
+            false_negatives=np.concatenate([batch.false_negatives, new], axis=1)[:, columns],
+        )
+
+    def _relevant(self, doc_id: str, example: TrainingExample, positive: Document) -> bool:
+        """Whether a document is judged relevant to a query, or a copy of the positive at hand."""
+        document = self._documents[doc_id]
+        return doc_id in example.positive_ids or (document.title, document.text) == (positive.title, positive.text)
+
+    def _any(self, example: TrainingExample, generator: np.random.Generator) -> str:
+        for _ in range(100):
+            doc_id = self.doc_ids[generator.integers(len(self.doc_ids))]
+            if doc_id not in example.positive_ids:
+                return doc_id
+        raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} leaves no document to be a negative")
+
+
+def holds_answer(text: str, answers: Sequence[str]) -> bool:
+    """Whether one of the answers stands in the text, word for word, upper and lower case alike."""
+    words: list[str] = TOKEN.findall(text.lower())
+    for answer in answers:
+        wanted: list[str] = TOKEN.findall(answer.lower())
+        if wanted and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1)):
+            return True
+    return False

@@ -1,0 +1,345 @@
+"""SiDR: a parametric vocabulary vector on both sides, trained against bag-of-tokens vectors as well.
+
+Each step searches a fixed bag-of-tokens index of the training corpora with the queries as they are encoded now, and
+draws one hard negative a query from what it finds: nothing is ever indexed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightir.contract import BackboneRecord, Contract, DocumentPolicy, Fusion, SparseHead
+from lightir.data import Batch as DataBatch
+from lightir.data import Dataset
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.models.heads import top_k_weights
+from lightir.models.losses import gather, rank, two_way_loss, world_size
+from lightir.text import QueryPolicy
+from lightir.train.batch import SHAPE_STEP, share_of
+from lightir.train.development import Development, load_development, mean_measures, ndcg
+from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
+from lightir.train.mining import negatives_files
+from lightir.train.preparation import (
+    WANTED,
+    data_record,
+    fit_heads,
+    load_trainable,
+    make_mixture,
+    open_sets,
+    prepare_layers,
+    training_policies,
+)
+from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, data_folder
+from lightir.train.retrieval import BagOfTokens, Retrieval
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SidrHead:
+    """V_θ: how logits become a vector over the vocabulary.
+
+    Attributes:
+        calibrate: fit a per-term bias so that this share of calibration documents stays below zero there; 0 for none.
+        calibration_documents: drawn from the training corpora.
+        top_k: strongest terms kept.
+        own_terms: a text's own terms are kept beside them.
+        scale: the impact quantiser's.
+    """
+
+    calibrate: float = 0.0
+    calibration_documents: int = 128
+    top_k: int = 768
+    own_terms: bool = False
+    scale: float = 32.0
+
+    # What fitting the heads reads of a contrastive recipe's `heads`.
+    @property
+    def standardize(self) -> bool:
+        """There is no dense vector."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class SidrLosses:
+    """Weights of the loss's parts.
+
+    Attributes:
+        parametric: L(V_θ(q), V_θ(d)).
+        semi_parametric: L(V_θ(q), V_BoT(d)) and L(V_BoT(q), V_θ(d)), each; 0 is the paper's ablation.
+        temperature: of the inner products.
+    """
+
+    parametric: float = 1.0
+    semi_parametric: float = 0.5
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SidrEvaluation:
+    """What is measured during training.
+
+    Attributes:
+        sets: development sets; none means that the last state is kept.
+        every: optimizer steps between two evaluations; 0 evaluates at the end alone.
+        by: "full" or "beta": nDCG@10, mean over the sets, of the state that is kept.
+    """
+
+    sets: tuple[DevSet, ...] = ()
+    every: int = 0
+    by: Literal["full", "beta"] = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class SidrRecipe:
+    """One training run of SiDR.
+
+    Attributes:
+        model: the backbone, with a language-modelling or masked-LM head.
+        data: training sets.
+        held_out: sets whose development and test queries must not be trained on.
+        optimisation: steps, batches and the learning rate.
+        losses: and their weights.
+        heads: the vocabulary vector.
+        retrieval: negatives found in training.
+        query: the query policy.
+        documents: the document policy.
+        evaluation: during training.
+        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        stage: which stage the recipe is of.
+    """
+
+    model: ModelRecipe
+    data: tuple[DataRecipe, ...]
+    held_out: tuple[str, ...] = ()
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    losses: SidrLosses = field(default_factory=SidrLosses)
+    heads: SidrHead = field(default_factory=SidrHead)
+    retrieval: Retrieval = field(default_factory=Retrieval)
+    query: QueryPolicy = field(default_factory=QueryPolicy)
+    documents: Documents = field(default_factory=Documents)
+    evaluation: SidrEvaluation = field(default_factory=SidrEvaluation)
+    checkpoint_every: int = 200
+    stage: Literal["sidr"] = "sidr"
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise InvalidInput("a recipe needs at least one training set under `data`")
+        if self.losses.parametric <= 0 and self.losses.semi_parametric <= 0:
+            raise InvalidInput("losses: one of parametric and semi_parametric must be above 0")
+        if self.heads.top_k < 1 or self.losses.temperature <= 0 or self.retrieval.top_m < 0:
+            raise InvalidInput("heads.top_k and losses.temperature must be above 0, retrieval.top_m 0 or more")
+
+
+def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+    """Train SiDR and write its model folder; as `lightir.train.contrastive.train`."""
+    out = Path(out)
+    return run_stage(
+        recipe, out, lambda device: Sidr(recipe, out.parent / "negatives", device), resume=resume, device=device
+    )
+
+
+class Sidr:
+    """The stage: its data with their bag-of-tokens indexes, its model, its loss."""
+
+    def __init__(self, recipe: SidrRecipe, negatives: Path, device: str) -> None:
+        """Open and clean the data, index them, build the model and fit its bias."""
+        self.recipe, self.device = recipe, device
+        if is_first():
+            negatives_files(recipe, negatives)
+        barrier()
+        self.sets, self.report = open_sets(recipe, negatives=negatives_files(recipe, negatives))
+        if self.report is not None:
+            logger.info("decontamination:\n%s", self.report.to_markdown())
+        self.mixture = make_mixture(recipe, self.sets)
+        self.development = [
+            load_development(Dataset.open(data_folder(d.name)), d.split, queries=d.queries, documents=d.documents)
+            for d in recipe.evaluation.sets
+        ]
+        contract = training_policies(shipped_contract(recipe), recipe)
+        self.retriever = load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
+        fit_heads(self.retriever, recipe, self.sets)
+        prepare_layers(self.retriever, recipe.model)
+        self.trunk = self.retriever.trunk
+        self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
+        self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
+        wanted = recipe.retrieval.top_m > 0
+        self.indexes = {each.name: BagOfTokens(each, self.retriever) for each in self.sets} if wanted else {}
+
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """The term bias, where there is one."""
+        bias = self.retriever.heads.term_bias
+        return {} if bias is None else {"term_bias": bias}
+
+    @property
+    def texts_per_step(self) -> int:
+        """Positives, mined and retrieved negatives."""
+        settings = self.recipe.optimisation
+        return settings.batch_size * (1 + settings.negatives + bool(self.indexes)) * settings.accumulation
+
+    def restore(self, fixed: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's bias."""
+        self.retriever.heads = dataclasses.replace(self.retriever.heads, **fixed)
+
+    def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """L_final over the mixture's batch and what the queries retrieve."""
+        batch = self.mixture.batch(number)
+        generator = np.random.default_rng([self.recipe.optimisation.seed, 4, number])
+        with autocast(self.device, self.retriever.backbone.model.dtype):
+            parts, monitored = batch_losses(
+                self.retriever, batch, self.recipe, index=self.indexes.get(batch.dataset), generator=generator
+            )
+        return parts, {**monitored, "dataset": batch.dataset}
+
+    def evaluate(self) -> Measured | None:
+        """nDCG@10 of full and beta search on every development set, and the mean."""
+        if not self.development:
+            return None
+        with autocast(self.device, self.retriever.backbone.model.dtype):
+            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
+        means = mean_measures(list(per_set.values()))
+        logger.info("development: %s", {name: round(value, 4) for name, value in means.items()})
+        return Measured(means[self.recipe.evaluation.by], {"mean": means, **per_set})
+
+    def save(self, folder: Path) -> None:
+        """Write the model under the contract that the recipe describes."""
+        wanted = shipped_contract(self.recipe)
+        self.retriever.contract = dataclasses.replace(
+            self.retriever.contract, document=wanted.document, query=wanted.query
+        )
+        self.retriever.save(folder)
+
+    def records(self) -> dict[str, object]:
+        """What was trained on, and what was left out of it."""
+        found: dict[str, object] = {"data": data_record(self.sets, self.mixture)}
+        return found if self.report is None else found | {"decontamination": self.report.to_json()}
+
+
+def shipped_contract(recipe: SidrRecipe) -> Contract:
+    """The contract that the recipe describes, with an empty backbone record."""
+    heads = recipe.heads
+    documents = dataclasses.asdict(recipe.documents)
+    documents.pop("train_tokens")
+    return Contract(
+        method="sidr",
+        backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
+        query=recipe.query,
+        document=DocumentPolicy(**documents),
+        dense=None,
+        sparse=SparseHead("elu1p", WANTED if heads.calibrate else "", heads.top_k, heads.scale),
+        attention=recipe.model.attention,
+        fusion=Fusion(weights={"sparse": 0.5, "tokens": 0.5}),
+    )
+
+
+# The vectors.
+
+
+def parametric(retriever: LightRetriever, framed: Sequence[tuple[list[int], int, int]], *, pad_to: int = 1) -> Tensor:
+    """V_θ before top-k: (n, V) float32, above 0 everywhere but for a text without tokens, which is 0.
+
+    `pad_to`: the length is padded up to a multiple, so that compiled layers meet few shapes.
+    """
+    longest = max((len(ids) for ids, _, _ in framed), default=1)
+    batch = retriever.batch(framed, length=-(-max(longest, 1) // pad_to) * pad_to)
+    return retriever.sparse_from(retriever.states(batch), batch)
+
+
+def bag_of_tokens(framed: Sequence[tuple[list[int], int, int]], *, vocab_size: int, device: torch.device) -> Tensor:
+    """V_BoT: (n, V) float32, 1 where a term stands in the text's own tokens (no frame), else 0."""
+    bags = torch.zeros(len(framed), vocab_size, device=device)
+    for row, (ids, start, stop) in enumerate(framed):
+        bags[row, ids[start:stop]] = 1.0
+    return bags
+
+
+def pruned(weights: Tensor, bags: Tensor, heads: SidrHead) -> Tensor:
+    """The top-k of V_θ, and the text's own terms where the recipe keeps them."""
+    kept = top_k_weights(weights, heads.top_k)
+    return torch.where(bags > 0, weights, kept) if heads.own_terms else kept
+
+
+# One batch.
+
+
+def batch_losses(
+    retriever: LightRetriever,
+    batch: DataBatch,
+    recipe: SidrRecipe,
+    *,
+    index: BagOfTokens | None = None,
+    generator: np.random.Generator,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """L_final = L(V_θ(q), V_θ(d)) + ½ L(V_θ(q), V_BoT(d)) + ½ L(V_BoT(q), V_θ(d)), each part weighted and two-way.
+
+    In the first part top-k is taken of one side at a time, and the mean of both is the part. Queries and documents are
+    shared out among the processes and their vectors gathered with their gradients.
+
+    Args:
+        retriever: the model.
+        batch: the whole batch, the same on every process.
+        recipe: losses, heads and retrieval are read.
+        index: where each query finds one negative more; None for none.
+        generator: draws it; in the same state on every process.
+    """
+    device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
+    own = share_of(batch, process=rank(), processes=world_size()).queries
+    framed = retriever.frame_queries(own, instruction=batch.instruction)
+    pad_to = SHAPE_STEP if recipe.model.compile else 1
+    queries = gather(parametric(retriever, framed, pad_to=pad_to))
+    query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    found = 0
+    if index is not None:
+        weights = pruned(queries.detach(), query_bags, recipe.heads)
+        retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
+        batch = index.extended(batch, retrieved)
+    share = share_of(batch, process=rank(), processes=world_size())
+    framed = retriever.frame_documents(share.documents)
+    documents = gather(parametric(retriever, framed, pad_to=pad_to))
+    bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    positives = torch.from_numpy(share.positives).to(device)
+    excluded = torch.from_numpy(share.excluded).to(device)
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        return two_way_loss(a @ b.T / recipe.losses.temperature, positives, excluded=excluded)
+
+    parts: dict[str, Tensor] = {}
+    few_queries, few = pruned(queries, query_bags, recipe.heads), pruned(documents, bags, recipe.heads)
+    if recipe.losses.parametric > 0:
+        parts["parametric"] = recipe.losses.parametric * (loss(few_queries, documents) + loss(queries, few)) / 2
+    if recipe.losses.semi_parametric > 0:
+        parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
+        parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
+    return parts, {"retrieved": found / len(batch.queries)}
+
+
+# Measuring.
+
+
+def measure(retriever: LightRetriever, development: Development, recipe: SidrRecipe) -> dict[str, float]:
+    """nDCG@10 of full search, beta search and plain token overlap, on a development set in memory."""
+    vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
+    size = recipe.optimisation.batch_size
+
+    def encoded(framed: Sequence[tuple[list[int], int, int]]) -> tuple[Tensor, Tensor]:
+        bags = bag_of_tokens(framed, vocab_size=vocab_size, device=device)
+        pad_to = SHAPE_STEP if recipe.model.compile else 1
+        chunks = [framed[start : start + size] for start in range(0, len(framed), size)]
+        rows = [parametric(retriever, chunk, pad_to=pad_to) for chunk in chunks]
+        return pruned(torch.cat(rows), bags, recipe.heads), bags
+
+    queries, query_bags = encoded(retriever.frame_queries([query.text for query in development.queries]))
+    documents, bags = encoded(retriever.frame_documents(development.documents))
+    scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
+    return {name: ndcg(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}

@@ -1,0 +1,291 @@
+"""SiDR's stage: its vectors and losses against plain versions, what in-training retrieval may draw, and whole runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing
+
+from lightir.contract import Contract
+from lightir.data import Batch, TrainingExample, TrainingSet
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.models.losses import two_way_loss
+from lightir.train.loop import Loop, average_gradients
+from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
+from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
+from lightir.train.sidr import (
+    SidrEvaluation,
+    SidrHead,
+    SidrLosses,
+    SidrRecipe,
+    bag_of_tokens,
+    batch_losses,
+    parametric,
+    pruned,
+    shipped_contract,
+    train,
+)
+from lightir.types import Document
+
+
+@pytest.fixture
+def sidr(model_folder: Path, datasets: tuple[Path, Path]) -> SidrRecipe:
+    return SidrRecipe(
+        model=ModelRecipe(str(model_folder), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.0),
+        data=tuple(DataRecipe(str(folder)) for folder in datasets),
+        optimisation=Optimisation(steps=5, batch_size=4, negatives=1, learning_rate=1e-2, warmup_steps=1),
+        losses=SidrLosses(temperature=2.0),
+        heads=SidrHead(calibrate=0.5, calibration_documents=12, top_k=40),
+        retrieval=Retrieval(top_m=4),
+        documents=Documents(max_tokens=48, train_tokens=32),
+        evaluation=SidrEvaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),)),
+        checkpoint_every=2,
+    )
+
+
+def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], Batch]:
+    sets, _ = open_sets(recipe, negatives=[None] * len(recipe.data))
+    contract = training_policies(shipped_contract(recipe), recipe)
+    retriever = load_trainable(recipe.model, contract, seed=0, device="cpu")
+    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
+        for name, parameter in retriever.trunk.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    fit_heads(retriever, recipe, sets)
+    return retriever, sets, make_mixture(recipe, sets).batch(0)
+
+
+def plain_parametric(retriever: LightRetriever, framed: tuple[list[int], int, int]) -> Tensor:
+    """elu1p of the largest logit plus bias, one text and one term at a time."""
+    ids, start, stop = framed
+    batch = retriever.batch([framed])
+    states = retriever.states(batch)[0, : len(ids)]
+    assert retriever.backbone.head is not None
+    assert retriever.heads.term_bias is not None
+    logits = states.double() @ retriever.backbone.head.weight.double().T
+    largest = logits[start:stop].max(dim=0).values + retriever.heads.term_bias.double()
+    return torch.where(largest >= 0, largest + 1, torch.exp(largest))
+
+
+def test_the_loss_of_two_queries_by_hand() -> None:
+    scores = torch.tensor([[2.0, 0.0, 1.0], [0.5, 1.0, 0.0]])
+    found = two_way_loss(scores, torch.tensor([0, 1]))
+    to_documents = [-math.log(math.e**2 / (math.e**2 + 1 + math.e)), -math.log(math.e / (math.e**0.5 + math.e + 1))]
+    to_queries = [-math.log(math.e**2 / (math.e**2 + math.e**0.5)), -math.log(math.e / (1 + math.e))]
+    assert float(found) == pytest.approx(sum(to_documents) / 2 + sum(to_queries) / 2)
+    excluded = torch.tensor([[False, True, False], [False, False, False]])
+    found = two_way_loss(scores, torch.tensor([0, 1]), excluded=excluded)
+    to_documents[0] = -math.log(math.e**2 / (math.e**2 + math.e))
+    assert float(found) == pytest.approx(sum(to_documents) / 2 + to_queries[0] / 2)
+
+
+def test_vocabulary_vectors_equal_a_plain_version_whatever_the_batch(sidr: SidrRecipe) -> None:
+    retriever, _, batch = prepared(sidr)
+    framed = retriever.frame_documents(batch.documents)
+    together = parametric(retriever, framed, pad_to=16)
+    for row, each in enumerate(framed):
+        torch.testing.assert_close(together[row].double(), plain_parametric(retriever, each), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(together[row], parametric(retriever, [each])[0])
+    assert bool((together > 0).all())
+
+
+def test_a_bag_holds_the_texts_own_tokens_once_and_no_frame(sidr: SidrRecipe) -> None:
+    bags = bag_of_tokens([([0, 7, 9, 7, 1], 1, 4), ([0, 1], 1, 1)], vocab_size=12, device=torch.device("cpu"))
+    assert bags.nonzero().tolist() == [[0, 7], [0, 9]]
+    assert bags.max() == 1
+
+
+def test_top_k_keeps_the_largest_and_own_terms_where_asked() -> None:
+    weights, bags = torch.tensor([[4.0, 1.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    assert pruned(weights, bags, SidrHead(top_k=2)).tolist() == [[4, 0, 3, 0]]
+    assert pruned(weights, bags, SidrHead(top_k=2, own_terms=True)).tolist() == [[4, 1, 3, 0]]
+
+
+def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe) -> None:
+    retriever, _, batch = prepared(sidr)
+    trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+
+    def gradients(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = torch.autograd.grad(torch.stack(list(parts.values())).sum(), list(trained.values()))
+        return dict(zip(trained, found, strict=True))
+
+    parts, _ = batch_losses(retriever, batch, sidr, generator=np.random.default_rng(0))
+    framed_queries = retriever.frame_queries(batch.queries, instruction=batch.instruction)
+    framed_documents = retriever.frame_documents(batch.documents)
+    queries = torch.stack([plain_parametric(retriever, each) for each in framed_queries])
+    documents = torch.stack([plain_parametric(retriever, each) for each in framed_documents])
+
+    def bags(framed: list[tuple[list[int], int, int]]) -> Tensor:
+        return torch.tensor([[float(t in ids[a:b]) for t in range(258)] for ids, a, b in framed]).double()
+
+    def strongest(rows: Tensor) -> Tensor:
+        return torch.where(rows >= rows.topk(40, dim=1).values[:, -1:], rows, 0.0)
+
+    def loss(a: Tensor, b: Tensor) -> Tensor:
+        scores, total = a @ b.T / 2.0, torch.zeros((), dtype=torch.float64)
+        n = len(a)
+        for i in range(n):
+            kept = [j for j in range(len(b)) if not batch.false_negatives[i, j]]
+            total = total - torch.log(torch.exp(scores[i, i] - torch.logsumexp(scores[i, kept], 0)))
+            kept = [j for j in range(n) if not batch.false_negatives[j, i]]
+            total = total - (scores[i, i] - torch.logsumexp(scores[kept, i], 0))
+        return total / n
+
+    q_bags, d_bags = bags(framed_queries), bags(framed_documents)
+    expected = {
+        "parametric": (loss(strongest(queries), documents) + loss(queries, strongest(documents))) / 2,
+        "bag_documents": 0.5 * loss(queries, d_bags),
+        "bag_queries": 0.5 * loss(q_bags, documents),
+    }
+    assert parts.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float(parts[name].detach()) == pytest.approx(float(value.detach()), rel=1e-5)
+    found, wanted = gradients(parts), gradients(expected)
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).norm() / gradient.norm()) < 1e-4, name
+
+
+def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: SidrRecipe) -> None:
+    retriever, sets, batch = prepared(sidr)
+    index = BagOfTokens(sets[0], retriever)
+    framed = retriever.frame_documents([sets[0].documents[doc_id] for doc_id in index.doc_ids])
+    bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
+    alone = [bag_of_tokens([each], vocab_size=258, device=torch.device("cpu")) for each in framed]
+    assert torch.equal(bags, torch.cat(alone))
+    weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
+    scores = (weights.double() @ bags.double().T).numpy()
+    for row, doc_ids in enumerate(index.search(weights, m=7)):
+        found = [scores[row, index.doc_ids.index(doc_id)] for doc_id in doc_ids]
+        assert len(found) == 7
+        np.testing.assert_allclose(found, np.sort(scores[row])[::-1][:7], rtol=1e-5)
+
+
+def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -> None:
+    retriever, _, _ = prepared(sidr)
+    texts = {"p": "red stone", "copy": "red stone", "also": "red river", "answer": "a red Planet.", "good": "red cloud"}
+    documents = {doc_id: Document(doc_id, text) for doc_id, text in texts.items()}
+    example = TrainingExample("q", "red", ("p", "also"), (), "s", answers=("planet",))
+    training = TrainingSet("s", (example,), documents, ("",))
+    index = BagOfTokens(training, retriever)
+    batch = Batch("s", "", ("q",), ("red",), (documents["p"],), np.zeros((1, 1), dtype=np.bool_))
+    weights = torch.zeros(1, 258)
+    weights[0, retriever.backbone.tokenizer.term_ids([" red"]).row(0).astype(np.int64)] = 1.0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        drawn, found = index.draw(batch, weights, Retrieval(top_m=5), generator)
+        assert [each.doc_id for each in drawn] == ["good"]
+        assert found == 1
+    seen = {index.draw(batch, weights, Retrieval(5, False), np.random.default_rng(s))[0][0].doc_id for s in range(20)}
+    assert seen == {"good", "answer"}
+    drawn, found = index.draw(batch, torch.zeros(1, 258), Retrieval(5), np.random.default_rng(0))
+    assert found == 0  # nothing matched: one is drawn from the corpus
+    assert drawn[0].doc_id not in {"p", "also"}
+
+
+def test_a_retrieved_negative_stands_behind_its_querys_others(sidr: SidrRecipe) -> None:
+    retriever, sets, batch = prepared(sidr)
+    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    new = [Document(f"new{i}", f"text {i}") for i in range(4)]
+    index._documents = {**index._documents, **{each.doc_id: each for each in new}}
+    extended = index.extended(batch, [new[0], batch.documents[0], new[2], new[3]])
+    assert extended.documents[:4] == batch.documents[:4]
+    for row in range(4):
+        assert extended.documents[4 + 2 * row] == batch.documents[4 + row]
+    assert extended.documents[5] == new[0]
+    assert extended.false_negatives.shape == (4, 12)
+    assert extended.false_negatives[0, 7]  # the first query's positive, retrieved by the second
+    np.testing.assert_array_equal(extended.false_negatives[:, [0, 1, 2, 3, 4, 6, 8, 10]], batch.false_negatives)
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "expected"),
+    [
+        ("It is New  York, now.", ("new york",), True),
+        ("It is New Yorkshire.", ("new york",), False),
+        ("(42)", ("42",), True),
+        ("forty", ("", "  "), False),
+        ("anything", (), False),
+        ("", ("x",), False),
+    ],
+)
+def test_answers_are_found_word_for_word(text: str, answers: tuple[str, ...], expected: bool) -> None:
+    assert holds_answer(text, answers) is expected
+
+
+def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(
+    sidr: SidrRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(sidr, tmp_path / "whole", device="cpu")
+    original = Loop._optimizer_step
+
+    def killed(self: Loop) -> dict[str, object]:
+        if self.step == 3:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(Loop, "_optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(sidr, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    resumed = train(sidr, tmp_path / "cut", resume=True, device="cpu")
+    logs = [
+        [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+        for model in (whole, resumed)
+    ]
+    losses = [[each["loss"] for each in log if "loss" in each] for log in logs]
+    assert losses[0] == losses[1]
+    assert {"parametric", "bag_documents", "bag_queries", "retrieved"} <= logs[0][0].keys()
+    assert logs[0][-1]["development"]["mean"].keys() == {"full", "beta", "overlap"}
+    contract = Contract.load(whole)
+    assert contract == Contract.load(resumed)
+    assert (contract.method, contract.dense) == ("sidr", None)
+    assert contract.sparse is not None
+    assert contract.sparse.activation == "elu1p"
+    assert LightRetriever.load(whole).heads.term_bias is not None
+
+
+def gradients(recipe: SidrRecipe) -> dict[str, Tensor]:
+    retriever, sets, batch = prepared(recipe)
+    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    parts, _ = batch_losses(retriever, batch, recipe, index=index, generator=np.random.default_rng(0))
+    torch.stack(list(parts.values())).sum().backward()
+    trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    average_gradients(list(trained.values()))
+    return {name: p.grad for name, p in trained.items() if p.grad is not None}
+
+
+def _process(rank: int, world: int, port: int, recipe: SidrRecipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = gradients(recipe)
+    if rank == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(sidr: SidrRecipe, tmp_path: Path) -> None:
+    path, port = tmp_path / "gradients.pt", 20_000 + (os.getpid() + 7) % 20_000
+    multiprocessing.start_processes(_process, args=(2, port, sidr, str(path)), nprocs=2, start_method="fork")
+    one, two = gradients(sidr), torch.load(path, weights_only=True)
+    assert one.keys() == two.keys()
+    for name, expected in one.items():
+        assert float((two[name] - expected).norm() / expected.norm()) < 1e-4, name
+    assert any(float(g.abs().max()) > 1e-4 for g in one.values())
+
+
+def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
+    with pytest.raises(InvalidInput, match="parametric"):
+        dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
+    with pytest.raises(InvalidInput, match="top_k"):
+        dataclasses.replace(sidr, heads=SidrHead(top_k=0))
