@@ -111,7 +111,7 @@ def contract_page() -> str:
 
 
 def recipe_page() -> str:
-    """All keys of the training recipes: those of the contrastive stage and of all, then what other stages have besides."""
+    """All keys of the training recipes: those of the contrastive stage, then what other stages have besides."""
     from lightir.train import recipe
     from lightir.train.stages import STAGES
 
