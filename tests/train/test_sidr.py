@@ -19,6 +19,7 @@ from lightir.data import Batch, TrainingExample, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import two_way_loss
+from lightir.text import query_term_ids
 from lightir.train.loop import Loop, average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
 from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
@@ -30,6 +31,7 @@ from lightir.train.sidr import (
     SidrRecipe,
     bag_of_tokens,
     batch_losses,
+    light_queries,
     parametric,
     pruned,
     shipped_contract,
@@ -155,6 +157,32 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
         assert float((found[name] - gradient).norm() / gradient.norm()) < 1e-4, name
 
 
+def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: SidrRecipe) -> None:
+    retriever, _, batch = prepared(sidr)
+    heads = dataclasses.replace(sidr.heads, token_top_k=5)
+    queries = [*batch.queries, "", "aab"]
+    found = light_queries(retriever, queries, heads, instruction="find it").detach()
+    assert not found[-2].any()
+    prompt = retriever.frame_queries([""], instruction="find it")[0]
+    for row, text in enumerate(queries):
+        ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [text]).row(0).tolist()
+        expected = torch.zeros(258, dtype=torch.float64)
+        for token in ids:
+            frame = prompt[0][: prompt[1]]
+            weights = plain_parametric(retriever, ([*frame, token], len(frame), len(frame) + 1)).detach()
+            expected += torch.where(weights >= weights.topk(5).values[-1], weights, 0.0) / len(ids)
+        torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:
+    recipe = dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0, light=1.0))
+    retriever, _, batch = prepared(recipe)
+    parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
+    assert parts.keys() == {"light_bags", "light_documents"}
+    parts["light_bags"].backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for p in retriever.trunk.parameters())
+
+
 def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: SidrRecipe) -> None:
     retriever, sets, batch = prepared(sidr)
     index = BagOfTokens(sets[0], retriever)
@@ -245,7 +273,7 @@ def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(
     losses = [[each["loss"] for each in log if "loss" in each] for log in logs]
     assert losses[0] == losses[1]
     assert {"parametric", "bag_documents", "bag_queries", "retrieved"} <= logs[0][0].keys()
-    assert logs[0][-1]["development"]["mean"].keys() == {"full", "beta", "overlap"}
+    assert logs[0][-1]["development"]["mean"].keys() == {"full", "beta", "overlap", "light_full", "light_beta"}
     contract = Contract.load(whole)
     assert contract == Contract.load(resumed)
     assert (contract.method, contract.dense) == ("sidr", None)
@@ -287,5 +315,5 @@ def test_two_processes_have_the_gradient_of_one(sidr: SidrRecipe, tmp_path: Path
 def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
     with pytest.raises(InvalidInput, match="parametric"):
         dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
-    with pytest.raises(InvalidInput, match="top_k"):
+    with pytest.raises(InvalidInput, match="token_top_k"):
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))

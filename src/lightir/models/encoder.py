@@ -271,12 +271,9 @@ class LightRetriever(nn.Module):
 
         Each distinct token of the batch is encoded once, all in one shared-prompt forward.
         """
-        unique, inverse = np.unique(term_ids.term_ids, return_inverse=True)
-        rows = self.token_vectors(torch.from_numpy(unique.astype(np.int64)), instruction=instruction, pad_to=pad_to)
-        mixing = np.zeros((len(term_ids), len(unique)), dtype=np.float32)
-        row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
-        np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
-        return torch.from_numpy(mixing).to(rows.device) @ rows
+        unique, mixing = token_means(term_ids)
+        rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
+        return mixing.to(rows.device) @ rows
 
     def token_vectors(
         self,
@@ -298,6 +295,21 @@ class LightRetriever(nn.Module):
         prompt = self._prompt_ids(instruction)
         states = token_states(self.backbone, prompt, padded, pooling=self._dense.pooling, cache=cache)
         return self._standardize(states[: len(token_ids)])
+
+    def token_weights(
+        self,
+        token_ids: Tensor,
+        *,
+        instruction: str | None = None,
+        cache: PromptCache | None = None,
+        pad_to: int = 1,
+    ) -> Tensor:
+        """(n, V) float32: the sparse head over each single token in the prompt, all terms; arguments as above."""
+        padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
+        prompt = self._prompt_ids(instruction)
+        states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
+        own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+        return self.sparse_from(states, Batch(own.long(), own, own))
 
     def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
         """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
@@ -361,6 +373,15 @@ class LightRetriever(nn.Module):
         if maxima:
             self.heads = dataclasses.replace(self.heads, term_bias=calibrate_bias(maxima, quantile=quantile))
         self._rehash()
+
+
+def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
+    """The distinct token ids (m,) int64, and (n, m) float32 whose product with their rows gives each query's mean."""
+    unique, inverse = np.unique(term_ids.term_ids, return_inverse=True)
+    mixing = np.zeros((len(term_ids), len(unique)), dtype=np.float32)
+    row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
+    np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
+    return torch.from_numpy(unique.astype(np.int64)), torch.from_numpy(mixing)
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:

@@ -21,11 +21,11 @@ from lightir.contract import BackboneRecord, Contract, DocumentPolicy, Fusion, S
 from lightir.data import Batch as DataBatch
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
-from lightir.models.encoder import LightRetriever
+from lightir.models.encoder import LightRetriever, token_means
 from lightir.models.heads import top_k_weights
 from lightir.models.losses import gather, rank, two_way_loss, world_size
-from lightir.text import QueryPolicy
-from lightir.train.batch import SHAPE_STEP, share_of
+from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
 from lightir.train.development import Development, load_development, mean_measures, ndcg
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
 from lightir.train.mining import negatives_files
@@ -53,6 +53,7 @@ class SidrHead:
         calibrate: fit a per-term bias so that this share of calibration documents stays below zero there; 0 for none.
         calibration_documents: drawn from the training corpora.
         top_k: strongest terms kept.
+        token_top_k: strongest terms kept of a single token's vector, for light queries.
         own_terms: a text's own terms are kept beside them.
         scale: the impact quantiser's.
     """
@@ -60,6 +61,7 @@ class SidrHead:
     calibrate: float = 0.0
     calibration_documents: int = 128
     top_k: int = 768
+    token_top_k: int = 48
     own_terms: bool = False
     scale: float = 32.0
 
@@ -77,11 +79,14 @@ class SidrLosses:
     Attributes:
         parametric: L(V_θ(q), V_θ(d)).
         semi_parametric: L(V_θ(q), V_BoT(d)) and L(V_BoT(q), V_θ(d)), each; 0 is the paper's ablation.
+        light: L(light(q), V_BoT(d)) and L(light(q), V_θ(d)), each, where light(q) is the mean of the query's tokens'
+            own vectors: what a query without any model is searched with. Beyond the paper.
         temperature: of the inner products.
     """
 
     parametric: float = 1.0
     semi_parametric: float = 0.5
+    light: float = 0.0
     temperature: float = 1.0
 
 
@@ -92,12 +97,12 @@ class SidrEvaluation:
     Attributes:
         sets: development sets; none means that the last state is kept.
         every: optimizer steps between two evaluations; 0 evaluates at the end alone.
-        by: "full" or "beta": nDCG@10, mean over the sets, of the state that is kept.
+        by: "full", "beta", "light_full" or "light_beta": nDCG@10, mean over the sets, of the state that is kept.
     """
 
     sets: tuple[DevSet, ...] = ()
     every: int = 0
-    by: Literal["full", "beta"] = "full"
+    by: Literal["full", "beta", "light_full", "light_beta"] = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +140,16 @@ class SidrRecipe:
     def __post_init__(self) -> None:
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
-        if self.losses.parametric <= 0 and self.losses.semi_parametric <= 0:
-            raise InvalidInput("losses: one of parametric and semi_parametric must be above 0")
-        if self.heads.top_k < 1 or self.losses.temperature <= 0 or self.retrieval.top_m < 0:
-            raise InvalidInput("heads.top_k and losses.temperature must be above 0, retrieval.top_m 0 or more")
+        if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
+            raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
+        if (
+            min(self.heads.top_k, self.heads.token_top_k) < 1
+            or self.losses.temperature <= 0
+            or self.retrieval.top_m < 0
+        ):
+            raise InvalidInput(
+                "heads.top_k, token_top_k and losses.temperature must be above 0, retrieval.top_m 0 or more"
+            )
 
 
 def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
@@ -210,6 +221,8 @@ class Sidr:
             per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
         means = mean_measures(list(per_set.values()))
         logger.info("development: %s", {name: round(value, 4) for name, value in means.items()})
+        if self.recipe.evaluation.by not in means:
+            raise InvalidInput(f"evaluation.by is {self.recipe.evaluation.by!r}, but this model has {sorted(means)}")
         return Measured(means[self.recipe.evaluation.by], {"mean": means, **per_set})
 
     def save(self, folder: Path) -> None:
@@ -270,6 +283,24 @@ def pruned(weights: Tensor, bags: Tensor, heads: SidrHead) -> Tensor:
     return torch.where(bags > 0, weights, kept) if heads.own_terms else kept
 
 
+def light_queries(
+    retriever: LightRetriever,
+    queries: Sequence[str],
+    heads: SidrHead,
+    *,
+    instruction: str | None = None,
+    pad_to: int = 1,
+) -> Tensor:
+    """(n, V) float32: the mean over each query's tokens t of the strongest terms of V_θ(Inst; t); 0 without tokens.
+
+    The tokens' rows depend on the token alone, so they can be cached: LightRetriever's idea on SiDR's query side.
+    """
+    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
+    unique, mixing = token_means(term_ids)
+    rows = retriever.token_weights(unique, instruction=instruction, pad_to=pad_to)
+    return mixing.to(rows.device) @ top_k_weights(rows, heads.token_top_k)
+
+
 # One batch.
 
 
@@ -296,7 +327,7 @@ def batch_losses(
     device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
     own = share_of(batch, process=rank(), processes=world_size()).queries
     framed = retriever.frame_queries(own, instruction=batch.instruction)
-    pad_to = SHAPE_STEP if recipe.model.compile else 1
+    pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
     queries = gather(parametric(retriever, framed, pad_to=pad_to))
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
     found = 0
@@ -321,6 +352,10 @@ def batch_losses(
     if recipe.losses.semi_parametric > 0:
         parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
         parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
+    if recipe.losses.light > 0:
+        light = gather(light_queries(retriever, own, recipe.heads, instruction=batch.instruction, pad_to=tokens))
+        parts["light_bags"] = recipe.losses.light * loss(light, bags)
+        parts["light_documents"] = recipe.losses.light * loss(light, few)
     return parts, {"retrieved": found / len(batch.queries)}
 
 
@@ -328,7 +363,7 @@ def batch_losses(
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: SidrRecipe) -> dict[str, float]:
-    """nDCG@10 of full search, beta search and plain token overlap, on a development set in memory."""
+    """nDCG@10 on a development set in memory: full search, beta search, both with light queries, plain token overlap."""
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 
@@ -342,4 +377,9 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     queries, query_bags = encoded(retriever.frame_queries([query.text for query in development.queries]))
     documents, bags = encoded(retriever.frame_documents(development.documents))
     scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
+    if retriever.contract.attention == "causal":
+        texts = [query.text for query in development.queries]
+        pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
+        light = light_queries(retriever, texts, recipe.heads, pad_to=pad_to)
+        scores |= {"light_full": light @ documents.T, "light_beta": light @ bags.T}
     return {name: ndcg(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}
