@@ -142,14 +142,10 @@ class SidrRecipe:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
-        if (
-            min(self.heads.top_k, self.heads.token_top_k) < 1
-            or self.losses.temperature <= 0
-            or self.retrieval.top_m < 0
-        ):
-            raise InvalidInput(
-                "heads.top_k, token_top_k and losses.temperature must be above 0, retrieval.top_m 0 or more"
-            )
+        if min(self.heads.top_k, self.heads.token_top_k, self.losses.temperature) <= 0:
+            raise InvalidInput("heads.top_k, heads.token_top_k and losses.temperature must be above 0")
+        if self.retrieval.top_m < 0:
+            raise InvalidInput(f"retrieval.top_m is {self.retrieval.top_m}; expected 0 (none) or more")
 
 
 def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
@@ -363,7 +359,7 @@ def batch_losses(
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: SidrRecipe) -> dict[str, float]:
-    """nDCG@10 on a development set in memory: full search, beta search, both with light queries, plain token overlap."""
+    """nDCG@10 on a development set in memory: full and beta search, both with light queries, token overlap."""
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 
