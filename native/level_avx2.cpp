@@ -19,24 +19,37 @@ struct Avx2 {
     static Floats load_int8(const int8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
+    static Floats load_uint8(const uint8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
     static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
 
-    static bool any_above_u16(const uint16_t* scores, uint16_t threshold) {
-        const __m256i* v = reinterpret_cast<const __m256i*>(scores);
-        const __m256i best = _mm256_max_epu16(_mm256_max_epu16(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)),
-                                              _mm256_max_epu16(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3)));
-        const __m256i over = _mm256_subs_epu16(best, _mm256_set1_epi16(static_cast<short>(threshold)));
-        return !_mm256_testz_si256(over, over);
-    }
-    static bool any_above_f32(const float* scores, float threshold) {
-        const __m256 limit = _mm256_set1_ps(threshold);
-        __m256 any = _mm256_setzero_ps();
-        for (size_t l = 0; l < scan_width; l += width) {
-            any = _mm256_or_ps(any, _mm256_cmp_ps(_mm256_loadu_ps(scores + l), limit, _CMP_NLE_UQ));
+    static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
+        const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));
+        uint64_t mask = 0;
+        for (size_t l = 0; l < scan_width; l += 32) {
+            const __m256i* v = reinterpret_cast<const __m256i*>(scores + l);
+            // Saturated differences are 0 at or below the limit; packing keeps their being 0, 16 bits to 8.
+            const __m256i low = _mm256_subs_epu16(_mm256_loadu_si256(v), limit);
+            const __m256i high = _mm256_subs_epu16(_mm256_loadu_si256(v + 1), limit);
+            const __m256i one = _mm256_set1_epi16(1);
+            const __m256i packed = _mm256_packus_epi16(_mm256_min_epu16(low, one), _mm256_min_epu16(high, one));
+            const __m256i in_order = _mm256_permute4x64_epi64(packed, 0xd8);
+            const __m256i at_or_below = _mm256_cmpeq_epi8(in_order, _mm256_setzero_si256());
+            mask |= static_cast<uint64_t>(~static_cast<uint32_t>(_mm256_movemask_epi8(at_or_below))) << l;
         }
-        return _mm256_movemask_ps(any) != 0;
+        return mask;
+    }
+    static uint64_t above_f32(const float* scores, float threshold) {
+        const __m256 limit = _mm256_set1_ps(threshold);
+        uint64_t mask = 0;
+        for (size_t l = 0; l < scan_width; l += width) {
+            const __m256 part = _mm256_cmp_ps(_mm256_loadu_ps(scores + l), limit, _CMP_NLE_UQ);
+            mask |= static_cast<uint64_t>(_mm256_movemask_ps(part)) << l;
+        }
+        return mask;
     }
 };
 

@@ -19,21 +19,27 @@ struct Avx512 {
     static Floats load_int8(const int8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
+    static Floats load_uint8(const uint8_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
     static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
 
-    static bool any_above_u16(const uint16_t* scores, uint16_t threshold) {
-        const __m512i best = _mm512_max_epu16(_mm512_loadu_si512(scores), _mm512_loadu_si512(scores + 32));
-        return _mm512_cmpgt_epu16_mask(best, _mm512_set1_epi16(static_cast<short>(threshold))) != 0;
+    static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
+        const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));
+        const uint64_t low = _mm512_cmpgt_epu16_mask(_mm512_loadu_si512(scores), limit);
+        const uint64_t high = _mm512_cmpgt_epu16_mask(_mm512_loadu_si512(scores + 32), limit);
+        return high << 32 | low;
     }
-    static bool any_above_f32(const float* scores, float threshold) {
+    static uint64_t above_f32(const float* scores, float threshold) {
         const __m512 limit = _mm512_set1_ps(threshold);
-        unsigned any = 0;
+        uint64_t mask = 0;
         for (size_t l = 0; l < scan_width; l += width) {
-            any |= _mm512_cmp_ps_mask(_mm512_loadu_ps(scores + l), limit, _CMP_NLE_UQ);
+            const uint64_t part = _mm512_cmp_ps_mask(_mm512_loadu_ps(scores + l), limit, _CMP_NLE_UQ);
+            mask |= part << l;
         }
-        return any != 0;
+        return mask;
     }
 };
 

@@ -1,6 +1,7 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
-//   V::width, V::Floats, zero(), load_half(p), load_int8(p), load_float(p), set(x), add(a, b), mul(a, b), store(p, a),
-//   any_above_u16(scores, threshold) and any_above_f32(scores, threshold) over scan_width entries.
+//   V::width, V::Floats, zero(), load_half(p), load_int8(p), load_uint8(p), load_float(p), set(x), add(a, b),
+//   mul(a, b), store(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit l says whether entry l
+//   of scan_width is above the threshold.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
 #pragma once
@@ -78,9 +79,44 @@ void scale(float* values, size_t n, float factor) {
     for (; j < n; ++j) values[j] *= factor;
 }
 
+// The products come first, many at a time: the additions that follow cannot be vectorised.
+void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
+    constexpr size_t step = 8;
+    const uint16_t factor = static_cast<uint16_t>(weight);
+    size_t i = 0;
+    for (; i + step <= n; i += step) {
+        uint16_t products[step];
+        for (size_t l = 0; l < step; ++l) products[l] = static_cast<uint16_t>(factor * impacts[i + l]);
+        for (size_t l = 0; l < step; ++l) {
+            uint16_t& score = scores[offsets[i + l]];
+            score = static_cast<uint16_t>(score + products[l]);
+        }
+    }
+    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + factor * impacts[i]);
+}
+
 template <typename V>
-void weigh_u8(const uint8_t* impacts, size_t n, float weight, float* values) {
-    for (size_t i = 0; i < n; ++i) values[i] = weight * static_cast<float>(impacts[i]);
+inline typename V::Floats load_weights(const uint8_t* impacts) {
+    return V::load_uint8(impacts);
+}
+
+template <typename V>
+inline typename V::Floats load_weights(const float* weights) {
+    return V::load_float(weights);
+}
+
+template <typename V, typename W>
+void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t n, float weight) {
+    alignas(64) float products[n_lanes];
+    const typename V::Floats factor = V::set(weight);
+    size_t i = 0;
+    for (; i + n_lanes <= n; i += n_lanes) {
+        for (size_t l = 0; l < n_lanes; l += V::width) {
+            V::store(products + l, V::mul(factor, load_weights<V>(weights + i + l)));
+        }
+        for (size_t l = 0; l < n_lanes; ++l) scores[offsets[i + l]] += products[l];
+    }
+    for (; i < n; ++i) scores[offsets[i]] += weight * static_cast<float>(weights[i]);
 }
 
 template <Element E>
@@ -132,33 +168,25 @@ void sum_rows(const RowSum& what, float* out) {
 }
 
 template <typename V>
-size_t take_above_u16(uint16_t* scores, size_t n, uint16_t threshold, uint32_t* positions, float* values) {
-    size_t n_taken = 0;
-    for (size_t i = 0; i < n; i += scan_width) {
-        if (V::any_above_u16(scores + i, threshold)) {
-            for (size_t l = 0; l < scan_width; ++l) {  // no branch: write always, step on when it counts
-                positions[n_taken] = static_cast<uint32_t>(i + l);
-                values[n_taken] = static_cast<float>(scores[i + l]);
-                n_taken += scores[i + l] > threshold;
-            }
-        }
-        __builtin_memset(scores + i, 0, scan_width * sizeof(uint16_t));
-    }
-    return n_taken;
+inline uint64_t above(const uint16_t* scores, uint16_t threshold) {
+    return V::above_u16(scores, threshold);
 }
 
 template <typename V>
-size_t take_above_f32(float* scores, size_t n, float threshold, uint32_t* positions, float* values) {
+inline uint64_t above(const float* scores, float threshold) {
+    return V::above_f32(scores, threshold);
+}
+
+template <typename V, typename Score>
+size_t take_above(Score* scores, size_t n, Score threshold, uint32_t* positions, float* values) {
     size_t n_taken = 0;
     for (size_t i = 0; i < n; i += scan_width) {
-        if (V::any_above_f32(scores + i, threshold)) {
-            for (size_t l = 0; l < scan_width; ++l) {
-                positions[n_taken] = static_cast<uint32_t>(i + l);
-                values[n_taken] = scores[i + l];
-                n_taken += !(scores[i + l] <= threshold);
-            }
+        for (uint64_t mask = above<V>(scores + i, threshold); mask != 0; mask &= mask - 1) {
+            const size_t at = i + static_cast<size_t>(__builtin_ctzll(mask));
+            positions[n_taken] = static_cast<uint32_t>(at);
+            values[n_taken++] = static_cast<float>(scores[at]);
         }
-        __builtin_memset(scores + i, 0, scan_width * sizeof(float));
+        __builtin_memset(scores + i, 0, scan_width * sizeof(Score));
     }
     return n_taken;
 }
@@ -167,13 +195,15 @@ template <typename V>
 constexpr Level make_level(const char* name) {
     return Level{
         name,
-        take_above_u16<V>,
-        take_above_f32<V>,
+        take_above<V, uint16_t>,
+        take_above<V, float>,
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
         {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>},
         sum_of_squares<V>,
         scale<V>,
-        weigh_u8<V>,
+        add_u8_to_u16,
+        add_to_f32<V, uint8_t>,
+        add_to_f32<V, float>,
     };
 }
 

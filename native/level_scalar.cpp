@@ -29,6 +29,9 @@ struct Scalar {
     static Floats load_int8(const int8_t* p) {
         return each([&](size_t l) { return static_cast<float>(p[l]); });
     }
+    static Floats load_uint8(const uint8_t* p) {
+        return each([&](size_t l) { return static_cast<float>(p[l]); });
+    }
     static Floats add(const Floats& a, const Floats& b) {
         return each([&](size_t l) { return a.lane[l] + b.lane[l]; });
     }
@@ -38,15 +41,20 @@ struct Scalar {
     static void store(float* p, const Floats& a) {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
-    static bool any_above_u16(const uint16_t* scores, uint16_t threshold) {
+    // Few entries are above: the loop that compilers vectorise asks first whether any is.
+    template <typename Score, typename IsAbove>
+    static uint64_t mask_of(const Score* scores, IsAbove is_above) {
         bool any = false;
-        for (size_t l = 0; l < scan_width; ++l) any |= scores[l] > threshold;
-        return any;
+        for (size_t l = 0; l < scan_width; ++l) any |= is_above(scores[l]);
+        uint64_t mask = 0;
+        for (size_t l = 0; any && l < scan_width; ++l) mask |= static_cast<uint64_t>(is_above(scores[l])) << l;
+        return mask;
     }
-    static bool any_above_f32(const float* scores, float threshold) {
-        bool any = false;
-        for (size_t l = 0; l < scan_width; ++l) any |= !(scores[l] <= threshold);
-        return any;
+    static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
+        return mask_of(scores, [=](uint16_t score) { return score > threshold; });
+    }
+    static uint64_t above_f32(const float* scores, float threshold) {
+        return mask_of(scores, [=](float score) { return !(score <= threshold); });
     }
 };
 

@@ -34,7 +34,8 @@ struct RowSum {
 struct Level {
     const char* name;
 
-    // Positions and values of all entries above the threshold, ascending; every entry read is set to 0. Returns how many.
+    // Positions and values of all entries above the threshold, ascending; every entry read is set to 0. Returns how
+    // many; n is a multiple of scan_width.
     size_t (*take_above_u16)(uint16_t* scores, size_t n, uint16_t threshold, uint32_t* positions, float* values);
     // The same for floats: "not at or below", so that NaN scores come out, and a NaN threshold lets everything pass.
     size_t (*take_above_f32)(float* scores, size_t n, float threshold, uint32_t* positions, float* values);
@@ -47,8 +48,10 @@ struct Level {
     float (*sum_of_squares)(const float* values, size_t n);
     // values[j] *= factor
     void (*scale)(float* values, size_t n, float factor);
-    // values[i] = weight * impacts[i]
-    void (*weigh_u8)(const uint8_t* impacts, size_t n, float weight, float* values);
+    // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
+    void (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
+    void (*add_u8_to_f32)(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
+    void (*add_f32_to_f32)(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight);
 };
 
 extern const Level scalar_level;

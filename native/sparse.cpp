@@ -13,8 +13,6 @@
 namespace lightir {
 namespace {
 
-constexpr uint32_t no_block = 0xffffffffu;
-
 size_t row_begin(Span<int64_t> indptr, size_t row, size_t total) {
     const int64_t begin = indptr[row], end = indptr[row + 1];
     if (begin < 0 || end < begin || static_cast<size_t>(end) > total) {
@@ -87,6 +85,23 @@ struct Cursor {
 };
 
 template <typename W>
+std::pair<size_t, size_t> run_span(const PostingsView<W>& postings, size_t run) {
+    const int64_t begin = postings.run_indptr[run], end = postings.run_indptr[run + 1];
+    if (begin < 0 || end < begin || static_cast<size_t>(end) > postings.offsets.size) {
+        throw DamagedArrays("postings are damaged: run " + std::to_string(run) + " points outside the postings");
+    }
+    return {static_cast<size_t>(begin), static_cast<size_t>(end)};
+}
+
+// The head of a run; from there on the processor sees by itself what is coming.
+template <typename W>
+void prefetch(const PostingsView<W>& postings, size_t posting) {
+    __builtin_prefetch(postings.offsets.data + posting);
+    __builtin_prefetch(postings.offsets.data + posting + 32);
+    __builtin_prefetch(postings.weights.data + posting);
+}
+
+template <typename W>
 std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vector<QueryTerm>& query) {
     std::vector<Cursor> cursors;
     const uint32_t* from = postings.term_ids.begin();
@@ -104,36 +119,25 @@ std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vec
                                 " points outside the runs");
         }
         cursors.push_back({static_cast<size_t>(begin), static_cast<size_t>(end), term.weight});
+        __builtin_prefetch(postings.run_blocks.data + begin);
+        __builtin_prefetch(postings.run_indptr.data + begin);
+    }
+    for (const Cursor& cursor : cursors) {
+        if (cursor.run < cursor.end_run) prefetch(postings, run_span(postings, cursor.run).first);
     }
     return cursors;
 }
 
-template <typename W>
-std::pair<size_t, size_t> run_span(const PostingsView<W>& postings, size_t run) {
-    const int64_t begin = postings.run_indptr[run], end = postings.run_indptr[run + 1];
-    if (begin < 0 || end < begin || static_cast<size_t>(end) > postings.offsets.size) {
-        throw DamagedArrays("postings are damaged: run " + std::to_string(run) + " points outside the postings");
-    }
-    return {static_cast<size_t>(begin), static_cast<size_t>(end)};
-}
-
 void accumulate(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
-    const uint16_t factor = static_cast<uint16_t>(weight);
-    for (size_t i = 0; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + factor * impacts[i]);
+    level().add_u8_to_u16(scores, offsets, impacts, n, weight);
 }
 
 void accumulate(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
-    constexpr size_t chunk = 256;
-    alignas(64) float weighted[chunk];
-    for (size_t first = 0; first < n; first += chunk) {
-        const size_t size = std::min(chunk, n - first);
-        level().weigh_u8(impacts + first, size, weight, weighted);
-        for (size_t i = 0; i < size; ++i) scores[offsets[first + i]] += weighted[i];
-    }
+    level().add_u8_to_f32(scores, offsets, impacts, n, weight);
 }
 
 void accumulate(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) {
-    for (size_t i = 0; i < n; ++i) scores[offsets[i]] += weight * weights[i];
+    level().add_f32_to_f32(scores, offsets, weights, n, weight);
 }
 
 size_t take_above(uint16_t* scores, size_t n, float threshold, uint32_t* positions, float* values) {
@@ -144,24 +148,48 @@ size_t take_above(float* scores, size_t n, float threshold, uint32_t* positions,
     return level().take_above_f32(scores, n, threshold, positions, values);
 }
 
+// Guesses from the documents seen so far what the k-th best score of all will be, so that a large k need not collect
+// nearly everything that matches. Each guess is made when twice as many documents were seen as at the one before.
+class Guesses {
+public:
+    Guesses(bool wanted, size_t k, size_t n_docs) : next_(wanted ? 1 : n_docs), k_(k), n_docs_(n_docs) {}
+
+    void look(size_t n_seen, TopK& best) {
+        if (n_seen < next_ || 2 * n_seen > n_docs_) return;
+        next_ = 2 * n_seen;
+        // So many of the k best are expected here, with four standard deviations more, and some where few are.
+        const double expected = static_cast<double>(k_) * static_cast<double>(n_seen) / static_cast<double>(n_docs_);
+        const size_t rank = static_cast<size_t>(expected + 4.0 * std::sqrt(expected)) + 8;
+        if (rank < k_) best.guess(rank);
+    }
+
+private:
+    size_t next_, k_, n_docs_;
+};
+
 // One block's accumulators and what a scan of them found; a thread makes its own once and keeps it, all zero.
 template <typename Score>
 struct Accumulators {
-    static constexpr size_t chunk = 4096;  // between two looks at the threshold
+    static constexpr size_t least_chunk = 512, most_chunk = 4096;  // between two looks at the threshold
     alignas(64) Score scores[block_size];
-    uint32_t positions[chunk + 1];  // a scan writes one place past what it has found
-    float values[chunk + 1];
+    uint32_t positions[most_chunk];
+    float values[most_chunk];
 
-    void collect(size_t block, size_t n_docs, Bitmap allowed, TopK& best) {
-        const size_t first_doc = block * block_size;
-        for (size_t first = 0; first < block_size; first += chunk) {
-            const size_t n_found = take_above(scores + first, chunk, best.threshold(), positions, values);
+    void collect(size_t first_doc, size_t n_docs, Bitmap allowed, TopK& best, Guesses& guesses) {
+        const size_t n = std::min(block_size, n_docs - first_doc);
+        const size_t n_scanned = (n + scan_width - 1) / scan_width * scan_width;
+        for (size_t first = 0, size = 0; first < n_scanned; first += size) {
+            size = std::min(std::clamp(first_doc + first, least_chunk, most_chunk), n_scanned - first);
+            const size_t n_found = take_above(scores + first, size, best.threshold(), positions, values);
             for (size_t i = 0; i < n_found; ++i) {
                 const size_t doc = first_doc + first + positions[i];
                 if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(doc), values[i]);
             }
             best.shrink();
+            guesses.look(first_doc + first + size, best);
         }
+        // Damaged postings may point behind the last document; the next query must not find their traces.
+        std::fill(scores + n_scanned, scores + block_size, Score{0});
     }
 };
 
@@ -182,28 +210,30 @@ struct CleanOnFailure {
 };
 
 template <typename Score, typename W>
-std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t k,
-                                Bitmap allowed) {
+std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, size_t k,
+                                Bitmap allowed, bool with_guesses = true) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
     TopK best(k, 0.0f);
-    const size_t n_blocks = (postings.n_docs + block_size - 1) / block_size;
-    for (size_t block = 0; block < n_blocks; ++block) {
+    Guesses guesses(with_guesses, k, postings.n_docs);
+    std::vector<Cursor> cursors = query;
+    for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
         bool touched = false;
         for (Cursor& cursor : cursors) {
-            if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != block) continue;
+            if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != first_doc / block_size) continue;
             const auto [begin, end] = run_span(postings, cursor.run++);
-            // The end of this run is where the same term goes on in the next block.
-            __builtin_prefetch(postings.offsets.data + end);
-            __builtin_prefetch(postings.weights.data + end);
+            prefetch(postings, end);  // where the same term goes on in the next block
             accumulate(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin,
                        cursor.weight);
             touched = true;
         }
-        if (touched) kept.collect(block, postings.n_docs, allowed, best);
+        if (touched) kept.collect(first_doc, postings.n_docs, allowed, best, guesses);
     }
     guard.done = true;
-    return best.finish();
+    std::vector<Hit> hits = best.finish();
+    const bool complete = hits.size() == k && hits.back().score > best.guessed();
+    const bool guessed = best.guessed() > 0.0f;
+    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, k, allowed, false);
 }
 
 // 16-bit sums hold every score when the weights are whole numbers and even all-255 impacts cannot pass 65,535.
@@ -222,27 +252,27 @@ bool fits_u16(const std::vector<Cursor>& cursors) {
 template <typename W>
 OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_docs) {
     check_rows(rows, vocab_size);
+    const size_t n_blocks = (n_docs + block_size - 1) / block_size;
+    const auto first_entry = [&](size_t doc) { return static_cast<size_t>(rows.indptr[std::min(doc, n_docs)]); };
     // First walk: postings and runs of each term. Second walk: every posting goes to its place, documents ascending.
-    std::vector<int64_t> n_postings(vocab_size, 0), n_runs(vocab_size, 0);
-    std::vector<uint32_t> last_block(vocab_size, no_block);
-    for (size_t doc = 0; doc < n_docs; ++doc) {
-        const uint32_t block = static_cast<uint32_t>(doc / block_size);
-        for (int64_t i = rows.indptr[doc]; i < rows.indptr[doc + 1]; ++i) {
-            const uint32_t term = rows.term_ids[static_cast<size_t>(i)];
-            ++n_postings[term];
-            if (last_block[term] != block) ++n_runs[term];
-            last_block[term] = block;
-        }
+    // A term has a run in a block if its place has moved from where it was marked when the block began.
+    std::vector<int64_t> place(vocab_size, 0), mark(vocab_size, 0), run(vocab_size, 0);
+    for (size_t block = 0; block < n_blocks; ++block) {
+        const size_t end = first_entry((block + 1) * block_size);
+        for (size_t i = first_entry(block * block_size); i < end; ++i) ++place[rows.term_ids[i]];
+        for (size_t term = 0; term < vocab_size; ++term) run[term] += place[term] != mark[term];
+        mark = place;
     }
     OwnedPostings<W> out;
     out.term_indptr.push_back(0);
     int64_t next_posting = 0, next_run = 0;
     for (size_t term = 0; term < vocab_size; ++term) {  // counts turn into the places to write next
-        const int64_t postings = std::exchange(n_postings[term], next_posting);
-        const int64_t runs = std::exchange(n_runs[term], next_run);
-        if (postings == 0) continue;
-        next_posting += postings;
-        next_run += runs;
+        const int64_t n_postings = std::exchange(place[term], next_posting);
+        const int64_t n_runs = std::exchange(run[term], next_run);
+        mark[term] = next_posting;
+        if (n_postings == 0) continue;
+        next_posting += n_postings;
+        next_run += n_runs;
         out.term_ids.push_back(static_cast<uint32_t>(term));
         out.term_indptr.push_back(next_run);
     }
@@ -251,20 +281,22 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
     out.run_indptr.back() = next_posting;
     out.offsets.resize(static_cast<size_t>(next_posting));
     out.weights.resize(static_cast<size_t>(next_posting));
-    std::fill(last_block.begin(), last_block.end(), no_block);
-    for (size_t doc = 0; doc < n_docs; ++doc) {
-        const uint32_t block = static_cast<uint32_t>(doc / block_size);
-        for (size_t i = static_cast<size_t>(rows.indptr[doc]); i < static_cast<size_t>(rows.indptr[doc + 1]); ++i) {
-            const uint32_t term = rows.term_ids[i];
-            const size_t at = static_cast<size_t>(n_postings[term]++);
-            if (last_block[term] != block) {
-                const size_t run = static_cast<size_t>(n_runs[term]++);
-                out.run_blocks[run] = block;
-                out.run_indptr[run] = static_cast<int64_t>(at);
-                last_block[term] = block;
+    for (size_t block = 0; block < n_blocks; ++block) {
+        for (size_t doc = block * block_size; doc < std::min(n_docs, (block + 1) * block_size); ++doc) {
+            for (size_t i = first_entry(doc); i < first_entry(doc + 1); ++i) {
+                const size_t ahead = static_cast<size_t>(place[rows.term_ids[std::min(i + 24, rows.term_ids.size - 1)]]);
+                __builtin_prefetch(out.offsets.data() + ahead, 1);  // the places lie scattered over all postings
+                __builtin_prefetch(out.weights.data() + ahead, 1);
+                const size_t at = static_cast<size_t>(place[rows.term_ids[i]]++);
+                out.offsets[at] = static_cast<uint16_t>(doc % block_size);
+                out.weights[at] = rows.weights[i];
             }
-            out.offsets[at] = static_cast<uint16_t>(doc % block_size);
-            out.weights[at] = rows.weights[i];
+        }
+        for (size_t term = 0; term < vocab_size; ++term) {
+            if (place[term] == mark[term]) continue;
+            const size_t at = static_cast<size_t>(run[term]++);
+            out.run_blocks[at] = static_cast<uint32_t>(block);
+            out.run_indptr[at] = std::exchange(mark[term], place[term]);
         }
     }
     return out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "arrays.hpp"
@@ -28,12 +29,25 @@ public:
 
     void push(uint32_t doc_ord, float score) { keys_.push_back(key(doc_ord, score)); }
 
+    // Raises the threshold to just below the score of the rank-th best so far, guessing that the k-th best of all will
+    // not be lower. The guess was right if finish() returns k hits and the last beats guessed().
+    void guess(size_t rank) {
+        if (rank == 0 || rank > keys_.size()) return;
+        const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(rank - 1);
+        std::nth_element(keys_.begin(), last, keys_.end(), std::greater<uint64_t>());
+        guessed_ = std::nextafter(unpack(*last).score, lowest_possible);
+        raise(guessed_);
+    }
+
+    // The last guess, or minus infinity.
+    float guessed() const { return guessed_; }
+
     // Call between batches of pushes: keeps the buffer short and raises the threshold.
     void shrink() {
         if (k_ == 0) keys_.clear();
         if (keys_.size() < 2 * k_ + 512) return;
         keep_best();
-        threshold_ = unpack(keys_[k_ - 1]).score;
+        raise(unpack(keys_[k_ - 1]).score);
     }
 
     std::vector<Hit> finish() {
@@ -46,6 +60,12 @@ public:
     }
 
 private:
+    static constexpr float lowest_possible = -std::numeric_limits<float>::infinity();
+
+    void raise(float score) {
+        if (!(threshold_ >= score)) threshold_ = score;  // it may be NaN
+    }
+
     void keep_best() {
         if (k_ > 0) {
             std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(k_ - 1), keys_.end(),
@@ -74,6 +94,7 @@ private:
 
     size_t k_;
     float threshold_;
+    float guessed_ = lowest_possible;
     std::vector<uint64_t> keys_;
 };
 

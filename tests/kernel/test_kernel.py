@@ -92,6 +92,32 @@ def test_sparse_search_crosses_blocks_and_keeps_the_total_order(level) -> None:
             np.testing.assert_array_equal(scores, np.float32(weight) * impacts[order])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("order", ["best first", "best last", "best in one place", "mixed"])
+def test_a_wrong_guess_of_the_threshold_loses_no_hit(level, order: str, dtype: type) -> None:
+    """A large k guesses its threshold from the first documents; here their scores say too much, too little, or ties."""
+    n_docs = kernel.BLOCK_SIZE + 20_000
+    rng = np.random.default_rng(3)
+    impacts = np.sort(rng.integers(1, 256, n_docs))
+    if order == "best first":
+        impacts = impacts[::-1]
+    elif order == "best in one place":
+        impacts = np.where(np.arange(n_docs) // 500 == 1, 200, 1 + np.arange(n_docs) % 7)
+    elif order == "mixed":
+        rng.shuffle(impacts)
+    indptr, terms = np.arange(n_docs + 1), np.zeros(n_docs, np.uint32)
+    postings = kernel.invert(indptr, terms, impacts.astype(dtype), vocab_size=1, n_docs=n_docs)
+    mask = rng.random(n_docs) < 0.3
+    for allowed in (None, mask):
+        bitmap = None if allowed is None else kernel.pack_bitmap(allowed)
+        ranked = np.lexsort((np.arange(n_docs), -impacts))
+        ranked = ranked if allowed is None else ranked[allowed[ranked]]
+        for k in (20, 700, 30_000):
+            doc_ords, scores = kernel.sparse_top_k(postings, np.zeros(1, np.uint32), F32([2]), k=k, allowed=bitmap)
+            np.testing.assert_array_equal(doc_ords, ranked[:k])
+            np.testing.assert_array_equal(scores, 2 * impacts[ranked[:k]])
+
+
 def test_many_terms_do_not_overflow_sixteen_bits(level) -> None:
     terms = np.arange(600, dtype=np.uint32)
     postings = kernel.invert(np.array([0, 600]), terms, np.full(600, 255, np.uint8), vocab_size=600, n_docs=1)
@@ -276,6 +302,10 @@ def test_damaged_postings_are_refused_and_leave_nothing_behind(level) -> None:
     damaged = kernel.Postings(10, 2, **{**arrays, "run_indptr": np.array([0, 1, 99])})
     with pytest.raises(FormatError, match="damaged"):
         kernel.sparse_top_k(damaged, U32([1, 5]), F32([1, 1]), k=2)
+    behind = kernel.Postings(10, 2, **{**arrays, "offsets": np.array([0, 40_000, 50_000], np.uint16)})
+    assert kernel.sparse_top_k(behind, U32([1, 5]), F32([1, 1]), k=2)[0].tolist() == [0]
+    far = kernel.invert(I64([0] * 50_001 + [1]), U32([1]), U8([7]), vocab_size=10, n_docs=50_001)
+    assert kernel.sparse_top_k(far, U32([1]), F32([1]), k=2)[1].tolist() == [7]
     assert kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=2)[1].tolist() == [9, 4]
 
 

@@ -89,7 +89,7 @@ def invert(
         indptr: (n_docs + 1,) int64.
         term_ids: (nnz,) uint32, ascending and different within a document, below vocab_size.
         impacts: (nnz,) uint8 impacts, or float32 weights that are finite and not negative. Zeros are kept.
-        vocab_size: scratch memory is 20 bytes times this.
+        vocab_size: scratch memory is 24 bytes times this.
         n_docs: may be 0.
     """
     vocab_size, n_docs = _count("vocab_size", vocab_size), _count("n_docs", n_docs)
