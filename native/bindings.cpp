@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_query.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
@@ -229,4 +230,5 @@ NB_MODULE(_native, m) {
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg(), nb::arg().noconvert());
+    bind_query(m);
 }

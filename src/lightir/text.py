@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as _Tokenizer
 
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.vectors import Ragged, SparseVectors
+from lightir.kernel.tokenizer import TextPolicy, TokenizerPath, text_policy, tokenizer_path
+from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
+
+ByLibrary = Callable[[Sequence[int]], tuple[TermIds, IntArray]]
+"""From positions of a batch to the term ids and indptr of those texts, by the tokenizers library alone."""
 
 PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""
@@ -104,24 +108,47 @@ class TextTokenizer:
     @cached_property
     def hash(self) -> str:
         """SHA-256 over everything that decides the ids: 16 hexadecimal digits."""
-        content = json.loads(self._tokenizer.to_str())
-        decisive = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        decisive = {key: self._content().get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def path(self) -> TokenizerPath:
+        """Who reads a text: the kernel where it knows every setting of this tokenizer, else the tokenizers library."""
+        return tokenizer_path(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return content
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
         self._tokenizer.save(str(path))
 
-    def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
+    def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None, threads: int = 1) -> Ragged:
         """The texts' term ids, no special tokens, each cut after max_tokens.
 
         Raises:
             InvalidInput: a text is no str, or holds lone surrogates, which UTF-8 cannot say.
         """
-        for position, text in enumerate(texts):
-            check_text(text, f"text {position}")
+        texts = tuple(texts)
+
+        def by_library(positions: Sequence[int]) -> tuple[TermIds, IntArray]:
+            checked = [check_text(texts[position], f"text {position}") for position in positions]
+            rows = self.library_term_ids(checked, max_tokens=max_tokens)
+            return rows.term_ids, rows.indptr
+
+        return self.read(texts, text_policy(max_tokens=max_tokens), by_library, threads=threads)
+
+    def library_term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
+        """What `term_ids` gives, by the tokenizers library alone; the texts are not checked."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
+
+    def read(self, texts: tuple[str, ...], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:
+        """The texts' term ids: the kernel's under the policy, the library's where the kernel refuses the text."""
+        if self.path.native is None:
+            return Ragged(*by_library(range(len(texts))))
+        return Ragged(*self.path.native.tokenize(texts, policy, threads, by_library))
 
     def term(self, term_id: int) -> str:
         """The term as a person would read it, with its leading blank."""
@@ -145,12 +172,38 @@ def check_text(text: object, name: str) -> str:
     return text
 
 
-def query_term_ids(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str]) -> Ragged:
+def query_term_ids(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str], *, threads: int = 1) -> Ragged:
     """The term ids T_q of each query: the query text alone, no instruction, no special tokens, order kept."""
-    for position, text in enumerate(texts):
-        check_text(text, f"query {position}")
-    term_ids = tokenizer.term_ids([policy.prepare(text) for text in texts], max_tokens=policy.max_tokens)
-    return term_ids.without(np.asarray(policy.drop, dtype=np.uint32)) if policy.drop else term_ids
+    texts = tuple(texts)
+    by_library = query_library(tokenizer, policy, texts)
+    return tokenizer.read(texts, query_text_policy(policy), by_library, threads=threads)
+
+
+def query_text_policy(policy: QueryPolicy) -> TextPolicy:
+    """The policy as the kernel takes it."""
+    return text_policy(
+        strip=True,
+        lower_case=policy.lower_case,
+        leading_blank=policy.leading_blank,
+        max_tokens=policy.max_tokens,
+        drop=policy.drop,
+    )
+
+
+def query_library(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str]) -> ByLibrary:
+    """Reads some of the queries by the tokenizers library alone, under the policy.
+
+    Raises (the function that is returned):
+        InvalidInput: a query is no str, or not representable in UTF-8.
+    """
+
+    def by_library(positions: Sequence[int]) -> tuple[TermIds, IntArray]:
+        prepared = [policy.prepare(check_text(texts[position], f"query {position}")) for position in positions]
+        rows = tokenizer.library_term_ids(prepared, max_tokens=policy.max_tokens)
+        rows = rows.without(np.asarray(policy.drop, dtype=np.uint32)) if policy.drop else rows
+        return rows.term_ids, rows.indptr
+
+    return by_library
 
 
 def sparse_queries(

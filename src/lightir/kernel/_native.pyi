@@ -1,4 +1,5 @@
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -50,3 +51,33 @@ def mean_rows(
     out: npt.NDArray[np.float32],
     /,
 ) -> None: ...
+
+class TextPolicy:
+    def __init__(self, strip: bool, lower_case: bool, leading_blank: bool, max_ids: int, drop: _Array, /) -> None: ...
+
+class Tokenizer:
+    @overload
+    def __init__(
+        self,
+        split: str,
+        bytes: bytes,
+        literals: Sequence[str],
+        byte_ids: _Array,
+        left: _Array,
+        right: _Array,
+        merged: _Array,
+        whole: Mapping[str, int],
+        /,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, bytes: bytes, first: Mapping[str, int], further: Mapping[str, int], unknown: int, max_bytes: int, /
+    ) -> None: ...
+    def tokenize(
+        self,
+        texts: Sequence[object],
+        policy: TextPolicy,
+        n_threads: int,
+        fallback: Callable[[list[int]], tuple[_Array, _Array]],
+        /,
+    ) -> tuple[_Array, _Array]: ...

@@ -1,0 +1,129 @@
+// What sanitizers should see of query encoding: tokenisers at the borders of their buffers, on exactly sized texts.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "errors.hpp"
+#include "tokenizer.hpp"
+
+using namespace lightir;
+
+namespace {
+
+int n_passed = 0, n_failed = 0;
+
+void expect(bool holds, const std::string& what) {
+    ++(holds ? n_passed : n_failed);
+    if (!holds) std::printf("FAILED: %s\n", what.c_str());
+}
+
+template <typename T>
+Span<T> span(const std::vector<T>& values) {
+    return {values.data(), values.size()};
+}
+
+ByteMap ascii_as_it_is() {
+    ByteMap bytes;
+    for (size_t c = 0; c < bytes.size(); ++c) bytes[c] = static_cast<uint8_t>(c < 0x80 ? c : byte_refused);
+    return bytes;
+}
+
+// Every byte is a term; "ab" is 300, "abab" 301.
+Tokenizer byte_pairs(Split split) {
+    std::vector<uint32_t> byte_ids(256);
+    for (uint32_t c = 0; c < 256; ++c) byte_ids[c] = c;
+    const std::vector<uint32_t> left{'a', 300}, right{'b', 300}, merged{300, 301};
+    return {split, ascii_as_it_is(), {"<x>"},
+            std::make_unique<BytePairs>(span(byte_ids), span(left), span(right), span(merged),
+                                        std::unordered_map<std::string, uint32_t>{})};
+}
+
+Tokenizer word_pieces() {
+    std::unordered_map<std::string, uint32_t> first{{"ab", 1}, {"a", 2}}, further{{"b", 3}, {"ba", 4}};
+    return {Split::bert, ascii_as_it_is(), {}, std::make_unique<WordPieces>(first, further, 0, 100)};
+}
+
+// Texts on the heap without a byte to spare.
+TokenLists tokenize(const Tokenizer& tokenizer, const std::vector<std::string>& texts, const TextPolicy& policy,
+                    size_t n_threads = 1) {
+    std::vector<std::unique_ptr<char[]>> kept;
+    std::vector<std::string_view> views;
+    for (const std::string& text : texts) {
+        kept.emplace_back(new char[text.size()]);
+        text.copy(kept.back().get(), text.size());
+        views.emplace_back(kept.back().get(), text.size());
+    }
+    return tokenizer.tokenize(views, policy, n_threads);
+}
+
+void pairs_are_merged_by_rank() {
+    const Tokenizer tokenizer = byte_pairs(Split::gpt2);
+    const TokenLists lists = tokenize(tokenizer, {"ababab", "", "ba", "<x>", "\xc3\xa9", "a<x"}, {});
+    expect(lists.ids == std::vector<uint32_t>{301, 300, 'b', 'a', 'a', '<', 'x'}, "ids");
+    expect(lists.indptr == std::vector<int64_t>{0, 2, 2, 4, 4, 4, 7}, "indptr");
+    expect(lists.refused == std::vector<size_t>{3, 4}, "an added token and a byte that isn't ASCII are refused");
+    expect(tokenizer.tokenize({std::string_view()}, {}, 1).refused.size() == 1, "no text is refused");
+}
+
+void pieces_are_the_longest() {
+    const TokenLists lists = tokenize(word_pieces(), {"abba aab b  ab!", std::string(300, 'a')}, {});
+    expect(lists.ids == std::vector<uint32_t>{1, 4, 0, 0, 1, 0}, "pieces");
+    expect(lists.refused == std::vector<size_t>{1}, "a very long word is refused");
+}
+
+void any_text_fits_its_buffers() {
+    std::mt19937 random(1);
+    const std::string alphabet = "ab01' \t\n\r-AS";
+    for (const Split split : {Split::gpt2, Split::gpt2_digits, Split::llama3, Split::qwen2}) {
+        const Tokenizer tokenizer = byte_pairs(split);
+        for (const size_t max_ids : {size_t{0}, size_t{1}, size_t{40}, SIZE_MAX}) {
+            std::vector<std::string> texts;
+            for (size_t size = 0; size < 300; ++size) {
+                std::string text;
+                while (text.size() < size) text += alphabet[random() % (size % 2 == 0 ? 2 : alphabet.size())];
+                texts.push_back(text);
+            }
+            const TextPolicy policy{true, true, true, max_ids, {'a', 300}};
+            const TokenLists one = tokenize(tokenizer, texts, policy), many = tokenize(tokenizer, texts, policy, 3);
+            expect(one.ids == many.ids && one.indptr == many.indptr && one.refused == many.refused,
+                   "threads change nothing");
+            for (size_t t = 0; t < texts.size(); ++t) {
+                const size_t n_ids = static_cast<size_t>(one.indptr[t + 1] - one.indptr[t]);
+                expect(n_ids <= max_ids && n_ids <= texts[t].size() + 1, "number of ids");
+            }
+        }
+    }
+}
+
+void refused_texts_are_filled_in() {
+    TokenLists lists = tokenize(byte_pairs(Split::gpt2), {"<x>", "ab", "<x>"}, {});
+    const std::vector<uint32_t> ids{7, 8, 9};
+    const std::vector<int64_t> indptr{0, 1, 3};
+    fill_refused(lists, span(ids), span(indptr));
+    expect(lists.ids == std::vector<uint32_t>{7, 300, 8, 9} && lists.refused.empty(), "filled ids");
+    expect(lists.indptr == std::vector<int64_t>{0, 1, 2, 4}, "filled indptr");
+    bool thrown = false;
+    try {
+        fill_refused(lists, span(ids), span(indptr));
+    } catch (const InvalidInput&) {
+        thrown = true;
+    }
+    expect(thrown, "lists for texts that were not refused");
+}
+
+}  // namespace
+
+int main() {
+    pairs_are_merged_by_rank();
+    pieces_are_the_longest();
+    any_text_fits_its_buffers();
+    refused_texts_are_filled_in();
+    std::printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
