@@ -118,12 +118,17 @@ class Fusion:
     """How branches are joined by default. A searcher may choose otherwise, so it is no part of the fingerprint.
 
     Attributes:
-        method: "linear" (per-query min-max, then a weighted sum) or "rrf".
+        method: a weighted sum of scores that are normalised per query ("linear"), of reciprocal ranks ("rrf"), or of
+            scores placed in their list's distribution ("dbsf").
         weights: a branch's weight.
+        normalization: of "linear".
+        rrf_k: of "rrf", which sums 1 / (rrf_k + rank).
     """
 
-    method: Literal["linear", "rrf"] = "linear"
+    method: Literal["linear", "rrf", "dbsf"] = "linear"
     weights: Mapping[str, float] = field(default_factory=lambda: {"dense": 0.7, "sparse": 0.3})
+    normalization: Literal["min-max", "z-score", "none"] = "min-max"
+    rrf_k: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def test_completion_knows_every_command_and_option(shell, capsys):
 
 def test_bash_completes_commands_options_and_choices(lightir):
     script = lightir("completion", "bash").stdout
-    for line, expected in (("sea", "search"), ("search --exp", "--explain"), ("search --fusion l", "linear")):
+    for line, expected in (("sea", "search"), ("search --exp", "--explain"), ("search --fusion d", "dbsf")):
         words = ["lightir", *line.split(" ")]
         ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _lightir; echo ${{COMPREPLY[@]}}"
         done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True)

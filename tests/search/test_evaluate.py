@@ -6,14 +6,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate, read_run
 from lightir.index import Index, build_index, document_shards
+from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher
 from lightir.search.evaluate import all_modes, evaluate_index, evaluate_systems
+from lightir.shards import Shard
+from small_collections import word_contract, word_table, word_tokenizer
 
 ANIMALS = ("cat", "dog", "fish", "horse", "cow", "sheep")
 
@@ -94,3 +98,21 @@ def test_all_modes_name_each_set_of_branches_once() -> None:
     assert all_modes(("tokens",)) == ("tokens",)
     assert all_modes(("dense", "tokens")) == ("tokens", "dense", "hybrid")
     assert all_modes(("dense", "sparse", "tokens")) == ("tokens", "dense", "sparse", "hybrid", "hybrid+tokens")
+
+
+def test_fusion_and_weights_are_those_of_the_joined_modes(folder: Path, tmp_path: Path) -> None:
+    contract = word_contract(sparse=None)
+    documents = list(Dataset.open(folder).corpus())
+    rng = np.random.default_rng(0)
+    shard = Shard(documents, rng.standard_normal((len(documents), 4)).astype(np.float16), None)
+    build_index([shard], tmp_path / "i", contract=contract, progress=False)
+    encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    with Index.open(tmp_path / "i") as index:
+        searcher = Searcher(index, encoder)
+        report = evaluate_index(searcher, folder, fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9})
+        assert list(report.systems) == ["tokens", "dense", "hybrid"]
+        queries = list(Dataset.open(folder).queries("test"))
+        run = searcher.search(queries, 100, fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9})
+        expected = evaluate(run, Dataset.open(folder).qrels("test"))
+        assert report.systems["hybrid"] == expected
+        assert report.systems["hybrid"] != evaluate_index(searcher, folder, modes=["hybrid"]).systems["hybrid"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
+from lightir.contract import Fusion
+from lightir.errors import InvalidInput
 from lightir.search import BranchList, Fused, fuse
+from lightir.search.modes import fusion_text, parse_fusion
 from lightir.types import Branch
 
 Scores = dict[int, float]
+METHODS = ("linear", "linear:z-score", "linear:none", "dbsf", "rrf", "rrf:5")
 
 
 def listed(scores: Scores) -> BranchList:
@@ -18,12 +23,18 @@ def listed(scores: Scores) -> BranchList:
     return BranchList(np.array(ranked, np.uint32), np.array([scores[doc] for doc in ranked], np.float32))
 
 
-def fused(lists: dict[Branch, Scores], outside: dict[Branch, Scores] | None = None, method: str = "linear") -> Fused:
+def fused(
+    lists: dict[Branch, Scores],
+    outside: dict[Branch, Scores] | None = None,
+    method: str = "linear",
+    also: tuple[int, ...] = (),
+) -> Fused:
     def pair_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
         return np.array([(outside or {}).get(branch, {}).get(int(doc), 0.0) for doc in docs], np.float32)
 
-    weights: dict[Branch, float] = {"dense": 0.5, "sparse": 0.25, "tokens": 0.25}
-    return fuse({b: listed(scores) for b, scores in lists.items()}, pair_scores, method=method, weights=weights)  # type: ignore[arg-type]
+    fusion = dataclasses.replace(parse_fusion(method), weights={"dense": 0.5, "sparse": 0.25, "tokens": 0.25})
+    branch_lists = {branch: listed(scores) for branch, scores in lists.items()}
+    return fuse(branch_lists, pair_scores, fusion=fusion, also=np.array(also, np.uint32))
 
 
 def as_dict(result: Fused) -> Scores:
@@ -62,7 +73,7 @@ def test_reciprocal_ranks() -> None:
     assert result.doc_ords.tolist() == [2, 1, 3]
 
 
-@pytest.mark.parametrize("method", ["linear", "rrf"])
+@pytest.mark.parametrize("method", METHODS)
 def test_fusion_does_not_depend_on_the_order_of_the_lists(method: str) -> None:
     rng = np.random.default_rng(1)
     lists: dict[Branch, Scores] = {
@@ -73,3 +84,105 @@ def test_fusion_does_not_depend_on_the_order_of_the_lists(method: str) -> None:
     for result in results[1:]:
         np.testing.assert_array_equal(result.doc_ords, results[0].doc_ords)
         np.testing.assert_array_equal(result.scores, results[0].scores)
+
+
+def test_z_scores_are_deviations_from_the_list_s_mean() -> None:
+    result = fused({"dense": {1: 3.0, 2: 2.0, 3: 1.0}, "sparse": {4: 1.0}}, {"dense": {4: -1.0}}, "linear:z-score")
+    assert as_dict(result) == {1: 0.5 - 0.25, 2: -0.25, 3: -0.5 - 0.25, 4: -1.5}
+
+
+def test_dbsf_puts_the_mean_at_a_half_and_three_deviations_at_the_ends() -> None:
+    lists: dict[Branch, Scores] = {"dense": {1: 3.0, 2: 2.0, 3: 1.0}, "sparse": {4: 1.0}}
+    result = fused(lists, {"dense": {4: -1.0}}, "dbsf")
+    expected = {1: 0.5 * 4 / 6, 2: 0.5 * 3 / 6, 3: 0.5 * 2 / 6, 4: 0.25 * 0.5}
+    assert as_dict(result) == pytest.approx(expected)
+
+
+def test_dbsf_goes_above_one_and_never_below_zero() -> None:
+    scores = {doc: 1.0 + doc / 1000 for doc in range(100)} | {100: 9.0, 101: 8.0}
+    result = fused({"dense": scores, "sparse": {200: 1.0}}, {"dense": {200: -50.0}}, "dbsf")
+    dense = dict(zip(result.doc_ords.tolist(), result.columns["dense"].normalized.tolist(), strict=True))
+    assert dense[100] > dense[101] > 1
+    assert dense[200] == 0
+
+
+def test_without_normalization_raw_scores_are_summed() -> None:
+    result = fused({"dense": {1: 3.0}, "sparse": {2: 8.0}}, {"dense": {2: -1.0}, "sparse": {1: 4.0}}, "linear:none")
+    assert as_dict(result) == {1: 2.5, 2: 1.5}
+
+
+@pytest.mark.parametrize("found", [{5: 3.0}, {5: 3.0, 6: 3.0}, {5: 0.1, 6: 0.1, 7: 0.1}])
+@pytest.mark.parametrize(
+    ("method", "listed_part", "lower_part"),
+    [("linear", 1.0, 0.0), ("linear:z-score", 0.0, -1.0), ("dbsf", 0.5, 0.0)],
+)
+def test_a_list_of_equal_scores_has_no_spread(
+    found: Scores, method: str, listed_part: float, lower_part: float
+) -> None:
+    score = next(iter(found.values()))
+    result = fused({"dense": found, "sparse": {8: 1.0, 9: 1.0}}, {"dense": {8: score, 9: score / 2}}, method)
+    dense = dict(zip(result.doc_ords.tolist(), result.columns["dense"].normalized.tolist(), strict=True))
+    assert dense == {**dict.fromkeys(found, listed_part), 8: listed_part, 9: lower_part}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_list_says_nothing_whatever_the_method(method: str) -> None:
+    result = fused({"dense": {}, "sparse": {1: 2.0, 2: 1.0}}, {"dense": {1: -3.0, 2: 5.0}}, method)
+    assert result.columns["dense"].normalized.tolist() == [0, 0]
+    assert result.doc_ords.tolist() == [1, 2]
+    assert as_dict(fused({"dense": {}, "sparse": {}}, method=method)) == {}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_further_documents_are_scored_and_change_nothing_for_the_others(method: str) -> None:
+    lists: dict[Branch, Scores] = {"dense": {1: 0.75, 2: 0.5, 9: 0.25}, "sparse": {3: 9.0, 4: 5.0, 1: 2.0}}
+    outside: dict[Branch, Scores] = {"dense": {3: 0.1, 4: 0.2, 7: -0.5}, "sparse": {2: 1.0, 9: 0.5, 7: 1.5}}
+    without, together = fused(lists, outside, method), fused(lists, outside, method, also=(7, 1))
+    assert as_dict(together) == as_dict(without) | {7: as_dict(together)[7]}
+    place = together.doc_ords.tolist().index(7)
+    assert [column.ranks[place] for column in together.columns.values()] == [0, 0]
+    assert [column.scores[place] for column in together.columns.values()] == [-0.5, 1.5]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_score_is_exactly_the_sum_of_its_columns(method: str) -> None:
+    rng = np.random.default_rng(2)
+    lists: dict[Branch, Scores] = {
+        branch: {int(doc): float(rng.random()) for doc in rng.choice(30, 20, replace=False)}
+        for branch in ("dense", "sparse", "tokens")
+    }
+    result = fused(lists, method=method)
+    added = np.zeros(len(result.scores))
+    for column in result.columns.values():
+        added += column.weight * column.normalized
+    np.testing.assert_array_equal(added, result.scores)
+    pairs = list(zip((-result.scores).tolist(), result.doc_ords.tolist(), strict=True))
+    assert pairs == sorted(pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "fusion"),
+    [
+        ("linear", Fusion("linear", {})),
+        ("linear:z-score", Fusion("linear", {}, "z-score")),
+        ("linear:none", Fusion("linear", {}, "none")),
+        ("rrf:20", Fusion("rrf", {}, rrf_k=20.0)),
+        ("rrf:60", Fusion("rrf", {})),
+        ("rrf:0.5", Fusion("rrf", {}, rrf_k=0.5)),
+        ("dbsf", Fusion("dbsf", {})),
+    ],
+)
+def test_a_fusion_is_written_in_one_word(text: str, fusion: Fusion) -> None:
+    assert parse_fusion(text) == fusion
+    assert fusion_text(fusion) == text
+
+
+def test_shorter_words_mean_the_usual_settings() -> None:
+    assert parse_fusion("linear:min-max") == parse_fusion("linear")
+    assert parse_fusion("rrf") == parse_fusion("rrf:60")
+
+
+@pytest.mark.parametrize("text", ["", "max", "linear:", "linear:max", "rrf:", "rrf:-1", "rrf:nan", "rrf:inf", "dbsf:3"])
+def test_an_unknown_fusion_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is unknown; expected linear"):
+        parse_fusion(text)

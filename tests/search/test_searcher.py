@@ -93,7 +93,7 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
         ({"mode": "dense"}, "no dense branch; it has tokens"),
         ({"mode": "beta"}, "'beta' is unknown"),
         ({"mode": ()}, "no branch"),
-        ({"fusion": "dbsf"}, "'dbsf'"),
+        ({"fusion": "max"}, "'max'"),
         ({"weights": {"tokens": 1.0, "dense": 1.0}}, "weights name"),
         ({"weights": {"words": 1.0}}, "'words'"),
         ({"weights": {"tokens": -1.0}}, "-1.0"),
@@ -148,7 +148,7 @@ def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
-@pytest.mark.parametrize("fusion", ["linear", "rrf"])
+@pytest.mark.parametrize("fusion", ["linear", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
 def test_an_explanation_adds_up(index: Index, mode: str, fusion: str) -> None:
     searcher = Searcher(index)
     weights = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3} if "tokens" in mode else {"dense": 0.7, "sparse": 0.3}

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightir.cli.fusion import add_fusion
 from lightir.cli.terminal import MODEL_HELP, add_json, duration, positive, print_json, say, table
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ HELP = "measure an index or a model on a BEIR folder (needs the extra `eval`)"
 EXAMPLES = """
   lightir evaluate index --dataset scifact/
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json
+  lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
 """
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
     )
+    add_fusion(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="write each mode's TREC run here")
     parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
@@ -81,6 +84,8 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         "measures": args.measures or DEFAULT_MEASURES,
         "k": args.k,
         "exclude_same_id": args.exclude_same_id,
+        "fusion": args.fusion,
+        "weights": args.weights,
         "run_dir": args.run_dir,
     }
     if Path(args.target, STORE_FILE).is_file():

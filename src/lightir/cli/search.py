@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.cli.fusion import add_fusion
 from lightir.cli.results import print_result, result_json
 from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
 
@@ -31,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", nargs="?", metavar="QUERY", help="the query, or - for one a line from stdin")
     parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
     parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
-    parser.add_argument("--fusion", choices=("linear", "rrf"), help="how branches are joined (default: the model's)")
-    parser.add_argument(
-        "--weights", type=weights, metavar="NAME=W,…", help="the branches' weights (default: the model's)"
-    )
+    add_fusion(parser)
     parser.add_argument("--explain", action="store_true", help="show the terms that matched")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
@@ -42,14 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")
     add_json(parser)
-
-
-def weights(text: str) -> dict[str, float]:
-    """An argparse type: `dense=0.7,sparse=0.3`."""
-    try:
-        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form dense=0.7,sparse=0.3") from None
 
 
 def run(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -98,6 +98,8 @@ def evaluate_model(
     task: str | None = None,
     analyzer: str = "english",
     exclude_same_id: bool = False,
+    fusion: str | None = None,
+    weights: Mapping[str, float] | None = None,
     run_dir: Path | str | None = None,
     device: str = "auto",
     threads: int = 1,
@@ -117,6 +119,8 @@ def evaluate_model(
         task: the query table to use, whose instruction the full encoder takes; None for the default one.
         analyzer: of the tokens branch.
         exclude_same_id: see evaluate_index.
+        fusion: see evaluate_index.
+        weights: see evaluate_index; the modes must be named.
         run_dir: see evaluate_index.
         device: "auto" takes a GPU where there is one.
         threads: for searching.
@@ -143,6 +147,8 @@ def evaluate_model(
             measures=measures,
             k=k,
             exclude_same_id=exclude_same_id,
+            fusion=fusion,
+            weights=weights,
             run_dir=run_dir,
         )
 

@@ -1,6 +1,6 @@
 """Searching: queries in, fused rankings out."""
 
-from lightir.search.fusion import RRF_CONSTANT, BranchList, Fused, fuse
+from lightir.search.fusion import BranchList, Fused, fuse
 from lightir.search.searcher import Searcher
 
-__all__ = ["RRF_CONSTANT", "BranchList", "Fused", "Searcher", "fuse"]
+__all__ = ["BranchList", "Fused", "Searcher", "fuse"]

@@ -68,6 +68,8 @@ def evaluate_index(
     measures: Sequence[str] = DEFAULT_MEASURES,
     k: int | None = None,
     exclude_same_id: bool = False,
+    fusion: str | None = None,
+    weights: Mapping[str, float] | None = None,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
     """The measures of each mode over the split's judged queries.
@@ -80,6 +82,8 @@ def evaluate_index(
         measures: names as ir-measures has them.
         k: depth of the rankings; None for the deepest cutoff among the measures (WHOLE_DEPTH where one has none).
         exclude_same_id: leave out documents that have the query's id (ArguAna, Quora).
+        fusion: as Searcher.search takes it; None for the contract's.
+        weights: of the modes that join branches, which must all join the ones that are named here.
         run_dir: write each mode's run there as <dataset>.<split>.<mode>.trec.
 
     Raises:
@@ -87,6 +91,8 @@ def evaluate_index(
         MissingExtra: ir-measures is not installed.
     """
     chosen = all_modes(searcher.index.branches) if modes is None else modes
+    if modes is None and weights is not None:
+        chosen = tuple(mode for mode in chosen if mode != "hybrid+tokens")  # "hybrid" joins what the weights name
     return evaluate_systems(
         {mode: (searcher, mode) for mode in chosen},
         dataset,
@@ -94,6 +100,8 @@ def evaluate_index(
         measures=measures,
         k=k,
         exclude_same_id=exclude_same_id,
+        fusion=fusion,
+        weights=weights,
         run_dir=run_dir,
     )
 
@@ -106,6 +114,8 @@ def evaluate_systems(
     measures: Sequence[str] = DEFAULT_MEASURES,
     k: int | None = None,
     exclude_same_id: bool = False,
+    fusion: str | None = None,
+    weights: Mapping[str, float] | None = None,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
     """As evaluate_index, for named pairs of a searcher and a mode; all searchers' indexes hold the same documents."""
@@ -119,7 +129,15 @@ def evaluate_systems(
     queries = list(dataset.queries(split))
     found = {}
     for name, (searcher, mode) in systems.items():
-        run = searcher.search(queries, depth, mode=mode, exclude_same_id=exclude_same_id)
+        joins = mode == "hybrid" or "+" in mode
+        run = searcher.search(
+            queries,
+            depth,
+            mode=mode,
+            fusion=fusion,
+            weights=weights if joins else None,
+            exclude_same_id=exclude_same_id,
+        )
         found[name] = evaluate(run, qrels, measures)
         if run_dir is not None:
             Path(run_dir).mkdir(parents=True, exist_ok=True)

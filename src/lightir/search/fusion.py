@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from lightir.contract import Fusion
 from lightir.types import BRANCHES, Branch
 
-RRF_CONSTANT = 60.0  # Cormack, Clarke & Buettcher, SIGIR 2009
+Scores: TypeAlias = npt.NDArray[np.float64]
+DocOrds: TypeAlias = npt.NDArray[np.uint32]
 
-FusionMethod = Literal["linear", "rrf"]
+NO_DOCUMENTS: DocOrds = np.zeros(0, dtype=np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,17 @@ class BranchColumn:
         scores: (n,) float32, raw, computed also for documents outside the branch's list.
         normalized: (n,) float64; the fused score is the sum over branches of weight x normalized.
         ranks: (n,) int64, 1-based in the branch's own list; 0 outside it.
+        weight: the branch's.
     """
 
     scores: npt.NDArray[np.float32]
-    normalized: npt.NDArray[np.float64]
+    normalized: Scores
     ranks: npt.NDArray[np.int64]
+    weight: float
+
+    def take(self, positions: npt.NDArray[np.int64] | slice) -> BranchColumn:
+        """Some of the candidates."""
+        return BranchColumn(self.scores[positions], self.normalized[positions], self.ranks[positions], self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,66 +59,86 @@ class Fused:
     Attributes:
         doc_ords: (n,) uint32.
         scores: (n,) float64.
-        columns: each branch's part.
+        columns: each branch's part, in the order of BRANCHES.
     """
 
-    doc_ords: npt.NDArray[np.uint32]
-    scores: npt.NDArray[np.float64]
+    doc_ords: DocOrds
+    scores: Scores
     columns: Mapping[Branch, BranchColumn]
 
     def take(self, positions: npt.NDArray[np.int64] | slice) -> Fused:
         """Some of the candidates."""
-        columns = {
-            branch: BranchColumn(column.scores[positions], column.normalized[positions], column.ranks[positions])
-            for branch, column in self.columns.items()
-        }
+        columns = {branch: column.take(positions) for branch, column in self.columns.items()}
         return Fused(self.doc_ords[positions], self.scores[positions], columns)
 
 
+PairScores: TypeAlias = Callable[[Branch, DocOrds], npt.NDArray[np.float32]]
+
+
 def alone(branch: Branch, found: BranchList) -> Fused:
-    """One branch by itself: its raw scores, not normalised."""
+    """One branch by itself: its raw scores, not normalised; what `fuse` gives for it without normalisation."""
     scores = found.scores.astype(np.float64)
-    column = BranchColumn(found.scores, scores, np.arange(1, len(scores) + 1))
+    column = BranchColumn(found.scores, scores, np.arange(1, len(scores) + 1), 1.0)
     return Fused(found.doc_ords, scores, {branch: column})
 
 
 def fuse(
-    lists: Mapping[Branch, BranchList],
-    pair_scores: Callable[[Branch, npt.NDArray[np.uint32]], npt.NDArray[np.float32]],
-    *,
-    method: FusionMethod,
-    weights: Mapping[Branch, float],
+    lists: Mapping[Branch, BranchList], pair_scores: PairScores, *, fusion: Fusion, also: DocOrds = NO_DOCUMENTS
 ) -> Fused:
     """All documents of all lists, by the weighted sum of what the branches say of them.
 
-    "linear": a score counts (s - min) / (max - min) over the branch's own list. A document outside the list gets its
-    true score, and 0 if that is below the list's least. In a list of equal scores (or one hit) these count 1 and
-    lower ones 0; an empty list counts 0 for all.
-    "rrf": a document counts 1 / (60 + its rank in the list), and 0 outside it.
+    What a branch says is measured by its own list alone, so a further document changes nothing for the others. A
+    document outside the list gets its true score, normalised as the listed ones are; an empty list says 0 of all.
+
+    "linear" with "min-max": (s - min) / (max - min), at least 0. In a list of equal scores, or of one hit, these
+        count 1 and lower ones 0.
+    "linear" with "z-score": (s - mean) / deviation (of a sample). In a list of equal scores these count 0 and lower
+        ones -1.
+    "linear" with "none": the raw score.
+    "dbsf": distribution-based score fusion (Mazzeschi 2023), as Qdrant has it: 0 at the mean less 3 deviations, 1 at
+        the mean plus 3; not cut at 1, which would make a tie of a deep list's best; at least 0. In a list of equal
+        scores these count 0.5 and lower ones 0.
+    "rrf": 1 / (rrf_k + rank in the list), and 0 outside it (Cormack, Clarke & Buettcher, SIGIR 2009).
 
     Args:
         lists: the branches' lists; their order changes nothing.
         pair_scores: gives a branch's scores of documents that its list lacks.
-        method: see above.
-        weights: each branch's.
+        fusion: the method, and a weight for each branch.
+        also: more documents to score, whether a branch lists them or not.
     """
     branches = [branch for branch in BRANCHES if branch in lists]
-    listed = np.sort(np.concatenate([lists[branch].doc_ords for branch in branches]))
+    listed = np.sort(np.concatenate([also, *(lists[branch].doc_ords for branch in branches)]))
     candidates = listed[np.diff(listed.astype(np.int64), prepend=-1) != 0]  # np.unique hashes, five times as slow here
-    columns = {branch: _column(branch, lists[branch], candidates, pair_scores, method) for branch in branches}
+    columns = {branch: _column(branch, lists[branch], candidates, pair_scores, fusion) for branch in branches}
     scores = np.zeros(len(candidates))
-    for branch in branches:
-        scores += weights[branch] * columns[branch].normalized
+    for column in columns.values():
+        scores += column.weight * column.normalized
     # Candidates ascend and the sort is stable, so ties stay in the order of doc_ords.
     return Fused(candidates, scores, columns).take(np.argsort(-scores, kind="stable"))
 
 
+def normalized(scores: Scores, listed: Scores, ranks: npt.NDArray[np.int64], fusion: Fusion) -> Scores:
+    """What a branch says of documents: (n,), by `fuse`'s definitions.
+
+    Args:
+        scores: (n,) their raw scores.
+        listed: the scores in the branch's list.
+        ranks: (n,) their ranks in the list; 0 outside it.
+        fusion: the method.
+    """
+    if not len(listed):
+        return np.zeros(len(scores))
+    if fusion.method == "rrf":
+        return _reciprocal(ranks, fusion.rrf_k)
+    if fusion.method == "dbsf":
+        return _dbsf(scores, listed)
+    if fusion.normalization == "z-score":
+        return _z_score(scores, listed)
+    return scores.copy() if fusion.normalization == "none" else _min_max(scores, listed)
+
+
 def _column(
-    branch: Branch,
-    found: BranchList,
-    candidates: npt.NDArray[np.uint32],
-    pair_scores: Callable[[Branch, npt.NDArray[np.uint32]], npt.NDArray[np.float32]],
-    method: FusionMethod,
+    branch: Branch, found: BranchList, candidates: DocOrds, pair_scores: PairScores, fusion: Fusion
 ) -> BranchColumn:
     places = np.searchsorted(candidates, found.doc_ords)
     ranks = np.zeros(len(candidates), dtype=np.int64)
@@ -120,18 +148,31 @@ def _column(
     outside = ranks == 0
     if outside.any():
         scores[outside] = pair_scores(branch, candidates[outside])
-    normalized = _reciprocal(ranks) if method == "rrf" else _min_max(scores, found.scores)
-    return BranchColumn(scores, normalized, ranks)
+    said = normalized(scores.astype(np.float64), found.scores.astype(np.float64), ranks, fusion)
+    return BranchColumn(scores, said, ranks, float(fusion.weights[branch]))
 
 
-def _reciprocal(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    return np.where(ranks > 0, 1.0 / (RRF_CONSTANT + ranks), 0.0)
+def _reciprocal(ranks: npt.NDArray[np.int64], k: float) -> Scores:
+    said = np.zeros(len(ranks))
+    listed = ranks > 0
+    said[listed] = 1.0 / (k + ranks[listed])
+    return said
 
 
-def _min_max(scores: npt.NDArray[np.float32], listed: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    if not len(listed):
-        return np.zeros(len(scores))
+def _min_max(scores: Scores, listed: Scores) -> Scores:
     least, most = float(listed.min()), float(listed.max())
     if least == most:
         return (scores >= most).astype(np.float64)
-    return np.clip((scores.astype(np.float64) - least) / (most - least), 0.0, 1.0)
+    return np.clip((scores - least) / (most - least), 0.0, 1.0)
+
+
+def _z_score(scores: Scores, listed: Scores) -> Scores:
+    if listed.min() == listed.max():
+        return np.where(scores >= listed[0], 0.0, -1.0)
+    return (scores - float(listed.mean())) / float(listed.std(ddof=1))
+
+
+def _dbsf(scores: Scores, listed: Scores) -> Scores:
+    if listed.min() == listed.max():
+        return np.where(scores >= listed[0], 0.5, 0.0)
+    return np.maximum(0.5 + _z_score(scores, listed) / 6, 0.0)

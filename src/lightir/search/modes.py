@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from lightir.contract import Contract, Fusion
 from lightir.errors import InvalidInput
-from lightir.search.fusion import FusionMethod
 from lightir.types import BRANCHES, Branch
 
 Mode: TypeAlias = str | tuple[Branch, ...] | None
@@ -19,13 +19,15 @@ DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens"
 """For sets of branches that the contract's fusion does not speak of; divided by their sum."""
 
 
+NORMALIZATIONS = ("min-max", "z-score", "none")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a search does: the branches in fixed order, the fusion of two and more, and the weights."""
+    """What a search does: the branches in fixed order, and how they are joined; one alone keeps its raw scores."""
 
     branches: tuple[Branch, ...]
-    method: FusionMethod
-    weights: Mapping[Branch, float]
+    fusion: Fusion
 
 
 def plan(
@@ -45,9 +47,7 @@ def plan(
         InvalidInput: unknown mode, fusion or branch, a branch that the index lacks, or bad weights.
     """
     default = Fusion() if contract is None else contract.fusion
-    method = default.method if fusion is None else fusion
-    if method not in ("linear", "rrf"):
-        raise InvalidInput(f"fusion {method!r} is unknown; expected 'linear' or 'rrf'")
+    method = default if fusion is None else parse_fusion(fusion)
     checked = None if weights is None else _checked_weights(weights)
     branches = _branches(available, default, mode, checked)
     lacking = [branch for branch in branches if branch not in available]
@@ -55,7 +55,39 @@ def plan(
         raise InvalidInput(f"the index has no {lacking[0]} branch; it has {', '.join(available)}")
     if checked is not None and set(checked) != set(branches):
         raise InvalidInput(f"weights name {sorted(checked)}, but the mode searches {sorted(branches)}")
-    return Plan(branches, cast(FusionMethod, method), checked or _default_weights(branches, default))
+    if len(branches) == 1:
+        return Plan(branches, Fusion("linear", {branches[0]: 1.0}, "none"))
+    chosen = checked or _default_weights(branches, default)
+    return Plan(branches, dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches}))
+
+
+def parse_fusion(text: str) -> Fusion:
+    """The fusion, without weights, that "linear", "linear:z-score", "linear:none", "rrf", "rrf:20" or "dbsf" names.
+
+    "linear" alone is min-max, and "rrf" alone has the constant 60.
+    """
+    method, colon, detail = text.partition(":")
+    if not colon and method in ("linear", "rrf", "dbsf"):
+        return Fusion(cast(Literal["linear", "rrf", "dbsf"], method), {})
+    if method == "linear" and detail in NORMALIZATIONS:
+        return Fusion("linear", {}, cast(Literal["min-max", "z-score", "none"], detail))
+    try:
+        rrf_k = float(detail)
+    except ValueError:
+        rrf_k = math.nan
+    if method == "rrf" and math.isfinite(rrf_k) and rrf_k >= 0:
+        return Fusion("rrf", {}, rrf_k=rrf_k)
+    raise InvalidInput(
+        f"fusion {text!r} is unknown; expected linear, linear:z-score, linear:none, rrf, rrf:K with a K of 0 or more, "
+        "or dbsf"
+    )
+
+
+def fusion_text(fusion: Fusion) -> str:
+    """The fusion's method as parse_fusion reads it."""
+    if fusion.method == "linear":
+        return "linear" if fusion.normalization == "min-max" else f"linear:{fusion.normalization}"
+    return "dbsf" if fusion.method == "dbsf" else f"rrf:{fusion.rrf_k:g}"
 
 
 def _branches(

@@ -91,7 +91,8 @@ class Searcher:
             k: number wanted; fewer come back when fewer are found.
             mode: "dense", "sparse", "tokens" (BM25), "hybrid", several joined by "+", or a tuple of branches;
                 None for hybrid where the index has two branches.
-            fusion: "linear" or "rrf"; None for the contract's.
+            fusion: "linear", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`); None for the
+                contract's.
             weights: branch -> weight; None for the contract's.
             depth: documents that each branch gives to the fusion.
             exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
@@ -197,7 +198,7 @@ class Searcher:
         def pair_scores(branch: Branch, doc_ords: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
             return self._pair_scores(branch, doc_ords, encoded, i)
 
-        return fuse(lists, pair_scores, method=chosen.method, weights=chosen.weights)
+        return fuse(lists, pair_scores, fusion=chosen.fusion)
 
     def _without(self, fused: Fused, doc_ids: set[str]) -> Fused:
         ords = [doc_ord for doc_id in doc_ids if (doc_ord := self.index.doc_ord(doc_id)) is not None]
