@@ -210,6 +210,42 @@ def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = Fa
     return dataclasses.replace(backbone, trunk=trunk)
 
 
+def continue_adapter(
+    backbone: Backbone, folder: Path | str, *, rank: int, alpha: int, dropout: float, first_layer: int = 0
+) -> Backbone:
+    """The backbone with a saved adapter, in fp32, to be trained on; its matrices below first_layer stay as they are.
+
+    Args:
+        backbone: without an adapter.
+        folder: that save_adapter wrote.
+        rank: which the adapter must have.
+        alpha: likewise.
+        dropout: in front of the matrices; it may differ from the former one.
+        first_layer: see add_lora.
+
+    Raises:
+        NotFound: the folder holds no adapter.
+        InvalidInput: the adapter has another rank or alpha, or none in first_layer.
+    """
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
+    config = LoraConfig.from_pretrained(str(folder))
+    if (config.r, config.lora_alpha) != (rank, alpha):
+        raise InvalidInput(
+            f"the adapter in {folder} has rank {config.r} and alpha {config.lora_alpha}, but {rank} and {alpha} were "
+            "asked for; training goes on with the adapter as it is, so ask for its own"
+        )
+    lowest = min(_layer_of(name) for name in config.target_modules)
+    if first_layer < lowest:
+        raise InvalidInput(f"first_layer is {first_layer}, but the adapter in {folder} begins in layer {lowest}")
+    config.lora_dropout = dropout
+    trunk = PeftModel.from_pretrained(backbone.model, str(folder), is_trainable=True, config=config)
+    for name, parameter in trunk.named_parameters():
+        if _layer_of(name) < first_layer:
+            parameter.requires_grad_(False)
+    return dataclasses.replace(backbone, trunk=trunk)
+
+
 def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = torch.bfloat16) -> None:
     """Write adapter_model.safetensors (its tensors in the dtype; None keeps theirs) and adapter_config.json.
 

@@ -19,6 +19,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import (
+    Attention,
     Backbone,
     load_adapter,
     load_backbone,
@@ -100,12 +101,8 @@ class LightRetriever(nn.Module):
         attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
         if attention == "echo":
             raise InvalidInput(f"{folder}: attention 'echo' cannot be loaded by this release")
-        backbone = load_backbone(contract.backbone.address, dtype=dtype, attention=attention)
-        _require("backbone.weights_hash", contract.backbone.weights_hash, backbone.weights_hash, folder)
-        _require("backbone.tokenizer_hash", contract.backbone.tokenizer_hash, backbone.tokenizer.hash, folder)
-        found = saved_adapter_hash(folder / "adapter")
-        _require("backbone.adapter_hash", contract.backbone.adapter_hash, found, folder)
-        if found:
+        backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
+        if contract.backbone.adapter_hash:
             backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
             backbone = merge_adapter(backbone) if merge else backbone
         heads = _load_heads(folder, contract)
@@ -382,6 +379,22 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
     row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
     np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
     return torch.from_numpy(unique.astype(np.int64)), torch.from_numpy(mixing)
+
+
+def contract_backbone(
+    folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | None = None
+) -> Backbone:
+    """The backbone that a model folder's contract names, still without the folder's adapter.
+
+    Raises:
+        ContractMismatch: the backbone, tokenizer or adapter found is not the one of the contract.
+    """
+    record = contract.backbone
+    backbone = load_backbone(record.address, dtype=dtype, attention=attention)
+    _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
+    _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
+    _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)
+    return backbone
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:

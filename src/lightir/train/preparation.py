@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch._dynamo.config as dynamo_config
 
-from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.addresses import resolve_local
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import (
     Dataset,
     DecontaminationReport,
@@ -27,8 +28,8 @@ from lightir.data import (
     title_pairs,
 )
 from lightir.errors import InvalidInput
-from lightir.models.backbones import add_lora, compile_layers, load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.backbones import Backbone, add_lora, compile_layers, continue_adapter, load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
 from lightir.train.recipe import DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
@@ -108,30 +109,51 @@ def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
 
 
 def build_model(recipe: Recipe, *, device: str) -> LightRetriever:
-    """The backbone with its fresh adapter under the training contract; heads are not fitted yet."""
+    """The backbone with its adapter under the training contract; heads are not fitted yet."""
     contract = training_policies(shipped_contract(recipe), recipe)
     return load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
 
 
 def load_trainable(model: ModelRecipe, contract: Contract, *, seed: int, device: str) -> LightRetriever:
-    """The recipe's backbone with its fresh adapter, under a contract whose backbone record is filled in.
+    """The recipe's backbone with its adapter, fresh or trained, under a contract whose backbone record is filled in.
 
     Raises:
         InvalidInput: a sparse branch is wanted, but the backbone has no language-modelling head.
     """
-    torch.manual_seed(seed)
-    backbone = load_backbone(model.address, dtype=base_dtype(model, device), attention=model.attention)
-    record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
-    backbone = add_lora(
-        backbone,
-        rank=model.lora_rank,
-        alpha=model.lora_alpha,
-        dropout=model.lora_dropout,
-        first_layer=model.first_layer,
-    )
+    backbone, record = trainable_backbone(model, seed=seed, device=device)
     if backbone.head is None and contract.sparse is not None:
         raise InvalidInput(f"{model.address} has no language-modelling head: set heads.sparse to false")
     return LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
+
+
+def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[Backbone, BackboneRecord]:
+    """The backbone with the adapter to be trained, and its record without.
+
+    The adapter is fresh; where the address is a model folder of ours with an adapter, that one is trained on.
+
+    Args:
+        model: which backbone, and what of it is trained.
+        seed: of fresh matrices.
+        device: for the weights' type; they stay in memory.
+
+    Raises:
+        ContractMismatch: the model folder's backbone is not the one that it was trained on.
+        InvalidInput: its adapter is not as the recipe says.
+    """
+    torch.manual_seed(seed)
+    dtype, attention = base_dtype(model, device), model.attention
+    folder = resolve_local(model.address)
+    contract = None
+    if folder is not None and (folder / FILE_NAME).is_file():
+        contract = Contract.load(folder)
+        backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
+    else:
+        backbone = load_backbone(model.address, dtype=dtype, attention=attention)
+    record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
+    shape = {"rank": model.lora_rank, "alpha": model.lora_alpha, "first_layer": model.first_layer}
+    if folder is not None and contract is not None and contract.backbone.adapter_hash:
+        return continue_adapter(backbone, folder / "adapter", dropout=model.lora_dropout, **shape), record
+    return add_lora(backbone, dropout=model.lora_dropout, **shape), record
 
 
 def shipped_contract(recipe: Recipe) -> Contract:

