@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
 import json
@@ -32,6 +33,8 @@ from lightir.train.checkpoint import load_checkpoint, random_states, restore_ran
 from lightir.train.recipe import Optimisation, recipe_yaml
 
 logger = logging.getLogger(__name__)
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 COLLAPSED = 0.9
 """Mean pairwise cosine of documents above which the encoder is said to collapse."""
@@ -127,6 +130,7 @@ def run_stage(
     """
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
+    keep_heap_whole()
     device = join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     folder = _open_folder(recipe, out, resume=resume)
     loop = Loop(recipe, make(device), folder, device)
@@ -134,6 +138,20 @@ def run_stage(
         loop.restore()
     loop.run()
     return loop.finish(out)
+
+
+def keep_heap_whole() -> None:
+    """Have glibc give every block of 4 MB and more its own pages, which go back to the system when it is freed.
+
+    A CPU run whose batches differ in shape otherwise cuts its heap to pieces: SmolLM2 with a teacher grew from 4 to
+    20 GB in 110 steps, and stayed below 5.2 GB like this. Nothing happens under other C libraries.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_THRESHOLD, 4 << 20), (M_TRIM_THRESHOLD, 8 << 20)):
+        if not libc.mallopt(parameter, value):
+            logger.warning("the C library refused mallopt(%d, %d): memory may grow during the run", parameter, value)
 
 
 def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Path:
