@@ -29,3 +29,11 @@ class MissingExtra(LightirError, ImportError):
 
 class AlreadyExists(LightirError, FileExistsError):
     """A target that would be overwritten."""
+
+
+class WriteFailed(LightirError, OSError):
+    """A change that could not be stored (a full disk, a broken one); what was stored before is untouched."""
+
+
+class IndexLocked(LightirError):
+    """Another writer has the index; the text names the host, the process and since when."""

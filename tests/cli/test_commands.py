@@ -197,7 +197,7 @@ def test_doctor_json_has_its_promised_shape(capsys):
 def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
     copy = shutil.copytree(bm25_index, tmp_path / "copy")
     assert main(["verify", str(copy)]) == 0
-    largest = max((path for path in copy.rglob("*.npy")), key=lambda path: path.stat().st_size)
+    largest = max((path for path in copy.rglob("*.bin")), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[-1] ^= 1
     largest.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightir.analysis import Analyzer
 from lightir.contract import DenseHead
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexInfo, build_index, document_shards
@@ -26,6 +28,11 @@ from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word
 
 def build(out: Path, *shards: Shard, **options: Any) -> IndexInfo:
     return build_index(shards or [animal_shard()], out, **{"contract": word_contract(), "progress": False, **options})
+
+
+def only_segment(index: Index) -> Any:
+    (found,) = index.view.segments
+    return found.segment
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,8 +47,8 @@ def test_documents_come_back_whole_with_their_vectors(tmp_path: Path) -> None:
         assert index.documents(["c", "b", "a"]) == [shard.documents[i] for i in (2, 0, 1)]
         assert index.doc_ids(np.array([0, 1, 2], np.uint32)) == ["a", "b", "c"]
         assert [index.doc_ord(doc_id) for doc_id in ("b", "", "bb")] == [1, None, None]
-        np.testing.assert_array_equal(index.dense[0], shard.dense[[1, 0, 2]])  # type: ignore[index]
-        assert [index.sparse.row(i)[1].tolist() for i in range(3)] == [[1, 4, 3], [5, 2], []]
+        np.testing.assert_array_equal(only_segment(index).dense[0], shard.dense[[1, 0, 2]])  # type: ignore[index]
+        assert [only_segment(index).sparse.row(i)[1].tolist() for i in range(3)] == [[1, 4, 3], [5, 2], []]
         with pytest.raises(NotFound, match="'x'"):
             index.documents(["x"])
         index.verify()
@@ -65,9 +72,12 @@ def test_an_index_of_tokens_alone(tmp_path: Path, n: int) -> None:
     assert (info.documents, info.branches, info.contract) == (n, ("tokens",), None)
     with Index.open(tmp_path / "index") as index:
         index.verify()
-        assert index.token_queries(["everywhere word0 word0 nowhere", ""]).weights.tolist() == [1.0, 2.0][: 2 * n]
+        found = index.view.token_queries(Analyzer().terms(["everywhere word0 word0 nowhere", ""]))
+        assert list(found.terms) == ["everywher", "word0"][: 2 * n]
+        idfs = [math.log1p(0.5 / (n + 0.5)), 2 * math.log1p((n - 0.5) / 1.5)]
+        np.testing.assert_allclose(found.vectors.weights, idfs[: 2 * n], rtol=1e-6)
         with pytest.raises(InvalidInput, match="no dense branch; it has tokens"):
-            _ = index.dense
+            index.view.require("dense")
 
 
 def test_the_same_documents_give_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
@@ -101,7 +111,7 @@ def test_a_narrow_index_is_renormalised(tmp_path: Path) -> None:
     shard = dataclasses.replace(animal_shard(), dense=np.array([[3, 4, 9, 9], [0, 0, 1, 0], [0, 2, 0, 0]], np.float16))
     build(tmp_path / "index", shard, dense_dim=2)
     with Index.open(tmp_path / "index") as index:
-        np.testing.assert_allclose(index.dense[0], [[0, 0], [0.6, 0.8], [0, 1]], atol=1e-3)
+        np.testing.assert_allclose(only_segment(index).dense[0], [[0, 0], [0.6, 0.8], [0, 1]], atol=1e-3)
 
 
 def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> None:
@@ -109,7 +119,7 @@ def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> Non
     rows[2] = 0
     build(tmp_path / "index", dataclasses.replace(animal_shard(), dense=rows), dense_dtype="int8")
     with Index.open(tmp_path / "index") as index:
-        found, scales = index.dense
+        found, scales = only_segment(index).dense
         assert found.dtype == np.int8
         assert scales is not None
         np.testing.assert_allclose(found * scales[:, None], rows[[1, 0, 2]], atol=np.abs(rows).max() / 127)
@@ -119,14 +129,16 @@ def test_only_the_strongest_impacts_are_kept(tmp_path: Path) -> None:
     rows = csr([{1: 5, 2: 5, 3: 5, 4: 0}, {2: 4, 4: 9, 6: 5}, {}], vocab_size=VOCAB_SIZE, dtype=np.uint8)
     build(tmp_path / "index", dataclasses.replace(animal_shard(), sparse=rows), sparse_top_k=2)
     with Index.open(tmp_path / "index") as index:
-        assert [index.sparse.row(i)[0].tolist() for i in range(3)] == [[4, 6], [1, 2], []]
+        assert [only_segment(index).sparse.row(i)[0].tolist() for i in range(3)] == [[4, 6], [1, 2], []]
 
 
 def test_the_model_s_own_terms_can_be_counted(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
     build(tmp_path / "index", query_encoder=folder, analyzer="model")
     with Index.open(tmp_path / "index") as index:
-        assert [index.tokens.row(i)[0].tolist() for i in range(3)] == [[1, 2, 4, 6], [1, 5, 6, 7], []]
+        tokens, terms = only_segment(index).tokens, only_segment(index).terms
+        found = [[terms[place] for place in tokens.row(i)[0]] for i in range(3)]
+        assert found == [[1, 2, 4, 6], [1, 5, 6, 7], []]
         assert index.query_encoder() is not None
     with pytest.raises(InvalidInput, match="query encoder"):
         build(tmp_path / "other", analyzer="model")
@@ -147,7 +159,7 @@ def with_documents(*documents: Document) -> Shard:
         ([with_documents(Document("x", "", "", {"a": object()}))], {}, "metadata of document 'x'"),
         ([with_documents(Document("x", ""))], {"analyzer": None}, "nothing to search"),
         ([with_documents(Document("x", ""))], {"analyzer": "klingon"}, "klingon"),
-        ([animal_shard(), with_documents(Document("x", ""))], {}, "shard"),
+        ([animal_shard(), dataclasses.replace(animal_shard(), sparse=None)], {}, "shard"),
         ([animal_shard()], {"contract": None}, "no contract"),
         ([animal_shard()], {"contract": word_contract(sparse=None)}, "sparse vectors"),
         ([animal_shard()], {"contract": word_contract(dense=None)}, "dense vectors"),
@@ -206,15 +218,16 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "on_open"),
     [
-        ("tokens.forward.weights.npy", cut, True),
-        ("dense.rows.npy", Path.unlink, True),
+        ("tokens.bin", cut, True),
+        ("dense.bin", Path.unlink, True),
         ("manifest.json", flip, True),
-        ("sparse.postings.offsets.npy", flip, False),
+        ("sparse.bin", flip, False),
+        ("documents.bin", flip, False),
     ],
 )
 def test_damage_is_named_by_file(tmp_path: Path, name: str, damage: Callable[[Path], None], on_open: bool) -> None:
     build(tmp_path / "index")
-    damage(tmp_path / "index" / "segments" / "segment-00000" / name)
+    damage(tmp_path / "index" / "segments" / "segment-000001" / name)
     if on_open:
         with pytest.raises(FormatError, match=name):
             Index.open(tmp_path / "index")

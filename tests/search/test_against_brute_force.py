@@ -68,8 +68,8 @@ class Collection:
             tf = words[doc_id].count(word)
             if tf:
                 idf = float(np.log1p((len(words) - df + 0.5) / (df + 0.5)))
-                weight = idf * tf / (tf + 0.9 * (1 - 0.4 + 0.4 * len(words[doc_id]) / mean))
-                score = score + np.float32(count) * np.float32(weight)
+                saturation = tf / (tf + 0.9 * (1 - 0.4 + 0.4 * len(words[doc_id]) / mean))
+                score = score + np.float32(count * idf) * np.float32(saturation)
         return float(score)
 
     def found(self, branch: str, query: str, depth: int) -> list[tuple[str, float]]:
@@ -148,9 +148,13 @@ WEIGHTS: list[dict[str, float]] = [
     ("seed", "n_docs", "vocab_size"),
     [(0, 0, 8), (1, 1, 8), (2, 2, 8), (3, 3, 9), (4, 30, 40), (5, 60, 200_000), (6, 25, 12)],
 )
-def test_rankings_are_those_of_the_slow_twin(tmp_path: Path, seed: int, n_docs: int, vocab_size: int) -> None:
+@pytest.mark.parametrize("segment_documents", [4, 65_536])
+def test_rankings_are_those_of_the_slow_twin(
+    tmp_path: Path, seed: int, n_docs: int, vocab_size: int, segment_documents: int
+) -> None:
     data = Collection(seed, n_docs, vocab_size)
-    build_index(data.shards(7), tmp_path / "i", contract=data.contract, analyzer="words", progress=False)
+    options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
+    build_index(data.shards(7), tmp_path / "i", contract=data.contract, **options)  # type: ignore[arg-type]
     with Index.open(tmp_path / "i") as index:
         if n_docs:
             searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse), threads=2)

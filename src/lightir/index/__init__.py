@@ -1,7 +1,22 @@
-"""The index: a SQLite store of documents and an immutable segment of memory-mapped arrays."""
+"""The index: a SQLite store of documents and immutable segments of memory-mapped arrays."""
 
-from lightir.index.build import build_index, document_shards, normalized
+from lightir.index.build import build_index, document_shards
+from lightir.index.filters import Filter
+from lightir.index.intake import normalized
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segment import SparseBranch
+from lightir.index.view import TokenQueries, View
+from lightir.index.writer import IndexWriter
 
-__all__ = ["Index", "IndexInfo", "SparseBranch", "build_index", "document_shards", "normalized"]
+__all__ = [
+    "Filter",
+    "Index",
+    "IndexInfo",
+    "IndexWriter",
+    "SparseBranch",
+    "TokenQueries",
+    "View",
+    "build_index",
+    "document_shards",
+    "normalized",
+]

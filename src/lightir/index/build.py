@@ -5,34 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 import lightir
-from lightir.analysis import MODEL, Analyzer
+from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
-from lightir.errors import ContractMismatch, InvalidInput
+from lightir.errors import InvalidInput
 from lightir.files import new_folder
-from lightir.index.bm25 import bm25_weights
-from lightir.index.reader import ENCODER_FOLDER, INDEX_VERSION, SEGMENTS_FOLDER, Index, IndexInfo
-from lightir.index.segment import sparse_arrays, write_segment
-from lightir.index.store import STORE_FILE, StoreWriter
-from lightir.index.strings import SortedStrings
+from lightir.index.bm25 import mean_length
+from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
+from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
+from lightir.index.rows import Rows, join, of_segment, segment_arrays
+from lightir.index.segment import Segment, write_segment
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, store_row
+from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
-from lightir.text import query_term_ids
 from lightir.types import Document
-from lightir.vectors import Floats, Ragged, SparseVectors
 
 SHARD_DOCUMENTS = 4096
-WHOLE_TEXT_TOKENS = 2**31 - 1
-
-DenseDtype = Literal["fp16", "int8"]
 
 
 def document_shards(documents: Iterable[Document], *, size: int = SHARD_DOCUMENTS) -> Iterator[Shard]:
@@ -52,20 +48,25 @@ def build_index(
     dense_dtype: DenseDtype = "fp16",
     sparse_top_k: int | None = None,
     analyzer: str | None = "english",
+    segment_documents: int = SEGMENT_DOCUMENTS,
     progress: bool = True,
     overwrite: bool = False,
 ) -> IndexInfo:
     """Build an index of all documents; returns what it holds. The same shards give the same bytes.
 
+    Documents go into segments as they come, so memory holds at most one segment of documents, twice: with the
+    defaults about 65,536 x (4 x dense width + 16 x terms) bytes, whatever the collection's size.
+
     Args:
-        shards: documents with dense vectors, sparse impacts, both or neither, but all shards alike.
+        shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike.
         out: the index folder.
         contract: the model's; needed when there are vectors.
         query_encoder: a query-encoder folder that is copied into the index; its document side must be the contract's.
-        dense_dim: keep so many first columns, renormalised (Matryoshka); None for all.
-        dense_dtype: "fp16", or "int8" with one scale a row (its largest absolute value / 127).
-        sparse_top_k: keep so many strongest impacts of a document (ties to the smaller term id); None for all.
+        dense_dim: see `Sizes`; it holds for what is added later too.
+        dense_dtype: see `Sizes`.
+        sparse_top_k: see `Sizes`.
         analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
+        segment_documents: the most documents of a segment.
         progress: show a bar when standard error is a terminal.
         overwrite: replace an index that is there.
 
@@ -76,33 +77,18 @@ def build_index(
     """
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
-    if dense_dtype not in ("fp16", "int8"):
-        raise InvalidInput(f"dense_dtype is {dense_dtype!r}; expected 'fp16' or 'int8'")
-    if sparse_top_k is not None and sparse_top_k < 1:
-        raise InvalidInput(f"sparse_top_k is {sparse_top_k}; at least 1 is needed")
-    collected = _Collected(contract, _token_counter(analyzer, encoder), dense_dim, dense_dtype, sparse_top_k)
+    sizes = Sizes(dense_dim, dense_dtype, sparse_top_k)
+    intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
     with new_folder(Path(out), overwrite=overwrite) as folder:
-        _write(folder, shards, collected, progress)
+        build = _Build(folder, intake, segment_documents)
+        try:
+            build.run(shards, progress)
+        finally:
+            build.store.close()
         if query_encoder is not None:
             shutil.copytree(query_encoder, folder / ENCODER_FOLDER)
     with Index.open(out) as index:
         return index.info()
-
-
-def _write(folder: Path, shards: Iterable[Shard], collected: _Collected, progress: bool) -> None:
-    store = StoreWriter(folder / STORE_FILE)
-    try:
-        with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
-            for shard in shards:
-                store.add(shard.documents)
-                collected.add(shard)
-                bar.update(len(shard.documents))
-        name = "segment-00000"
-        arrays, record = collected.finish()
-        checksum = write_segment(folder / SEGMENTS_FOLDER / name, arrays, record=record)
-        store.finish(collected.index_record(), [(name, len(collected.doc_ids), checksum)])
-    finally:
-        store.close()
 
 
 def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | None) -> Contract | None:
@@ -114,192 +100,89 @@ def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | Non
     return contract
 
 
-class _WordCounter:
-    """Counts words; ids are given as words come, and put in the words' order at the end."""
+class _Build:
+    """A folder that fills with segments."""
 
-    def __init__(self, analyzer: Analyzer) -> None:
-        self.analyzer = analyzer
-        self._ids: dict[str, int] = {}
-        self._rows: list[Ragged] = []
-
-    def add(self, texts: Sequence[str]) -> None:
-        ids = self._ids
-        rows = self.analyzer.terms(texts)
-        self._rows.append(Ragged.from_lists([[ids.setdefault(term, len(ids)) for term in row] for row in rows]))
-
-    def finish(self) -> tuple[list[Ragged], int, dict[str, npt.NDArray[Any]]]:
-        terms = sorted(self._ids)
-        new_ids = np.zeros(len(terms), dtype=np.uint32)
-        new_ids[[self._ids[term] for term in terms]] = np.arange(len(terms), dtype=np.uint32)
-        text, indptr = SortedStrings.pack(terms)
-        rows = [Ragged(new_ids[row.term_ids], row.indptr) for row in self._rows]
-        return rows, len(terms), {"tokens.terms.text": text, "tokens.terms.indptr": indptr}
-
-
-class _ModelTermCounter:
-    """Counts the model's own terms; text is prepared as a query's is, but never cut."""
-
-    def __init__(self, encoder: CachedQueryEncoder) -> None:
-        self.analyzer = Analyzer(MODEL)
-        self._encoder = encoder
-        self._policy = dataclasses.replace(encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
-        self._rows: list[Ragged] = []
-
-    def add(self, texts: Sequence[str]) -> None:
-        self._rows.append(query_term_ids(self._encoder.tokenizer, self._policy, texts))
-
-    def finish(self) -> tuple[list[Ragged], int, dict[str, npt.NDArray[Any]]]:
-        return self._rows, self._encoder.contract.backbone.vocab_size, {}
-
-
-def _token_counter(analyzer: str | None, encoder: CachedQueryEncoder | None) -> _WordCounter | _ModelTermCounter | None:
-    if analyzer is None:
-        return None
-    if analyzer != MODEL:
-        return _WordCounter(Analyzer(analyzer))
-    if encoder is None:
-        raise InvalidInput("the 'model' analyzer needs a query encoder: its tokenizer cuts the text")
-    return _ModelTermCounter(encoder)
-
-
-class _Collected:
-    """What the shards brought, until all are there and the documents can be put in the order of their ids.
-
-    doc_ord follows doc_id, so the kernel's order (score down, doc_ord up) is the product's (score down, doc_id up).
-    """
-
-    def __init__(
-        self,
-        contract: Contract | None,
-        counter: _WordCounter | _ModelTermCounter | None,
-        dense_dim: int | None,
-        dense_dtype: DenseDtype,
-        sparse_top_k: int | None,
-    ) -> None:
-        self.contract = contract
-        self.counter = counter
-        self.dense_dim = dense_dim
-        self.dense_dtype = dense_dtype
-        self.sparse_top_k = sparse_top_k
-        self.doc_ids: list[str] = []
-        self._dense: list[npt.NDArray[np.float16]] = []
-        self._sparse: list[SparseVectors] = []
+    def __init__(self, folder: Path, intake: Intake, segment_documents: int) -> None:
+        if segment_documents < 1:
+            raise InvalidInput(f"segment_documents is {segment_documents}; at least 1 is needed")
+        self.folder = folder
+        self.intake = intake
+        self.segment_documents = segment_documents
+        self.store = Store.create(folder / STORE_FILE)
+        self._documents: list[StoreRow] = []
+        self._rows: list[Rows] = []
+        self._segments: list[StoredSegment] = []
+        self._total_length = 0
+        self._n_documents = 0
         self._has: tuple[bool, bool] | None = None
 
-    def add(self, shard: Shard) -> None:
-        has = (shard.dense is not None, shard.sparse is not None)
-        if self._has not in (None, has):
-            raise InvalidInput(f"a shard has (dense, sparse) = {has}, but those before had {self._has}")
-        self._has = has
-        self.doc_ids += [document.doc_id for document in shard.documents]
-        if shard.dense is not None:
-            self._dense.append(_narrow(self._checked_dense(shard.dense), self.dense_dim))
-        if shard.sparse is not None:
-            self._sparse.append(_strongest(self._checked_sparse(shard.sparse), self.sparse_top_k))
-        if self.counter is not None:
-            self.counter.add([document.full_text() for document in shard.documents])
-
-    def finish(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        if not self._dense and not self._sparse and self.counter is None:
+    def run(self, shards: Iterable[Shard], progress: bool) -> None:
+        (self.folder / SEGMENTS_FOLDER).mkdir()
+        with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
+            for shard in shards:
+                self._add(shard)
+                bar.update(len(shard.documents))
+        self._flush()
+        if self._has is None and self.intake.analyzer is None and (self.intake.contract is None or self._segments):
             raise InvalidInput("nothing to search: no dense vectors, no sparse vectors, and no analyzer for tokens")
-        order = np.array(sorted(range(len(self.doc_ids)), key=self.doc_ids.__getitem__), dtype=np.int64)
-        text, indptr = SortedStrings.pack([self.doc_ids[i] for i in order])
-        arrays: dict[str, npt.NDArray[Any]] = {"doc_ids.text": text, "doc_ids.indptr": indptr}
-        vocab_sizes: dict[str, int] = {}
-        if self._dense:
-            arrays |= _dense_arrays(np.concatenate(self._dense)[order], self.dense_dtype)
-        if self._sparse:
-            sparse = _take(_concatenate(self._sparse), order)
-            vocab_sizes["sparse"] = sparse.vocab_size
-            arrays |= sparse_arrays("sparse", sparse)
-        if self.counter is not None:
-            rows, vocab_size, dictionary = self.counter.finish()
-            vocab_sizes["tokens"] = vocab_size
-            arrays |= dictionary | sparse_arrays("tokens", _take(_token_weights(rows, vocab_size), order))
-        return arrays, {"documents": len(order), "vocab_sizes": vocab_sizes}
+        if self.intake.analyzer is not None and len(self._segments) > 1:
+            self._finish_tokens()
+        for segment in self._segments:
+            self.store.add_segment(segment)
+        self.store.finish(index_record(self.intake, self.segment_documents))
 
-    def index_record(self) -> dict[str, Any]:
-        return {
-            "format_version": INDEX_VERSION,
-            "written_by": lightir.__version__,
-            "contract": None if self.contract is None else to_json(self.contract),
-            "analyzer": None if self.counter is None else dataclasses.asdict(self.counter.analyzer),
-            "options": {"dense_dtype": self.dense_dtype, "sparse_top_k": self.sparse_top_k},
-        }
+    def _add(self, shard: Shard) -> None:
+        has = (shard.dense is not None, shard.sparse is not None)
+        if any(has) and self._has not in (None, has):
+            raise InvalidInput(f"a shard has (dense, sparse) = {has}, but those before had {self._has}")
+        self._has = has if any(has) else self._has
+        for piece in sliced(shard, self.segment_documents):
+            if len(self._documents) + len(piece.documents) > self.segment_documents:
+                self._flush()
+            self._documents += [store_row(document) for document in piece.documents]
+            self._rows.append(self.intake.rows(piece))
 
-    def _checked_dense(self, rows: npt.NDArray[np.float16]) -> npt.NDArray[np.float16]:
-        if self.contract is None or self.contract.dense is None:
-            raise InvalidInput(f"there are dense vectors, but {'no' if self.contract is None else 'a sparse'} contract")
-        width = (self.contract.dense.dims or (self.contract.backbone.hidden_size,))[0]
-        if rows.ndim != 2 or rows.shape[1] != width:
-            raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract says width {width}")
-        if self.dense_dim is not None and not 1 <= self.dense_dim <= width:
-            raise InvalidInput(f"dense_dim is {self.dense_dim}; the vectors have 1 to {width} columns")
-        return rows
+    def _flush(self) -> None:
+        """Write a segment of what has gathered; its documents get keys in the order of their ids."""
+        if not self._documents:
+            return
+        rows = join(self._rows)
+        order = sorted(range(len(rows)), key=rows.doc_ids.__getitem__)
+        keys = self.store.insert([self._documents[i] for i in order])
+        rows = dataclasses.replace(rows.take(np.array(order, dtype=np.int64)), doc_keys=keys)
+        self._documents, self._rows = [], []
+        self._n_documents += len(rows)
+        self._total_length += 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+        number = len(self._segments) + 1
+        self._segments.append(self._write(rows, number))
 
-    def _checked_sparse(self, rows: SparseVectors) -> SparseVectors:
-        if self.contract is None or self.contract.sparse is None:
-            raise InvalidInput(f"there are sparse vectors, but {'no' if self.contract is None else 'a dense'} contract")
-        if rows.vocab_size != self.contract.backbone.vocab_size:
-            raise ContractMismatch(
-                f"sparse vectors have vocabulary {rows.vocab_size}, "
-                f"but the contract says {self.contract.backbone.vocab_size}"
-            )
-        if rows.weights.dtype != np.uint8:
-            raise InvalidInput(f"sparse impacts are {rows.weights.dtype}; expected uint8")
-        return rows
+    def _write(self, rows: Rows, number: int) -> StoredSegment:
+        arrays, record = segment_arrays(rows, mean=mean_length(self._total_length, self._n_documents))
+        stored = StoredSegment(number, len(rows), "", None)
+        checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
+        return dataclasses.replace(stored, manifest_sha256=checksum)
 
-
-def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.float16]:
-    if dim is None or dim == rows.shape[1]:
-        return rows.astype(np.float16, copy=False)
-    return normalized(rows[:, :dim].astype(np.float32)).astype(np.float16)
+    def _finish_tokens(self) -> None:
+        """The mean length is known at the end: segments that were written for another one are written again."""
+        mean = mean_length(self._total_length, self._n_documents)
+        for i, stored in enumerate(self._segments):
+            folder = self.folder / SEGMENTS_FOLDER / stored.name
+            segment = Segment(folder, stored.manifest_sha256)
+            if segment.mean_length == mean:
+                continue
+            rows = of_segment(segment, np.arange(len(segment)))
+            shutil.rmtree(folder)
+            self._segments[i] = self._write(rows, stored.number)
 
 
-def normalized(rows: Floats) -> Floats:
-    """The rows scaled to length 1; a row of zeros stays."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
-    return out
-
-
-def _dense_arrays(rows: npt.NDArray[np.float16], dtype: DenseDtype) -> dict[str, npt.NDArray[Any]]:
-    if dtype == "fp16":
-        return {"dense.rows": rows}
-    values = rows.astype(np.float32)
-    scales = np.abs(values).max(axis=1, initial=0.0).astype(np.float32) / np.float32(127)
-    divisors = np.where(scales > 0, scales, np.float32(1))
-    return {"dense.rows": np.rint(values / divisors[:, None]).astype(np.int8), "dense.scales": scales}
-
-
-def _strongest(vectors: SparseVectors, k: int | None) -> SparseVectors:
-    vectors = vectors.without_zeros()
-    lengths = np.diff(vectors.indptr)
-    if k is None or not len(lengths) or lengths.max() <= k:
-        return vectors
-    row_of = np.repeat(np.arange(len(vectors)), lengths)
-    order = np.lexsort((vectors.term_ids, -vectors.weights.astype(np.int64), row_of))
-    rank = np.arange(len(order)) - np.repeat(vectors.indptr[:-1], lengths)
-    kept = np.sort(order[rank < k])
-    indptr = np.concatenate([[0], np.cumsum(np.minimum(lengths, k))]).astype(np.int64)
-    return SparseVectors(indptr, vectors.term_ids[kept], vectors.weights[kept], vectors.vocab_size)
-
-
-def _token_weights(rows: Sequence[Ragged], vocab_size: int) -> SparseVectors:
-    counted = [SparseVectors.count(row, vocab_size=vocab_size) for row in rows]
-    lengths = np.concatenate([np.zeros(0, np.int64), *(row.lengths for row in rows)])
-    return bm25_weights(_concatenate(counted or [SparseVectors.empty(0, vocab_size=vocab_size)]), lengths)
-
-
-def _concatenate(parts: Sequence[SparseVectors]) -> SparseVectors:
-    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    term_ids = np.concatenate([part.term_ids for part in parts])
-    return SparseVectors(indptr, term_ids, np.concatenate([part.weights for part in parts]), parts[0].vocab_size)
-
-
-def _take(vectors: SparseVectors, order: npt.NDArray[np.int64]) -> SparseVectors:
-    lengths = np.diff(vectors.indptr)[order]
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    places = np.arange(indptr[-1]) + np.repeat(vectors.indptr[order] - indptr[:-1], lengths)
-    return SparseVectors(indptr, vectors.term_ids[places], vectors.weights[places], vectors.vocab_size)
+def index_record(intake: Intake, segment_documents: int) -> dict[str, Any]:
+    """What the store keeps about the index as a whole."""
+    return {
+        "format_version": INDEX_VERSION,
+        "written_by": lightir.__version__,
+        "contract": None if intake.contract is None else to_json(intake.contract),
+        "analyzer": None if intake.analyzer is None else dataclasses.asdict(intake.analyzer),
+        "sizes": dataclasses.asdict(intake.sizes),
+        "segment_documents": segment_documents,
+    }

@@ -1,31 +1,29 @@
-"""Index: one snapshot of an index folder, opened for searching."""
+"""Index: an index folder, opened for searching while it may be changed by a writer."""
 
 from __future__ import annotations
 
+import shutil
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir import kernel
-from lightir.analysis import MODEL, Analyzer
-from lightir.contract import Contract, from_json
-from lightir.errors import FormatError, InvalidInput
-from lightir.index.segment import Segment, SparseBranch
-from lightir.index.store import STORE_FILE, StoreReader
-from lightir.index.strings import SortedStrings
+from lightir.analysis import MODEL
+from lightir.contract import Contract
+from lightir.errors import FormatError
+from lightir.files import new_folder
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store
+from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
-from lightir.vectors import Ragged, SparseVectors
 
-INDEX_VERSION = 1
-SEGMENTS_FOLDER = "segments"
 ENCODER_FOLDER = "query-encoder"
+OPEN_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +54,18 @@ class IndexInfo:
 
 
 class Index:
-    """An index folder, read-only; arrays are memory-mapped, so opening is quick whatever the size."""
+    """An index folder for reading: one view of it, until `refresh` moves on to the newest.
 
-    def __init__(self, folder: Path, store: StoreReader, segment: Segment, record: Mapping[str, Any]) -> None:
+    Any number of processes and threads may read while one writer changes the index. Arrays are memory-mapped, so
+    opening is quick whatever the size. A view that is held for long keeps SQLite's log from shrinking, and the disk
+    space of segments that were merged away from being given back.
+    """
+
+    def __init__(self, folder: Path, view: View) -> None:
         """For `open`."""
         self.folder = folder
-        self.store = store
-        self._segment = segment
-        where = str(folder / STORE_FILE)
-        contract, analyzer = record["contract"], record["analyzer"]
-        self.contract: Contract | None = None if contract is None else from_json(Contract, contract, where)
-        self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
-        self._doc_ids = SortedStrings(segment.array("doc_ids.text"), segment.array("doc_ids.indptr"))
+        self._view = view
+        self._refreshing = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path | str) -> Index:
@@ -78,26 +76,24 @@ class Index:
             FormatError: a file is missing, damaged or of another version; the file is named.
         """
         folder = Path(folder)
-        store = StoreReader(folder / STORE_FILE)
-        try:
-            record = store.record()
-            if record.get("format_version") != INDEX_VERSION:
-                raise FormatError(
-                    f"{folder} has index format {record.get('format_version')!r}, written by lightir "
-                    f"{record.get('written_by')!r}; this release reads {INDEX_VERSION}; build it again"
-                )
-            segments = store.segments()
-            if len(segments) != 1:
-                raise FormatError(f"{store.path} lists {len(segments)} segments; expected one")
-            name, _, checksum = segments[0]
-            return cls(folder, store, Segment(folder / SEGMENTS_FOLDER / name, checksum), record)
-        except BaseException:
-            store.close()
-            raise
+        return cls(folder, _newest(folder, None))
+
+    @property
+    def view(self) -> View:
+        """The state of the index that this reader sees; a search takes it once and keeps to it."""
+        return self._view
+
+    def refresh(self) -> bool:
+        """Move on to the newest state; says whether there was a newer one. Searches under way keep theirs."""
+        with self._refreshing:
+            newest = _newest(self.folder, self._view)
+            changed = newest is not self._view
+            self._view = newest
+            return changed
 
     def close(self) -> None:
         """Close the store; arrays go when nothing uses them any more."""
-        self.store.close()
+        self._view.store.close()
 
     def __enter__(self) -> Index:
         return self
@@ -109,110 +105,142 @@ class Index:
 
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self._segment)
+        return len(self._view)
 
-    @cached_property
+    @property
+    def contract(self) -> Contract | None:
+        """The model's contract; None in an index without a model."""
+        return self._view.contract
+
+    @property
     def branches(self) -> tuple[Branch, ...]:
-        """The branches that can be searched."""
-        return tuple(branch for branch in BRANCHES if self._segment.has(branch))
+        """The branches that can be searched now."""
+        return self._view.branches
 
-    @cached_property
-    def dense(self) -> tuple[kernel.Rows, npt.NDArray[np.float32] | None]:
-        """The dense rows (n_docs, dim), and their scales where they are int8."""
-        self._require("dense")
-        rows = self._segment.array("dense.rows")
-        return rows, self._segment.array("dense.scales") if rows.dtype == np.int8 else None
-
-    @cached_property
-    def sparse(self) -> SparseBranch:
-        """The learned sparse branch."""
-        self._require("sparse")
-        return self._segment.sparse_branch("sparse")
-
-    @cached_property
-    def tokens(self) -> SparseBranch:
-        """The BM25 branch; a weight holds all of BM25 but the count in the query."""
-        self._require("tokens")
-        return self._segment.sparse_branch("tokens")
-
-    @cached_property
-    def _terms(self) -> SortedStrings:
-        return SortedStrings(self._segment.array("tokens.terms.text"), self._segment.array("tokens.terms.indptr"))
+    @property
+    def counts_model_terms(self) -> bool:
+        """Whether the tokens branch counts the model's term ids."""
+        return self._view.analyzer is not None and self._view.analyzer.name == MODEL
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """The query encoder that the index carries, or None."""
         folder = self.folder / ENCODER_FOLDER
         return CachedQueryEncoder.load(folder, threads=threads) if folder.is_dir() else None
 
-    def token_queries(self, texts: Sequence[str]) -> SparseVectors:
-        """The texts' term counts over the dictionary of the tokens branch; unknown terms are left out.
-
-        Raises:
-            InvalidInput: the index has no tokens branch, or its terms are the model's: then count those.
-        """
-        self._require("tokens")
-        assert self.analyzer is not None  # the branch is there
-        rows = [[self._terms.find(term) for term in row] for row in self.analyzer.terms(texts)]
-        known = Ragged.from_lists([[term_id for term_id in row if term_id is not None] for row in rows])
-        return SparseVectors.count(known, vocab_size=self.tokens.postings.vocab_size)
-
-    def token(self, term_id: int) -> str:
-        """A term of the tokens branch's dictionary (not of a model's: its tokenizer has them)."""
-        return self._terms[term_id]
-
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
-        """The ids of documents; doc_ords follow doc_ids, so ascending ords are ascending ids."""
-        return [self._doc_ids[doc_ord] for doc_ord in doc_ords.tolist()]
+        """See `View.doc_ids`."""
+        return self._view.doc_ids(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
-        """A document's place in the arrays, or None."""
-        return self._doc_ids.find(doc_id)
+        """See `View.doc_ord`."""
+        return self._view.doc_ord(doc_id)
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """The documents with the given ids, in the order of the ids.
-
-        Raises:
-            NotFound: there is no such document.
-        """
-        return self.store.documents(doc_ids)
+        """See `View.documents`."""
+        return self._view.documents(doc_ids)
 
     def info(self) -> IndexInfo:
         """Counts, sizes and the contract."""
-        contract = None
-        if self.contract is not None:
-            contract = {
-                "fingerprint": self.contract.fingerprint,
-                "document_fingerprint": self.contract.document_fingerprint,
-                "method": self.contract.method,
-                "backbone": self.contract.backbone.address,
-            }
-        n_bytes: dict[str, int] = {branch: self._segment.n_bytes(branch) for branch in BRANCHES}
-        return IndexInfo(
-            documents=len(self),
-            pending=0,
-            deleted=0,
-            segments=1,
-            branches=self.branches,
-            bytes={**n_bytes, "store": self.store.path.stat().st_size + self._segment.n_bytes("doc_ids")},
-            contract=contract,
-            analyzer=self.analyzer.name if self.analyzer else None,
-            dense_dim=int(self.dense[0].shape[1]) if "dense" in self.branches else None,
-        )
+        return view_info(self._view)
 
     def verify(self) -> None:
-        """Read every byte against its checksum.
+        """Read every byte against its checksum, and the store against the segments.
 
         Raises:
             FormatError: names what is damaged.
         """
-        self._segment.verify()
-        self.store.verify(len(self))
+        verify_view(self._view)
 
-    @property
-    def counts_model_terms(self) -> bool:
-        """Whether the tokens branch counts the model's term ids."""
-        return self.analyzer is not None and self.analyzer.name == MODEL
+    def snapshot(self, out: Path | str, *, overwrite: bool = False) -> None:
+        """Write this view of the index to another folder: a backup that shares nothing with the original.
 
-    def _require(self, branch: Branch) -> None:
-        if branch not in self.branches:
-            raise InvalidInput(f"{self.folder} has no {branch} branch; it has {', '.join(self.branches)}")
+        Raises:
+            AlreadyExists: `out` is there and overwrite is off.
+        """
+        view = self._view
+        with new_folder(Path(out), overwrite=overwrite) as folder:
+            view.store.backup(folder / STORE_FILE)
+            (folder / SEGMENTS_FOLDER).mkdir()
+            for each in view.segments:
+                each.segment.copy(folder / SEGMENTS_FOLDER / each.segment.folder.name)
+            if (self.folder / ENCODER_FOLDER).is_dir():
+                shutil.copytree(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
+
+
+def _newest(folder: Path, current: View | None) -> View:
+    """The newest view, or the current one where nothing has changed.
+
+    The writer may merge a segment away between the look into the store and the opening of the segment's files. A file
+    that is missing is an error only if the store has not changed since.
+    """
+    opened = {} if current is None else {each.number: each.segment for each in current.segments}
+    seen = None
+    for _ in range(OPEN_TRIES):
+        store = Store.open_snapshot(folder / STORE_FILE)
+        try:
+            if current is not None and store.generation() == current.generation:
+                store.close()
+                return current
+            view = View(folder, store, opened)
+        except FormatError as error:
+            generation = _generation(store)
+            store.close()
+            if generation is None or generation == seen:
+                raise
+            seen, failed = generation, error
+        except BaseException:
+            store.close()
+            raise
+        else:
+            weakref.finalize(view, store.close)
+            return view
+    raise failed
+
+
+def _generation(store: Store) -> int | None:
+    try:
+        return store.generation()
+    except FormatError:
+        return None
+
+
+def view_info(view: View) -> IndexInfo:
+    """Counts, sizes and the contract of a view."""
+    contract = None
+    if view.contract is not None:
+        contract = {
+            "fingerprint": view.contract.fingerprint,
+            "document_fingerprint": view.contract.document_fingerprint,
+            "method": view.contract.method,
+            "backbone": view.contract.backbone.address,
+        }
+    segments = [each.segment for each in view.segments]
+    n_bytes: dict[str, int] = {branch: sum(each.n_bytes(branch) for each in segments) for branch in BRANCHES}
+    path = view.store.path
+    files = [path, path.with_name(f"{path.name}-wal")]
+    stored = sum(file.stat().st_size for file in files if file.exists())
+    return IndexInfo(
+        documents=len(view),
+        pending=view.n_pending,
+        deleted=sum(len(each.segment) - each.n_live for each in view.segments),
+        segments=len(segments),
+        branches=view.branches,
+        bytes={**n_bytes, "store": stored + sum(each.n_bytes("documents") for each in segments)},
+        contract=contract,
+        analyzer=view.analyzer.name if view.analyzer else None,
+        dense_dim=view.dense_dim,
+    )
+
+
+def verify_view(view: View) -> None:
+    """Nothing, or a FormatError that names what is damaged."""
+    for each in view.segments:
+        each.segment.verify()
+    stored = view.store.check()
+    keys = np.concatenate([np.zeros(0, np.int64), *(each.segment.doc_keys[each.places] for each in view.segments)])
+    ids = [each.segment.doc_ids[place] for each in view.segments for place in each.places.tolist()]
+    if len(stored) != len(ids):
+        raise FormatError(f"{view.store.path} holds {len(stored)} documents, but the segments hold {len(ids)}")
+    for place, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
+        if keys[place] != key or ids[place] != doc_id:
+            raise FormatError(f"{view.store.path} holds document {doc_id!r}, but the segments hold {ids[place]!r}")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import mmap
+import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +17,16 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.errors import FormatError
-from lightir.files import read_json, sha256_file, write_json
+from lightir.files import new_folder, sha256_file
+from lightir.index.dictionary import SortedIds
+from lightir.index.strings import SortedStrings
 from lightir.vectors import SparseVectors
 
 MANIFEST = "manifest.json"
-SEGMENT_VERSION = 1
+SEGMENT_VERSION = 2
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+
+DenseArray = npt.NDArray[np.float16] | npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +68,42 @@ def sparse_arrays(name: str, vectors: SparseVectors) -> dict[str, npt.NDArray[An
 
 
 def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: dict[str, Any]) -> str:
-    """Write the arrays and the manifest; returns the manifest's checksum."""
-    folder.mkdir(parents=True)
-    files = {}
-    for name in sorted(arrays):
-        path = folder / f"{name}.npy"
-        np.save(path, arrays[name])
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    write_json(folder / MANIFEST, {"format_version": SEGMENT_VERSION, **record, "files": files})
-    return sha256_file(folder / MANIFEST)
+    """Write the arrays and the manifest into a new folder, whole or not at all; returns the manifest's checksum.
+
+    The arrays whose names begin alike share a file: dense.rows and dense.scales are in dense.bin.
+    """
+    with new_folder(folder) as aside:
+        places: dict[str, Any] = {}
+        files: dict[str, Any] = {}
+        for group in sorted({name.split(".")[0] for name in arrays}):
+            path = aside / f"{group}.bin"
+            places |= _write_arrays(path, {name: arrays[name] for name in sorted(arrays) if _group(name) == group})
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        manifest = {"format_version": SEGMENT_VERSION, **record, "files": files, "arrays": places}
+        content = json.dumps(manifest, ensure_ascii=False, indent=1).encode()
+        (aside / MANIFEST).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _group(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    places = {}
+    with path.open("xb") as file:
+        for name, array in arrays.items():
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            places[name] = {"offset": file.tell(), "dtype": array.dtype.str, "shape": list(array.shape)}
+            file.write(np.ascontiguousarray(array).data)
+    return places
 
 
 class Segment:
-    """A segment's arrays; nothing is read before it is used."""
+    """A segment's arrays, memory-mapped as a whole when it is opened; nothing is read before it is used.
+
+    On Linux mapped files live on when they are removed, so a reader may go on with a segment that was merged away.
+    """
 
     def __init__(self, folder: Path, manifest_sha256: str) -> None:
         """Open a segment and check the sizes of its files.
@@ -79,31 +113,96 @@ class Segment:
         """
         self.folder = folder
         path = folder / MANIFEST
-        if not path.is_file() or sha256_file(path) != manifest_sha256:
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != manifest_sha256:
             raise FormatError(f"{path} is missing or not the one that the index was saved with")
-        self.manifest: dict[str, Any] = read_json(path)
+        self.manifest: dict[str, Any] = json.loads(content)
         if self.manifest["format_version"] != SEGMENT_VERSION:
             version = self.manifest["format_version"]
             raise FormatError(f"{path} has segment format {version}; this release reads {SEGMENT_VERSION}")
-        for name, expected in self.manifest["files"].items():
-            self._check_size(name, int(expected["bytes"]))
+        self.buffers = {
+            name: _mapped(folder / name, int(entry["bytes"])) for name, entry in self.manifest["files"].items()
+        }
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Number of documents, deleted ones too."""
         return int(self.manifest["documents"])
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """One array, memory-mapped, read-only."""
-        path = self.folder / f"{name}.npy"
-        try:
-            array: npt.NDArray[Any] = np.load(path, mmap_mode="r")
-        except (ValueError, OSError) as error:
-            raise FormatError(f"{path} is damaged: {error}") from error
-        return array
+        place = self.manifest["arrays"][name]
+        dtype, shape = np.dtype(place["dtype"]), tuple(place["shape"])
+        count = math.prod(shape)
+        if not count:
+            return np.zeros(shape, dtype)
+        buffer = self.buffers[f"{_group(name)}.bin"]
+        return np.frombuffer(buffer, dtype, count, offset=int(place["offset"])).reshape(shape)
 
     def has(self, branch: str) -> bool:
         """Whether the segment holds the branch."""
-        return any(name.startswith(f"{branch}.") for name in self.manifest["files"])
+        return f"{branch}.bin" in self.manifest["files"]
+
+    @cached_property
+    def doc_ids(self) -> SortedStrings:
+        """The documents' ids, ascending."""
+        return SortedStrings(self.array("documents.ids.text"), self.array("documents.ids.indptr"))
+
+    @cached_property
+    def doc_keys(self) -> npt.NDArray[np.int64]:
+        """(n,) the documents' keys in the store."""
+        return self.array("documents.keys")
+
+    @cached_property
+    def pending(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether a document waits for its vectors."""
+        if "documents.pending" not in self.manifest["arrays"]:
+            return np.zeros(len(self), dtype=np.bool_)
+        return self.array("documents.pending")
+
+    @cached_property
+    def dense(self) -> tuple[DenseArray, npt.NDArray[np.float32] | None] | None:
+        """The dense rows (n, dim), and their scales where they are int8; None where all are pending."""
+        if not self.has("dense"):
+            return None
+        rows = self.array("dense.rows")
+        return rows, self.array("dense.scales") if rows.dtype == np.int8 else None
+
+    @cached_property
+    def sparse(self) -> SparseBranch | None:
+        """The learned sparse branch; None where all are pending."""
+        return self.sparse_branch("sparse") if self.has("sparse") else None
+
+    @cached_property
+    def tokens(self) -> SparseBranch | None:
+        """BM25's branch: the postings' weights are saturations for `mean_length`, the documents' weights counts."""
+        return self.sparse_branch("tokens") if self.has("tokens") else None
+
+    @cached_property
+    def terms(self) -> SortedStrings | SortedIds:
+        """The dictionary of the tokens branch; a term's place in it is its id there."""
+        if "tokens.terms.ids" in self.manifest["arrays"]:
+            return SortedIds(self.array("tokens.terms.ids"))
+        return SortedStrings(self.array("tokens.terms.text"), self.array("tokens.terms.indptr"))
+
+    @cached_property
+    def df(self) -> npt.NDArray[np.uint32]:
+        """(n_terms,) in how many documents each term of the tokens branch occurs, deleted ones too."""
+        return self.array("tokens.df")
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.uint32]:
+        """(n,) the documents' numbers of terms, repeats counted."""
+        return self.array("tokens.lengths")
+
+    @property
+    def mean_length(self) -> float:
+        """What the tokens branch's postings are computed for."""
+        return float(self.manifest["mean_length"])
+
+    @property
+    def total_length(self) -> int:
+        """The sum of lengths, deleted documents too."""
+        return int(self.manifest["total_length"])
 
     def sparse_branch(self, name: str) -> SparseBranch:
         """A sparse branch's arrays."""
@@ -115,10 +214,10 @@ class Segment:
         )
         return SparseBranch(postings, *(self.array(f"{name}.forward.{f}") for f in ("indptr", "term_ids", "weights")))
 
-    def n_bytes(self, prefix: str) -> int:
-        """Bytes on the disk of the files with a prefix."""
-        files = self.manifest["files"].items()
-        return sum(int(entry["bytes"]) for name, entry in files if name.startswith(f"{prefix}."))
+    def n_bytes(self, branch: str) -> int:
+        """Bytes on the disk of a branch's file; 0 where the segment lacks it."""
+        entry = self.manifest["files"].get(f"{branch}.bin")
+        return 0 if entry is None else int(entry["bytes"])
 
     def verify(self) -> None:
         """Read every file against its checksum.
@@ -127,12 +226,23 @@ class Segment:
             FormatError: names the file that is damaged.
         """
         for name, expected in self.manifest["files"].items():
-            if sha256_file(self.folder / name) != expected["sha256"]:
+            if hashlib.sha256(self.buffers[name]).hexdigest() != expected["sha256"]:
                 raise FormatError(f"{self.folder / name} is damaged: its checksum is not the manifest's")
 
-    def _check_size(self, name: str, n_bytes: int) -> None:
-        path = self.folder / name
-        if not path.is_file():
-            raise FormatError(f"{path} is missing")
-        if path.stat().st_size != n_bytes:
-            raise FormatError(f"{path} has {path.stat().st_size} bytes; expected {n_bytes}")
+    def copy(self, folder: Path) -> None:
+        """Write the same segment elsewhere, out of the mapped files, even when they were removed meanwhile."""
+        folder.mkdir(parents=True)
+        for name, buffer in self.buffers.items():
+            (folder / name).write_bytes(buffer)
+        content = json.dumps(self.manifest, ensure_ascii=False, indent=1).encode()
+        (folder / MANIFEST).write_bytes(content)
+
+
+def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:
+    if not path.is_file():
+        raise FormatError(f"{path} is missing")
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != n_bytes:
+            raise FormatError(f"{path} has {found} bytes; expected {n_bytes}")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if n_bytes else b""

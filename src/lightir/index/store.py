@@ -1,95 +1,171 @@
-"""store.sqlite: documents, the index's record and the list of its live segments: the one source of truth."""
+"""store.sqlite: documents, metadata, the live segments and their tombstones: the one source of truth."""
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightir.errors import FormatError, InvalidInput, NotFound
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
 from lightir.text import check_text
 from lightir.types import Document
 
 STORE_FILE = "store.sqlite"
+SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
+BUSY_S = 30.0
+"""How long to wait for a moment's lock of another process, as at a checkpoint."""
 
+# Metadata has a table of its own, so that a filter reads no texts. Keys are never given twice: a segment's tombstoned
+# document must not be taken for a later one.
 _SCHEMA = """
-CREATE TABLE documents (
-    doc_id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, text TEXT NOT NULL, metadata TEXT NOT NULL
-);
-CREATE TABLE segments (name TEXT PRIMARY KEY, documents INTEGER NOT NULL, manifest_sha256 TEXT NOT NULL);
 CREATE TABLE record (value TEXT NOT NULL);
+CREATE TABLE generation (number INTEGER NOT NULL);
+CREATE TABLE segments (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, documents INTEGER NOT NULL, manifest_sha256 TEXT NOT NULL, deleted BLOB
+);
+CREATE TABLE documents (
+    doc_key INTEGER PRIMARY KEY AUTOINCREMENT, doc_id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, text TEXT NOT NULL
+);
+CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO generation VALUES (0);
 """
 
+Keys = npt.NDArray[np.int64]
+StoreRow = tuple[str, str, str, str]
+"""doc_id, title, text, metadata as JSON."""
 
-class StoreWriter:
-    """Fills a new store; the file is whole after `finish`."""
 
-    def __init__(self, path: Path) -> None:
-        """Create the file."""
-        self._connection = sqlite3.connect(path, isolation_level=None)
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A live segment as the store lists it.
+
+    Attributes:
+        number: never used again.
+        documents: how many, deleted ones too.
+        manifest_sha256: checksum of its manifest.
+        deleted: (documents,) bool; None where all live.
+    """
+
+    number: int
+    documents: int
+    manifest_sha256: str
+    deleted: npt.NDArray[np.bool_] | None
+
+    @property
+    def name(self) -> str:
+        """The segment's folder."""
+        return segment_name(self.number)
+
+
+def segment_name(number: int) -> str:
+    """The folder of a segment."""
+    return f"segment-{number:06d}"
+
+
+class Store:
+    """One connection to a store; safe to use from several threads."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """For `create`, `open_snapshot` and `open_for_writing`."""
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection = connection
+
+    @classmethod
+    def create(cls, path: Path) -> Store:
+        """A new store that `finish` makes whole; until then its file guards nothing."""
+        connection = _connect(path, "rwc")
         # The folder is written aside and renamed when it is whole: a journal would guard nothing.
-        self._connection.execute("PRAGMA journal_mode = OFF")
-        self._connection.execute("PRAGMA synchronous = OFF")
-        self._connection.executescript(_SCHEMA)
-        self._connection.execute("BEGIN")
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.executescript(_SCHEMA)
+        connection.execute("BEGIN")
+        return cls(path, connection)
 
-    def add(self, documents: Iterable[Document]) -> None:
-        """Store documents.
-
-        Raises:
-            InvalidInput: an id is empty, too long or there already; text that is not UTF-8; metadata that is not JSON.
-        """
-        for document in documents:
-            row = _row(document)
-            try:
-                self._connection.execute("INSERT INTO documents VALUES (?, ?, ?, ?)", row)
-            except sqlite3.IntegrityError:
-                raise InvalidInput(f"document {document.doc_id!r} comes twice; doc_ids must differ") from None
-
-    def finish(self, record: dict[str, Any], segments: Sequence[tuple[str, int, str]]) -> None:
-        """Store the index's record and its segments (name, number of documents, manifest checksum), and close."""
-        self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
-        self._connection.executemany("INSERT INTO segments VALUES (?, ?, ?)", segments)
-        self._connection.execute("COMMIT")
-        self._connection.close()
-
-    def close(self) -> None:
-        """Close the file; what was not finished is worthless."""
-        self._connection.close()
-
-
-class StoreReader:
-    """Reads a store; safe to use from several threads."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the file.
+    @classmethod
+    def open_snapshot(cls, path: Path) -> Store:
+        """The store as it is now, whatever is written later, until it is closed.
 
         Raises:
             NotFound: there is none.
             FormatError: it is no store.
         """
-        self.path = path
-        if not path.is_file():
-            raise NotFound(f"{path} does not exist; {path.parent} is not an index")
-        self._lock = threading.Lock()
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+        _require(path)
+        with _named(path):
+            connection = _connect(path, _read_mode(path))
+            store = cls(path, connection)
+            try:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")
+                store.record()  # the first read takes the snapshot
+            except BaseException:
+                connection.close()
+                raise
+        return store
+
+    @classmethod
+    def open_for_writing(cls, path: Path) -> Store:
+        """The store, to be changed in transactions; the caller holds the writer's lock."""
+        _require(path)
+        with _named(path):
+            connection = _connect(path, "rw")
+            connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+            return cls(path, connection)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Store the index's record and make the file one that readers and a writer can share."""
+        self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
+        self._connection.execute("COMMIT")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All changes inside, or none.
+
+        Raises:
+            WriteFailed: the disk is full or broken; nothing has changed.
+        """
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+                self._connection.execute("UPDATE generation SET number = number + 1")
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError):
+                    raise WriteFailed(f"{self.path} cannot be changed: {error}; it is as it was before") from error
+                raise
+
+    # Reading
 
     def record(self) -> dict[str, Any]:
-        """What `StoreWriter.finish` stored."""
+        """What `finish` stored."""
         rows = self._select("SELECT value FROM record")
         if len(rows) != 1:
             raise FormatError(f"{self.path} has {len(rows)} index records; expected one")
         value: dict[str, Any] = json.loads(rows[0][0])
         return value
 
-    def segments(self) -> list[tuple[str, int, str]]:
-        """The live segments: name, number of documents, checksum of the manifest."""
-        return self._select("SELECT name, documents, manifest_sha256 FROM segments ORDER BY name")
+    def generation(self) -> int:
+        """The number of changes so far."""
+        return int(self._select("SELECT number FROM generation")[0][0])
+
+    def segments(self) -> list[StoredSegment]:
+        """The live segments in the order they were made."""
+        rows = self._select("SELECT number, documents, manifest_sha256, deleted FROM segments ORDER BY number")
+        return [StoredSegment(number, n, checksum, _unpack(deleted, n)) for number, n, checksum, deleted in rows]
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """The documents with the given ids, in the order of the ids.
@@ -97,41 +173,147 @@ class StoreReader:
         Raises:
             NotFound: there is no such document.
         """
-        documents = []
+        found = []
         for doc_id in doc_ids:
-            rows = self._select("SELECT doc_id, text, title, metadata FROM documents WHERE doc_id = ?", (doc_id,))
+            rows = self._select(
+                "SELECT doc_id, text, title, value FROM documents JOIN metadata USING (doc_key) WHERE doc_id = ?",
+                (check_text(doc_id, "a doc_id"),),
+            )
             if not rows:
                 raise NotFound(f"there is no document {doc_id!r}")
             found_id, text, title, metadata = rows[0]
-            documents.append(Document(found_id, text, title, json.loads(metadata)))
-        return documents
+            found.append(Document(found_id, text, title, json.loads(metadata)))
+        return found
 
-    def verify(self, n_documents: int) -> None:
-        """Read everything.
+    def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
+        """The keys of those documents that are there."""
+        found = {}
+        with self._lock:
+            for doc_id in doc_ids:
+                row = self._connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
+                if row is not None:
+                    found[doc_id] = int(row[0])
+        return found
+
+    def keys_where(self, condition: str, arguments: Sequence[Any]) -> Keys:
+        """The keys of the documents whose metadata meet an SQL condition, ascending."""
+        rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
+        return np.fromiter((row[0] for row in rows), np.int64, len(rows))
+
+    def check(self) -> list[tuple[int, str]]:
+        """Every document's key and id by key, after SQLite's own check.
 
         Raises:
-            FormatError: the file is damaged, or holds another number of documents.
+            FormatError: the file is damaged.
         """
         found = self._select("PRAGMA integrity_check")
         if found != [("ok",)]:
             raise FormatError(f"{self.path} is damaged: {found[0][0]}")
-        (stored,) = self._select("SELECT count(*) FROM documents")[0]
-        if stored != n_documents:
-            raise FormatError(f"{self.path} holds {stored} documents, but the segments hold {n_documents}")
+        return self._select("SELECT doc_key, doc_id FROM documents JOIN metadata USING (doc_key) ORDER BY doc_key")
+
+    def backup(self, path: Path) -> None:
+        """Write the store as this connection sees it to another file."""
+        with self._lock, _named(self.path):
+            target = sqlite3.connect(path)
+            try:
+                self._connection.backup(target)
+            finally:
+                target.close()
+
+    # Writing
+
+    def insert(self, rows: Sequence[StoreRow]) -> Keys:
+        """Store documents; returns their keys.
+
+        Raises:
+            InvalidInput: an id is there already.
+        """
+        keys = np.zeros(len(rows), dtype=np.int64)
+        for i, (doc_id, title, text, metadata) in enumerate(rows):
+            try:
+                cursor = self._connection.execute(
+                    "INSERT INTO documents (doc_id, title, text) VALUES (?, ?, ?)", (doc_id, title, text)
+                )
+            except sqlite3.IntegrityError:
+                raise InvalidInput(f"document {doc_id!r} comes twice; doc_ids must differ") from None
+            assert cursor.lastrowid is not None  # it is after every insert
+            keys[i] = cursor.lastrowid
+            self._connection.execute("INSERT INTO metadata VALUES (?, ?)", (cursor.lastrowid, metadata))
+        return keys
+
+    def remove(self, keys: Keys) -> None:
+        """Forget documents."""
+        arguments = [(key,) for key in keys.tolist()]
+        self._connection.executemany("DELETE FROM documents WHERE doc_key = ?", arguments)
+        self._connection.executemany("DELETE FROM metadata WHERE doc_key = ?", arguments)
+
+    def next_segment(self) -> int:
+        """The number of the segment that is added next."""
+        rows = self._select("SELECT seq FROM sqlite_sequence WHERE name = 'segments'")
+        return int(rows[0][0]) + 1 if rows else 1
+
+    def add_segment(self, segment: StoredSegment) -> None:
+        """List a segment as live."""
+        row = (segment.number, segment.documents, segment.manifest_sha256, _pack(segment.deleted))
+        self._connection.execute("INSERT INTO segments VALUES (?, ?, ?, ?)", row)
+
+    def remove_segments(self, numbers: Iterable[int]) -> None:
+        """Segments that live no more."""
+        self._connection.executemany("DELETE FROM segments WHERE number = ?", [(number,) for number in numbers])
+
+    def set_deleted(self, number: int, deleted: npt.NDArray[np.bool_]) -> None:
+        """Replace a segment's tombstones."""
+        self._connection.execute("UPDATE segments SET deleted = ? WHERE number = ?", (_pack(deleted), number))
 
     def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        """Close the file; a snapshot is given up, what was not finished is worthless."""
+        with self._lock:
+            self._connection.close()
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        try:
-            with self._lock:
-                return self._connection.execute(statement, arguments).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise FormatError(f"{self.path} is damaged or no index store: {error}") from error
+        with self._lock, _named(self.path):
+            return self._connection.execute(statement, arguments).fetchall()
 
 
-def _row(document: Document) -> tuple[str, str, str, str]:
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist; {path.parent} is not an index")
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+
+
+def _read_mode(path: Path) -> str:
+    """Readers join the writer's shared memory; on a medium that nobody can write they read the file alone."""
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return "rw"
+    return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise FormatError(f"{path} is damaged or no index store: {error}") from error
+
+
+def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:
+    return None if deleted is None else np.packbits(deleted).tobytes()
+
+
+def _unpack(packed: bytes | None, n: int) -> npt.NDArray[np.bool_] | None:
+    return None if packed is None else np.unpackbits(np.frombuffer(packed, np.uint8), count=n).astype(np.bool_)
+
+
+def store_row(document: Document) -> StoreRow:
+    """The document as the store keeps it.
+
+    Raises:
+        InvalidInput: the id is empty or too long; text that is not UTF-8; metadata that is not JSON.
+    """
     doc_id = check_text(document.doc_id, "a doc_id")
     if not doc_id or len(doc_id.encode()) > MAX_DOC_ID_BYTES:
         raise InvalidInput(f"doc_id {doc_id[:40]!r} has {len(doc_id.encode())} bytes; expected 1 to {MAX_DOC_ID_BYTES}")

@@ -31,6 +31,10 @@ class SortedStrings:
     def __getitem__(self, position: int) -> str:
         return self._bytes(position).decode()
 
+    def terms(self) -> list[str]:
+        """All of them."""
+        return [self[position] for position in range(len(self))]
+
     def find(self, string: str) -> int | None:
         """The string's position, or None."""
         wanted = string.encode(errors="surrogatepass")

@@ -1,0 +1,172 @@
+"""From documents and their vectors to rows as an index stores them: checked, cut, narrowed, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.analysis import MODEL, Analyzer
+from lightir.contract import Contract
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.index.rows import DenseRows, Rows, TokenRows, count_term_ids, count_terms
+from lightir.query import CachedQueryEncoder
+from lightir.shards import Shard
+from lightir.text import query_term_ids
+from lightir.types import Document
+from lightir.vectors import Floats, SparseVectors
+
+SEGMENT_DOCUMENTS = 65_536
+"""The most documents of a segment: one block of the kernel's, and the bound on what a build holds in memory."""
+
+WHOLE_TEXT_TOKENS = 2**31 - 1
+
+DenseDtype = Literal["fp16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a user trades for size.
+
+    Attributes:
+        dense_dim: keep so many first columns, renormalised (Matryoshka); None for all.
+        dense_dtype: "fp16", or "int8" with one scale a row (its largest absolute value / 127).
+        sparse_top_k: keep so many strongest impacts of a document (ties to the smaller term id); None for all.
+    """
+
+    dense_dim: int | None = None
+    dense_dtype: DenseDtype = "fp16"
+    sparse_top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dense_dtype not in ("fp16", "int8"):
+            raise InvalidInput(f"dense_dtype is {self.dense_dtype!r}; expected 'fp16' or 'int8'")
+        for name in ("dense_dim", "sparse_top_k"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"{name} is {value}; at least 1 is needed")
+
+
+class Intake:
+    """Makes rows of shards; the same document gives the same row whatever comes with it."""
+
+    def __init__(
+        self, contract: Contract | None, analyzer: Analyzer | None, encoder: CachedQueryEncoder | None, sizes: Sizes
+    ) -> None:
+        """Set up.
+
+        Args:
+            contract: needed for vectors.
+            analyzer: cuts title and text for BM25; None for no tokens branch.
+            encoder: its tokenizer cuts the text for the "model" analyzer.
+            sizes: how much is kept.
+        """
+        if analyzer is not None and analyzer.name == MODEL and encoder is None:
+            raise InvalidInput("the 'model' analyzer needs a query encoder: its tokenizer cuts the text")
+        self.contract = contract
+        self.analyzer = analyzer
+        self.sizes = sizes
+        self._encoder = encoder
+
+    def rows(self, shard: Shard) -> Rows:
+        """The shard's documents; those of a shard without vectors are pending where the contract speaks of some.
+
+        Raises:
+            InvalidInput: vectors without a contract for them, or impacts that are not uint8.
+            ContractMismatch: vectors of another width or vocabulary than the contract's.
+        """
+        tokens = None if self.analyzer is None else self._tokens(self.analyzer, shard.documents)
+        return dataclasses.replace(self.vectors(shard), tokens=tokens)
+
+    def vectors(self, shard: Shard) -> Rows:
+        """As `rows`, but texts are left alone."""
+        has_vectors = shard.dense is not None or shard.sparse is not None
+        return Rows(
+            [document.doc_id for document in shard.documents],
+            np.zeros(0, np.int64),
+            np.full(len(shard.documents), not has_vectors and self.contract is not None),
+            None if shard.dense is None else self._dense(shard.dense),
+            None if shard.sparse is None else _strongest(self._checked_sparse(shard.sparse), self.sizes.sparse_top_k),
+            None,
+        )
+
+    def _tokens(self, analyzer: Analyzer, documents: Sequence[Document]) -> TokenRows:
+        texts = [document.full_text() for document in documents]
+        if self._encoder is None or analyzer.name != MODEL:
+            return count_terms(analyzer.terms(texts))
+        # Text is prepared as a query's is, but never cut.
+        policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
+        return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
+
+    def _dense(self, rows: npt.NDArray[np.float16]) -> DenseRows:
+        if self.contract is None or self.contract.dense is None:
+            raise InvalidInput(f"there are dense vectors, but {'no' if self.contract is None else 'a sparse'} contract")
+        width = (self.contract.dense.dims or (self.contract.backbone.hidden_size,))[0]
+        if rows.ndim != 2 or rows.shape[1] != width:
+            raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract says width {width}")
+        if self.sizes.dense_dim is not None and self.sizes.dense_dim > width:
+            raise InvalidInput(f"dense_dim is {self.sizes.dense_dim}; the vectors have 1 to {width} columns")
+        narrow = _narrow(rows, self.sizes.dense_dim)
+        return DenseRows(narrow, None) if self.sizes.dense_dtype == "fp16" else _int8(narrow)
+
+    def _checked_sparse(self, rows: SparseVectors) -> SparseVectors:
+        if self.contract is None or self.contract.sparse is None:
+            raise InvalidInput(f"there are sparse vectors, but {'no' if self.contract is None else 'a dense'} contract")
+        if rows.vocab_size != self.contract.backbone.vocab_size:
+            raise ContractMismatch(
+                f"sparse vectors have vocabulary {rows.vocab_size}, "
+                f"but the contract says {self.contract.backbone.vocab_size}"
+            )
+        if rows.weights.dtype != np.uint8:
+            raise InvalidInput(f"sparse impacts are {rows.weights.dtype}; expected uint8")
+        return rows
+
+
+def sliced(shard: Shard, size: int) -> Iterator[Shard]:
+    """The shard in pieces of at most `size` documents; one empty piece for an empty shard."""
+    for start in range(0, max(len(shard.documents), 1), size):
+        end = min(start + size, len(shard.documents))
+        sparse = shard.sparse
+        if sparse is not None:
+            span = slice(sparse.indptr[start], sparse.indptr[end])
+            indptr = sparse.indptr[start : end + 1] - sparse.indptr[start]
+            sparse = SparseVectors(indptr, sparse.term_ids[span], sparse.weights[span], sparse.vocab_size)
+        dense = None if shard.dense is None else shard.dense[start:end]
+        yield Shard(shard.documents[start:end], dense, sparse)
+
+
+def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.float16]:
+    if dim is None or dim == rows.shape[1]:
+        return rows.astype(np.float16, copy=False)
+    return normalized(rows[:, :dim].astype(np.float32)).astype(np.float16)
+
+
+def normalized(rows: Floats) -> Floats:
+    """The rows scaled to length 1; a row of zeros stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
+    return out
+
+
+def _int8(rows: npt.NDArray[np.float16]) -> DenseRows:
+    values = rows.astype(np.float32)
+    scales = np.abs(values).max(axis=1, initial=0.0).astype(np.float32) / np.float32(127)
+    divisors = np.where(scales > 0, scales, np.float32(1))
+    return DenseRows(np.rint(values / divisors[:, None]).astype(np.int8), scales)
+
+
+def _strongest(vectors: SparseVectors, k: int | None) -> SparseVectors:
+    vectors = vectors.without_zeros()
+    lengths = np.diff(vectors.indptr)
+    if k is None or not len(lengths) or lengths.max() <= k:
+        return vectors
+    row_of = np.repeat(np.arange(len(vectors)), lengths)
+    order = np.lexsort((vectors.term_ids, -vectors.weights.astype(np.int64), row_of))
+    rank = np.arange(len(order)) - np.repeat(vectors.indptr[:-1], lengths)
+    kept = np.sort(order[rank < k])
+    indptr = np.concatenate([[0], np.cumsum(np.minimum(lengths, k))]).astype(np.int64)
+    return SparseVectors(indptr, vectors.term_ids[kept], vectors.weights[kept], vectors.vocab_size)

@@ -1,0 +1,263 @@
+"""Rows: documents as columns in memory, on their way into a segment, from one, or from several into another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.index import dictionary
+from lightir.index.bm25 import saturation
+from lightir.index.dictionary import Terms
+from lightir.index.segment import Segment, sparse_arrays
+from lightir.index.strings import SortedStrings
+from lightir.vectors import Ragged, SparseVectors
+
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Documents' term counts.
+
+    Attributes:
+        terms: distinct terms, ascending; the ids in counts are places in it.
+        counts: n rows of uint8, or of float32 where a term occurs more than 255 times.
+        lengths: (n,) uint32, number of terms, repeats counted.
+    """
+
+    terms: Terms
+    counts: SparseVectors
+    lengths: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRows:
+    """Dense rows as they are stored: float16, or int8 with a scale each."""
+
+    rows: npt.NDArray[np.float16] | npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """n documents without their texts, which the store has.
+
+    Attributes:
+        doc_ids: their ids, in any order.
+        doc_keys: (n,) int64, their keys in the store; empty until the store has given them.
+        pending: (n,) bool, whether a document waits for its vectors; its dense row is zeros, its sparse row empty.
+        dense: None where nobody has dense vectors.
+        sparse: uint8 impacts; None where nobody has sparse vectors.
+        tokens: None in an index without an analyzer.
+    """
+
+    doc_ids: Sequence[str]
+    doc_keys: npt.NDArray[np.int64]
+    pending: npt.NDArray[np.bool_]
+    dense: DenseRows | None
+    sparse: SparseVectors | None
+    tokens: TokenRows | None
+
+    def __len__(self) -> int:
+        return len(self.doc_ids)
+
+    def take(self, places: Places) -> Rows:
+        """Some of the documents, in the order of their places."""
+        return Rows(
+            [self.doc_ids[i] for i in places.tolist()],
+            self.doc_keys[places] if len(self.doc_keys) else self.doc_keys,
+            self.pending[places],
+            None if self.dense is None else _take_dense(self.dense, places),
+            None if self.sparse is None else take(self.sparse, places),
+            None if self.tokens is None else _take_tokens(self.tokens, places),
+        )
+
+    def in_order(self) -> Rows:
+        """The documents in ascending order of their ids, as a segment holds them."""
+        places = np.array(sorted(range(len(self)), key=self.doc_ids.__getitem__), dtype=np.int64)
+        return self.take(places)
+
+
+def count_terms(rows: Sequence[Sequence[str]]) -> TokenRows:
+    """The counts of texts that were cut into words."""
+    found: dict[str, int] = {}
+    as_they_came = Ragged.from_lists([[found.setdefault(word, len(found)) for word in row] for row in rows])
+    terms = sorted(found)
+    places = np.zeros(len(terms), dtype=np.uint32)
+    places[[found[term] for term in terms]] = np.arange(len(terms), dtype=np.uint32)
+    return _counted(terms, Ragged(places[as_they_came.term_ids], as_they_came.indptr))
+
+
+def count_term_ids(rows: Ragged) -> TokenRows:
+    """The counts of texts that were cut into the model's term ids."""
+    terms, places = np.unique(rows.term_ids, return_inverse=True)
+    return _counted(terms.astype(np.uint32), Ragged(places.astype(np.uint32), rows.indptr))
+
+
+def _counted(terms: Terms, rows: Ragged) -> TokenRows:
+    counts = SparseVectors.count(rows, vocab_size=len(terms))
+    return TokenRows(terms, _narrow(counts), rows.lengths.astype(np.uint32))
+
+
+def _narrow(counts: SparseVectors) -> SparseVectors:
+    """Counts in one byte where they fit; float32 holds them exactly up to 2 ** 24."""
+    if counts.weights.max(initial=0) <= 255:
+        return counts.with_weights(counts.weights.astype(np.uint8))
+    return counts.with_weights(counts.weights.astype(np.float32))
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """All documents of all parts; a part without vectors gets zeros and empty rows where another has some."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        [doc_id for part in parts for doc_id in part.doc_ids],
+        np.concatenate([part.doc_keys for part in parts]),
+        np.concatenate([part.pending for part in parts]),
+        _join_dense(parts),
+        _join_sparse(parts),
+        _join_tokens([part.tokens for part in parts if part.tokens is not None]),
+    )
+
+
+def _join_dense(parts: Sequence[Rows]) -> DenseRows | None:
+    model = next((part.dense for part in parts if part.dense is not None), None)
+    if model is None:
+        return None
+    width, dtype = model.rows.shape[1], model.rows.dtype
+    found = [
+        part.dense or DenseRows(np.zeros((len(part), width), dtype), np.zeros(len(part), np.float32)) for part in parts
+    ]
+    scales = [each.scales for each in found if each.scales is not None]
+    joined = None if model.scales is None else np.concatenate(scales)
+    return DenseRows(np.concatenate([each.rows for each in found]), joined)
+
+
+def _join_sparse(parts: Sequence[Rows]) -> SparseVectors | None:
+    model = next((part.sparse for part in parts if part.sparse is not None), None)
+    if model is None:
+        return None
+    nothing = SparseVectors(np.zeros(1, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint8), model.vocab_size)
+    rows = [part.sparse or take(nothing, np.zeros(0, np.int64)) for part in parts]
+    lengths = [np.zeros(len(part), np.int64) if part.sparse is None else np.diff(part.sparse.indptr) for part in parts]
+    return _concatenated(rows, lengths, model.vocab_size)
+
+
+def _join_tokens(parts: Sequence[TokenRows]) -> TokenRows | None:
+    if not parts:
+        return None
+    terms, places = dictionary.union([part.terms for part in parts])
+    moved = [
+        SparseVectors(part.counts.indptr, place[part.counts.term_ids], part.counts.weights, len(terms))
+        for part, place in zip(parts, places, strict=True)
+    ]
+    counts = _concatenated(moved, [np.diff(each.indptr) for each in moved], len(terms))
+    return TokenRows(terms, _narrow(counts), np.concatenate([part.lengths for part in parts]))
+
+
+def _concatenated(rows: Sequence[SparseVectors], lengths: Sequence[Places], vocab_size: int) -> SparseVectors:
+    indptr = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+    term_ids = np.concatenate([each.term_ids for each in rows])
+    return SparseVectors(indptr, term_ids, np.concatenate([each.weights for each in rows]), vocab_size)
+
+
+def _take_dense(dense: DenseRows, places: Places) -> DenseRows:
+    return DenseRows(dense.rows[places], None if dense.scales is None else dense.scales[places])
+
+
+def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
+    counts = take(tokens.counts, places)
+    used = np.zeros(len(tokens.terms), dtype=np.bool_)
+    used[counts.term_ids] = True
+    if not used.all():
+        new_ids = (np.cumsum(used) - 1).astype(np.uint32)
+        terms = dictionary.select(tokens.terms, used)
+        counts = SparseVectors(counts.indptr, new_ids[counts.term_ids], counts.weights, len(terms))
+        return TokenRows(terms, _narrow(counts), tokens.lengths[places])
+    return TokenRows(tokens.terms, counts, tokens.lengths[places])
+
+
+def take(vectors: SparseVectors, order: Places) -> SparseVectors:
+    """Some rows, in the given order."""
+    lengths = np.diff(vectors.indptr)[order]
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    places = np.arange(indptr[-1]) + np.repeat(vectors.indptr[order] - indptr[:-1], lengths)
+    return SparseVectors(indptr, vectors.term_ids[places], vectors.weights[places], vectors.vocab_size)
+
+
+def of_segment(segment: Segment, places: Places) -> Rows:
+    """Some documents of a segment."""
+    sparse = segment.sparse
+    tokens = segment.tokens
+    stored = Rows(
+        segment.doc_ids.terms(),
+        segment.doc_keys,
+        segment.pending,
+        None if segment.dense is None else DenseRows(*segment.dense),
+        None
+        if sparse is None
+        else SparseVectors(sparse.indptr, sparse.term_ids, sparse.weights, sparse.postings.vocab_size),
+        None
+        if tokens is None
+        else TokenRows(
+            segment.terms.terms(),
+            SparseVectors(tokens.indptr, tokens.term_ids, tokens.weights, len(segment.terms)),
+            segment.lengths,
+        ),
+    )
+    return _without_vectors_of_nobody(stored.take(places))
+
+
+def _without_vectors_of_nobody(rows: Rows) -> Rows:
+    if rows.pending.all():
+        return Rows(rows.doc_ids, rows.doc_keys, rows.pending, None, None, rows.tokens)
+    return rows
+
+
+def segment_arrays(rows: Rows, *, mean: float) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """A segment's arrays by name and what its manifest says of them; documents ascend by doc_id.
+
+    Args:
+        rows: documents with their keys.
+        mean: the length of a document that BM25's saturation is stored for.
+    """
+    rows = rows.in_order()
+    text, indptr = SortedStrings.pack(rows.doc_ids)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "documents.ids.text": text,
+        "documents.ids.indptr": indptr,
+        "documents.keys": rows.doc_keys,
+    }
+    if rows.pending.any():
+        arrays["documents.pending"] = rows.pending
+    vocab_sizes: dict[str, int] = {}
+    if rows.dense is not None:
+        arrays["dense.rows"] = rows.dense.rows
+        if rows.dense.scales is not None:
+            arrays["dense.scales"] = rows.dense.scales
+    if rows.sparse is not None:
+        vocab_sizes["sparse"] = rows.sparse.vocab_size
+        arrays |= sparse_arrays("sparse", rows.sparse)
+    if rows.tokens is not None:
+        vocab_sizes["tokens"] = len(rows.tokens.terms)
+        arrays |= _token_arrays(rows.tokens, mean)
+    total = 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+    record = {"documents": len(rows), "vocab_sizes": vocab_sizes, "mean_length": mean, "total_length": total}
+    return arrays, record
+
+
+def _token_arrays(tokens: TokenRows, mean: float) -> dict[str, npt.NDArray[Any]]:
+    counts = tokens.counts
+    weights = saturation(counts.weights, counts.indptr, tokens.lengths, mean)
+    return {
+        **sparse_arrays("tokens", counts.with_weights(weights)),
+        # Documents keep their counts, from which the saturation for any mean is made.
+        "tokens.forward.weights": counts.weights,
+        "tokens.lengths": tokens.lengths,
+        "tokens.df": np.bincount(counts.term_ids, minlength=len(tokens.terms)).astype(np.uint32),
+        **dictionary.pack(tokens.terms),
+    }

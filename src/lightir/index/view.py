@@ -1,0 +1,314 @@
+"""A view: one state of an index, which never changes; what the writer does meanwhile is seen by later views."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir import kernel
+from lightir.analysis import Analyzer
+from lightir.contract import Contract, from_json
+from lightir.errors import FormatError, InvalidInput
+from lightir.index import filters
+from lightir.index.bm25 import idf, mean_length
+from lightir.index.filters import Filter
+from lightir.index.intake import Sizes
+from lightir.index.segment import Segment
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
+from lightir.types import BRANCHES, Branch, Document
+from lightir.vectors import Ragged, SparseVectors
+
+INDEX_VERSION = 2
+FILTERS_KEPT = 16
+"""Bitmaps of so many filters are kept with a view."""
+
+Mask = npt.NDArray[np.bool_]
+Allowed = npt.NDArray[np.uint8] | None
+"""A bitmap for the kernel; None for all documents."""
+
+
+class LiveSegment:
+    """A segment with its tombstones and its place among the doc_ords of a view."""
+
+    def __init__(self, number: int, segment: Segment, deleted: Mask | None, first_ord: int) -> None:
+        """Put the parts together."""
+        self.number = number
+        self.segment = segment
+        self.deleted = deleted
+        self.first_ord = first_ord
+
+    @cached_property
+    def live(self) -> Mask:
+        """(n,) whether a document is there."""
+        return np.ones(len(self.segment), dtype=np.bool_) if self.deleted is None else ~self.deleted
+
+    @cached_property
+    def places(self) -> npt.NDArray[np.int64]:
+        """The places of the documents that are there."""
+        return np.flatnonzero(self.live)
+
+    @cached_property
+    def n_live(self) -> int:
+        """Number of documents that are there."""
+        return len(self.segment) if self.deleted is None else int(self.live.sum())
+
+    @cached_property
+    def n_pending(self) -> int:
+        """Number of documents that are there and wait for vectors."""
+        return int((self.segment.pending & self.live).sum())
+
+    @cached_property
+    def total_length(self) -> int:
+        """The number of terms of the documents that are there."""
+        if self.deleted is None or self.segment.tokens is None:
+            return self.segment.total_length
+        return self.segment.total_length - int(self.segment.lengths[self.deleted].sum(dtype=np.int64))
+
+    def df(self, place: int) -> int:
+        """In how many of the documents that are there a term occurs, by its place in the dictionary."""
+        return int(self.segment.df[place]) - self._deleted_df.get(place, 0)
+
+    @cached_property
+    def _deleted_df(self) -> Mapping[int, int]:
+        tokens = self.segment.tokens
+        if self.deleted is None or tokens is None:
+            return {}
+        gone = np.repeat(self.deleted, np.diff(tokens.indptr))
+        places, counts = np.unique(tokens.term_ids[gone], return_counts=True)
+        return dict(zip(places.tolist(), counts.tolist(), strict=True))
+
+    def searchable(self, branch: Branch, matching: Mask | None) -> Allowed:
+        """The bitmap of the documents that a branch may return."""
+        mask = None if self.deleted is None else self.live
+        if branch == "dense" and self.n_pending:
+            mask = self.live & ~self.segment.pending
+        if matching is not None:
+            mask = matching if mask is None else mask & matching
+        return None if mask is None else kernel.pack_bitmap(mask)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenQueries:
+    """A batch of queries for the tokens branch.
+
+    Attributes:
+        terms: the batch's distinct terms that the index knows, ascending: words, or the model's term ids.
+        vectors: one row a query over places in terms; a weight is count x idf over the whole collection.
+        places: one array a segment: each term's place in its dictionary, or -1.
+    """
+
+    terms: Sequence[str | int]
+    vectors: SparseVectors
+    places: Sequence[npt.NDArray[np.int64]]
+
+    def of_segment(self, position: int, vocab_size: int) -> SparseVectors:
+        """The queries in the term ids of one segment; terms that it lacks are left out."""
+        places = self.places[position][self.vectors.term_ids]
+        known = places >= 0
+        before = np.concatenate([[0], np.cumsum(known)]).astype(np.int64)
+        indptr = before[self.vectors.indptr]
+        return SparseVectors(indptr, places[known].astype(np.uint32), self.vectors.weights[known], vocab_size)
+
+
+class View:
+    """Documents have numbers: doc_ord counts through the segments, deleted documents too.
+
+    Within a segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
+    """
+
+    def __init__(self, folder: Path, store: Store, opened: Mapping[int, Segment]) -> None:
+        """Open the state that a store shows; the view owns the store's connection.
+
+        Args:
+            folder: of the index.
+            store: a snapshot, or the writer's connection.
+            opened: segments by number that need not be opened again.
+
+        Raises:
+            FormatError: a file is missing, damaged or of another version; the file is named.
+        """
+        self.folder = folder
+        self.store = store
+        self.record = checked_record(folder, store)
+        self.generation = store.generation()
+        where = str(folder / STORE_FILE)
+        contract, analyzer = self.record["contract"], self.record["analyzer"]
+        self.contract: Contract | None = None if contract is None else from_json(Contract, contract, where)
+        self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
+        self.sizes = Sizes(**self.record["sizes"])
+        self.segments = tuple(_live_segments(folder, store.segments(), opened))
+        self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
+        self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
+        self._matching: OrderedDict[str, list[Mask]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return sum(each.n_live for each in self.segments)
+
+    @cached_property
+    def branches(self) -> tuple[Branch, ...]:
+        """The branches that can be searched: those with vectors of one document at least, and tokens."""
+        found = [branch for branch in BRANCHES if any(_fills(each, branch) for each in self.segments)]
+        if self.analyzer is not None and "tokens" not in found:
+            found.append("tokens")
+        return tuple(found)
+
+    @cached_property
+    def dense_dim(self) -> int | None:
+        """Width of the dense rows; None where there are none."""
+        widths = [each.segment.dense[0].shape[1] for each in self.segments if each.segment.dense is not None]
+        return int(widths[0]) if widths else None
+
+    @cached_property
+    def n_pending(self) -> int:
+        """Number of documents that wait for their vectors."""
+        return sum(each.n_pending for each in self.segments)
+
+    @cached_property
+    def mean_length(self) -> float:
+        """The mean number of terms of the documents."""
+        return mean_length(sum(each.total_length for each in self.segments), len(self))
+
+    def require(self, branch: Branch) -> None:
+        """Nothing, or InvalidInput where the branch cannot be searched."""
+        if branch not in self.branches:
+            raise InvalidInput(f"{self.folder} has no {branch} branch; it has {', '.join(self.branches)}")
+
+    # Documents
+
+    def locate(self, doc_ords: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Each document's segment and its place there."""
+        at = np.searchsorted(self._first_ords, doc_ords, side="right") - 1
+        return at, doc_ords - self._first_ords[at]
+
+    def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
+        """The ids of documents."""
+        at, places = self.locate(doc_ords)
+        return [self.segments[i].segment.doc_ids[j] for i, j in zip(at.tolist(), places.tolist(), strict=True)]
+
+    def doc_ord(self, doc_id: str) -> int | None:
+        """A document's number, or None."""
+        for each in self.segments:
+            place = each.segment.doc_ids.find(doc_id)
+            if place is not None and each.live[place]:
+                return each.first_ord + place
+        return None
+
+    def documents(self, doc_ids: Sequence[str]) -> list[Document]:
+        """The documents with the given ids, in the order of the ids.
+
+        Raises:
+            NotFound: there is no such document.
+        """
+        return self.store.documents(doc_ids)
+
+    def pending(self) -> Iterator[str]:
+        """The ids of the documents that wait for their vectors, those that wait longest first."""
+        for each in self.segments:
+            if each.n_pending:
+                for place in np.flatnonzero(each.segment.pending & each.live).tolist():
+                    yield each.segment.doc_ids[place]
+
+    def break_ties(self, doc_ords: npt.NDArray[np.uint32], scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The order of the total ranking, score down, then doc_id up, for documents whose scores fall already.
+
+        Returns:
+            (n,) places.
+        """
+        order = np.arange(len(doc_ords))
+        if len(self.segments) < 2 or len(doc_ords) < 2:
+            return order
+        ties = np.flatnonzero(np.diff(np.concatenate([[False], scores[1:] == scores[:-1], [False]]).astype(np.int8)))
+        for start, end in ties.reshape(-1, 2).tolist():
+            ids = self.doc_ids(doc_ords[start : end + 1])
+            order[start : end + 1] = start + np.array(sorted(range(len(ids)), key=ids.__getitem__))
+        return order
+
+    # Searching
+
+    def matching(self, wanted: Filter | None) -> list[Mask] | None:
+        """For each segment which documents a filter matches; None without a filter.
+
+        Raises:
+            InvalidInput: the filter is malformed.
+        """
+        if wanted is None:
+            return None
+        sql, arguments = filters.condition(wanted)
+        key = json.dumps([sql, arguments])
+        found = self._matching.get(key)
+        if found is None:
+            keys = self.store.keys_where(sql, arguments)
+            found = [np.isin(each.segment.doc_keys, keys) for each in self.segments]
+            self._matching[key] = found
+            while len(self._matching) > FILTERS_KEPT:
+                self._matching.popitem(last=False)
+        return found
+
+    def token_queries(self, rows: Sequence[Sequence[str | int]]) -> TokenQueries:
+        """Queries that were cut into words, or into the model's term ids, for the tokens branch.
+
+        Raises:
+            InvalidInput: the index has no tokens branch.
+        """
+        self.require("tokens")
+        distinct = sorted({term for row in rows for term in row})
+        facts = {term: self._facts(term) for term in distinct}
+        terms = [term for term in distinct if facts[term][0]]
+        at = {term: place for place, term in enumerate(terms)}
+        counts = SparseVectors.count(
+            Ragged.from_lists([[at[term] for term in row if term in at] for row in rows]), vocab_size=len(terms)
+        )
+        idfs = np.array([idf(len(self), facts[term][0]) for term in terms], dtype=np.float64)
+        weights = (counts.weights.astype(np.float64) * idfs[counts.term_ids]).astype(np.float32)
+        places = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
+        return TokenQueries(terms, counts.with_weights(weights), list(places.T))
+
+    def _facts(self, term: str | int) -> tuple[int, tuple[int, ...]]:
+        """In how many documents a term occurs, and its place in each segment's dictionary, or -1."""
+        found = self._terms.get(term)
+        if found is None:
+            places = [each.segment.terms.find(term) for each in self.segments]  # type: ignore[arg-type]
+            pairs = zip(self.segments, places, strict=True)
+            df = sum(each.df(place) for each, place in pairs if place is not None)
+            found = df, tuple(-1 if place is None else place for place in places)
+            self._terms[term] = found
+        return found
+
+
+def checked_record(folder: Path, store: Store) -> dict[str, Any]:
+    """What the store says of the index as a whole.
+
+    Raises:
+        FormatError: it is of a version that this release does not read.
+    """
+    record = store.record()
+    if record.get("format_version") != INDEX_VERSION:
+        raise FormatError(
+            f"{folder} has index format {record.get('format_version')!r}, written by lightir "
+            f"{record.get('written_by')!r}; this release reads {INDEX_VERSION}; "
+            "build it again with `lightir index`"
+        )
+    return record
+
+
+def _live_segments(
+    folder: Path, stored: Sequence[StoredSegment], opened: Mapping[int, Segment]
+) -> Iterator[LiveSegment]:
+    first_ord = 0
+    for each in stored:
+        segment = opened.get(each.number) or Segment(folder / SEGMENTS_FOLDER / each.name, each.manifest_sha256)
+        yield LiveSegment(each.number, segment, each.deleted, first_ord)
+        first_ord += each.documents
+
+
+def _fills(each: LiveSegment, branch: Branch) -> bool:
+    return each.segment.has(branch) and (branch == "tokens" or each.n_pending < each.n_live)

@@ -1,0 +1,443 @@
+"""IndexWriter: documents come, change and go, one transaction a change; segments merge as they gather."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from lightir.analysis import MODEL
+from lightir.contract import Contract
+from lightir.errors import InvalidInput, LightirError, WriteFailed
+from lightir.index import filters
+from lightir.index.bm25 import mean_length
+from lightir.index.build import build_index
+from lightir.index.filters import Filter
+from lightir.index.intake import DenseDtype, Intake, sliced
+from lightir.index.lock import WriterLock
+from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
+from lightir.index.rows import Rows, join, of_segment, segment_arrays
+from lightir.index.segment import write_segment
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, StoredSegment, store_row
+from lightir.index.view import LiveSegment, View
+from lightir.query import CachedQueryEncoder
+from lightir.shards import Shard
+from lightir.types import Document
+from lightir.vectors import SparseVectors
+
+
+@dataclass(slots=True)
+class _Change:
+    """What one transaction does to the segments.
+
+    Attributes:
+        buried: keys of documents that leave the segments they are in.
+        added: documents for new segments, at most segment_documents each.
+        compact: write all segments again.
+    """
+
+    buried: list[Keys] = field(default_factory=list)
+    added: list[Rows] = field(default_factory=list)
+    compact: bool = False
+
+
+class IndexWriter:
+    """The one writer of an index. When a method returns, its change is on the disk; when it fails, nothing changed.
+
+    A change is: new segments are written aside, flushed and renamed; then one SQLite transaction lists them, drops
+    others, and sets tombstones. Segments that a crash left unlisted are ignored by readers and removed by the next
+    writer. Readers that have a segment mapped go on with it after it was removed, as Linux keeps mapped files.
+
+    A new segment absorbs those that are not larger than itself, so their number grows with the logarithm of the number
+    of changes; `compact` is for the rest: tombstones, and BM25's mean length (see lightir.search.branches).
+    """
+
+    def __init__(self, folder: Path, lock: WriterLock, store: Store, view: View) -> None:
+        """For `open`."""
+        self.folder = folder
+        self._lock = lock
+        self._store = store
+        self._view = view
+        self._threads = threading.RLock()
+        encoder = None
+        if view.analyzer is not None and view.analyzer.name == MODEL:
+            encoder = CachedQueryEncoder.load(folder / ENCODER_FOLDER)
+        self._intake = Intake(view.contract, view.analyzer, encoder, view.sizes)
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path | str,
+        *,
+        contract: Contract | None = None,
+        query_encoder: Path | str | None = None,
+        dense_dim: int | None = None,
+        dense_dtype: DenseDtype = "fp16",
+        sparse_top_k: int | None = None,
+        analyzer: str | None = "english",
+        overwrite: bool = False,
+    ) -> IndexWriter:
+        """Make an empty index and open it; arguments and errors are those of `build_index`."""
+        build_index(
+            (),
+            folder,
+            contract=contract,
+            query_encoder=query_encoder,
+            dense_dim=dense_dim,
+            dense_dtype=dense_dtype,
+            sparse_top_k=sparse_top_k,
+            analyzer=analyzer,
+            progress=False,
+            overwrite=overwrite,
+        )
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> IndexWriter:
+        """Become the writer of an index, and remove what a crashed one left behind.
+
+        Raises:
+            NotFound: the folder is no index.
+            IndexLocked: another writer has it; the text names the process.
+            FormatError: a file is missing, damaged or of another version; the file is named.
+        """
+        folder = Path(folder)
+        store = Store.open_for_writing(folder / STORE_FILE)
+        try:
+            lock = WriterLock(folder)
+            try:
+                view = View(folder, store, {})
+                _sweep(folder, view)
+                return cls(folder, lock, store, view)
+            except BaseException:
+                lock.release()
+                raise
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        """Let the next writer in."""
+        with self._threads:
+            self._store.close()
+            self._lock.release()
+
+    def __enter__(self) -> IndexWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self._view)
+
+    @property
+    def view(self) -> View:
+        """The index as this writer left it; after the next change it is of use no more."""
+        return self._view
+
+    def info(self) -> IndexInfo:
+        """Counts, sizes and the contract."""
+        return view_info(self._view)
+
+    def add(
+        self,
+        documents: Sequence[Document],
+        *,
+        dense: npt.NDArray[np.float16] | None = None,
+        sparse: SparseVectors | None = None,
+    ) -> int:
+        """Put new documents in; returns their number.
+
+        Without vectors a document is found by the tokens branch at once, and waits for `set_vectors` where the index
+        has a contract. Vectors of zeros are taken: dense, they score 0 for every query; sparse, they are never found.
+
+        Args:
+            documents: n documents; a doc_id must not be there yet, nor twice in the batch.
+            dense: (n, dim) float16, as the contract says.
+            sparse: n rows of uint8 impacts.
+
+        Raises:
+            InvalidInput: a doc_id that is there, comes twice, is empty or too long; text that is not UTF-8; vectors
+                with NaN or infinity, of another number, or not of the kinds that the index has.
+            ContractMismatch: vectors of another width or vocabulary.
+            WriteFailed: the disk is full or broken.
+        """
+        return self._put(Shard(documents, dense, sparse), replace=False)
+
+    def upsert(
+        self,
+        documents: Sequence[Document],
+        *,
+        dense: npt.NDArray[np.float16] | None = None,
+        sparse: SparseVectors | None = None,
+    ) -> int:
+        """Put documents in, each in place of the whole document that has its id; returns their number. See `add`."""
+        return self._put(Shard(documents, dense, sparse), replace=True)
+
+    def delete(self, doc_ids: Iterable[str]) -> int:
+        """Take documents out; returns how many of them were there."""
+        with self._threads:
+            known = self._store.keys(set(doc_ids))
+            return self._remove(np.array(sorted(known.values()), dtype=np.int64))
+
+    def delete_where(self, wanted: Filter) -> int:
+        """Take out the documents whose metadata match a filter; returns how many they were.
+
+        Raises:
+            InvalidInput: the filter is malformed.
+        """
+        with self._threads:
+            return self._remove(self._store.keys_where(*filters.condition(wanted)))
+
+    def set_vectors(
+        self,
+        documents: Sequence[Document],
+        *,
+        dense: npt.NDArray[np.float16] | None = None,
+        sparse: SparseVectors | None = None,
+    ) -> list[str]:
+        """Give documents that are there their vectors; returns the ids of those that were left alone.
+
+        A document is left alone when it is gone, or when its title or text is not that which was encoded any more.
+
+        Args:
+            documents: n documents as they were encoded, each once.
+            dense: see `add`.
+            sparse: see `add`.
+
+        Raises:
+            As `add`; and InvalidInput without any vectors.
+        """
+        shard = Shard(documents, dense, sparse)
+        if dense is None and sparse is None:
+            raise InvalidInput("set_vectors was given no vectors")
+        _refuse_repeated(shard)
+        with self._threads:
+            self._require_same_kinds(shard)
+            same, left = self._unchanged(documents)
+            rows = self._intake.vectors(shard).take(np.array(same, dtype=np.int64))
+            if same:
+                keys = self._store.keys(rows.doc_ids)
+                with self._changing() as change:
+                    for piece in _pieces(len(rows), self._segment_documents):
+                        change.added.append(self._with_tokens(rows.take(piece), keys))
+                    change.buried.append(np.array(list(keys.values()), dtype=np.int64))
+            return left
+
+    def compact(self, *, progress: bool = True) -> IndexInfo:
+        """Write all segments again, full and without tombstones; readers search on meanwhile. Returns what is there.
+
+        Memory holds one segment of documents, the disk for a while both the old and the new segments. An index that
+        is compact already is left as it is.
+        """
+        with self._threads:
+            segments = self._view.segments
+            fewest = -(-len(self._view) // self._segment_documents)
+            exact = all(each.segment.mean_length == self._view.mean_length for each in segments)
+            if len(segments) > fewest or any(each.deleted is not None for each in segments) or not exact:
+                with self._changing(progress=progress) as change:
+                    change.compact = True
+            return self.info()
+
+    @property
+    def _segment_documents(self) -> int:
+        return int(self._view.record["segment_documents"])
+
+    # One change
+
+    def _put(self, shard: Shard, *, replace: bool) -> int:
+        stored = [store_row(document) for document in shard.documents]
+        _refuse_repeated(shard)
+        with self._threads:
+            self._require_same_kinds(shard)
+            known = self._store.keys(row[0] for row in stored)
+            if known and not replace:
+                raise InvalidInput(f"document {next(iter(known))!r} is in the index already; upsert replaces it")
+            rows = [self._intake.rows(piece) for piece in sliced(shard, self._segment_documents)]
+            if not stored:
+                return 0
+            with self._changing() as change:
+                gone = np.array(sorted(known.values()), dtype=np.int64)
+                self._store.remove(gone)
+                change.buried.append(gone)
+                first = 0
+                for each in rows:
+                    keys = self._store.insert(stored[first : first + len(each)])
+                    change.added.append(dataclasses.replace(each, doc_keys=keys))
+                    first += len(each)
+            return len(stored)
+
+    def _remove(self, keys: Keys) -> int:
+        if len(keys):
+            with self._changing() as change:
+                self._store.remove(keys)
+                change.buried.append(keys)
+        return len(keys)
+
+    def _require_same_kinds(self, shard: Shard) -> None:
+        has = (shard.dense is not None, shard.sparse is not None)
+        if not any(has):
+            return
+        kinds = {
+            (each.segment.has("dense"), each.segment.has("sparse"))
+            for each in self._view.segments
+            if each.n_pending < each.n_live
+        }
+        if self._view.contract is not None and kinds - {has}:
+            raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index {kinds.pop()}")
+
+    def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
+        """The positions of the documents that are stored with this title and text, and the ids of the others."""
+        known = self._store.keys(document.doc_id for document in documents)
+        same, left = [], []
+        for i, document in enumerate(documents):
+            stored = self._store.documents([document.doc_id])[0] if document.doc_id in known else None
+            if stored is not None and (stored.title, stored.text) == (document.title, document.text):
+                same.append(i)
+            else:
+                left.append(document.doc_id)
+        return same, left
+
+    def _with_tokens(self, vectors: Rows, keys: dict[str, int]) -> Rows:
+        """Rows of vectors joined to the term counts that the index has of the same documents."""
+        found = []
+        for each in self._view.segments:
+            places = [each.segment.doc_ids.find(doc_id) for doc_id in vectors.doc_ids]
+            here = [place for place in places if place is not None and each.live[place]]
+            if here:
+                found.append(of_segment(each.segment, np.array(here, dtype=np.int64)))
+        stored = join(found)
+        order = {doc_id: i for i, doc_id in enumerate(stored.doc_ids)}
+        stored = stored.take(np.array([order[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64))
+        doc_keys = np.array([keys[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64)
+        return dataclasses.replace(vectors, doc_keys=doc_keys, tokens=stored.tokens)
+
+    @contextmanager
+    def _changing(self, *, progress: bool = False) -> Iterator[_Change]:
+        change = _Change()
+        try:
+            with self._store.transaction():
+                yield change
+                self._apply(change, progress)
+        except OSError as error:
+            if isinstance(error, LightirError):
+                raise
+            raise WriteFailed(f"{self.folder} cannot be changed: {error}; it is as it was before") from error
+        finally:
+            # Also after a failure: what was written for nothing goes, what is listed stays, whatever went wrong.
+            opened = {each.number: each.segment for each in self._view.segments}
+            self._view = View(self.folder, self._store, opened)
+            _sweep(self.folder, self._view)
+
+    def _apply(self, change: _Change, progress: bool) -> None:
+        buried = np.concatenate([np.zeros(0, np.int64), *change.buried])
+        segments = [_bury(each, buried) for each in self._view.segments]
+        n_documents = sum(each.n_live for each in segments) + sum(map(len, change.added))
+        total = sum(each.total_length for each in segments) + sum(map(_total_length, change.added))
+        mean = mean_length(total, n_documents)
+        if change.compact:
+            kept: list[LiveSegment] = []
+            written = _packed(segments, self._segment_documents, progress)
+        else:
+            absorbed = _absorbed(segments, change.added, self._segment_documents)
+            kept = [each for each in segments if each.n_live and each not in absorbed]
+            written = iter(_with_absorbed(change.added, absorbed))
+        for rows in written:
+            self._write(rows, mean)
+        staying = {each.number for each in kept}
+        self._store.remove_segments(each.number for each in segments if each.number not in staying)
+        before = {each.number: each.deleted for each in self._view.segments}
+        for each in kept:
+            if each.deleted is not None and each.deleted is not before[each.number]:
+                self._store.set_deleted(each.number, each.deleted)
+
+    def _write(self, rows: Rows, mean: float) -> None:
+        arrays, record = segment_arrays(rows, mean=mean)
+        stored = StoredSegment(self._store.next_segment(), len(rows), "", None)
+        checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
+        self._store.add_segment(dataclasses.replace(stored, manifest_sha256=checksum))
+
+
+def _bury(each: LiveSegment, buried: Keys) -> LiveSegment:
+    """The segment with more tombstones; the same one where it gets none."""
+    hit = np.isin(each.segment.doc_keys, buried) & each.live if len(buried) else np.zeros(0, np.bool_)
+    if not hit.any():
+        return each
+    return LiveSegment(each.number, each.segment, hit if each.deleted is None else hit | each.deleted, each.first_ord)
+
+
+def _absorbed(segments: Sequence[LiveSegment], added: Sequence[Rows], most: int) -> list[LiveSegment]:
+    """The segments that merge with the last of the new ones: from the smallest on, as long as they aren't larger."""
+    if not added:
+        return []
+    size, found = len(added[-1]), []
+    for each in sorted(segments, key=lambda each: each.n_live):
+        if each.n_live > size or size + each.n_live > most:
+            break
+        if each.n_live:
+            found.append(each)
+        size += each.n_live
+    return found
+
+
+def _with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> list[Rows]:
+    if not absorbed:
+        return list(added)
+    return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
+
+
+def _packed(segments: Sequence[LiveSegment], size: int, progress: bool) -> Iterator[Rows]:
+    """All documents, `size` at a time."""
+    gathered: list[Rows] = []
+    with tqdm(desc="compact", unit=" documents", disable=None if progress else True) as bar:
+        for each in segments:
+            first = 0
+            while first < each.n_live:
+                room = size - sum(map(len, gathered))
+                places = each.places[first : first + room]
+                gathered.append(of_segment(each.segment, places))
+                first += len(places)
+                bar.update(len(places))
+                if len(places) == room:
+                    yield join(gathered)
+                    gathered = []
+        if gathered:
+            yield join(gathered)
+
+
+def _pieces(n: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
+    for start in range(0, n, size):
+        yield np.arange(start, min(start + size, n))
+
+
+def _total_length(rows: Rows) -> int:
+    return 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+
+
+def _refuse_repeated(shard: Shard) -> None:
+    counts = Counter(document.doc_id for document in shard.documents)
+    repeated = [doc_id for doc_id, count in counts.items() if count > 1]
+    if repeated:
+        raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")
+
+
+def _sweep(folder: Path, view: View) -> None:
+    """Remove the segments that the store does not list, and what was half-written."""
+    live = {each.segment.folder.name for each in view.segments}
+    for path in (folder / SEGMENTS_FOLDER).iterdir():
+        if path.name not in live:
+            shutil.rmtree(path, ignore_errors=True)

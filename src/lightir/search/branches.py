@@ -1,0 +1,261 @@
+"""What each branch says over all segments of a view: its best documents, and the scores of given ones.
+
+Scores do not depend on which segment a document is in. Dense and sparse ones hang on nothing but query and document.
+BM25 needs the collection's mean length, which moves with every change, while a segment's postings hold saturations
+for the mean of the day they were written. A saturation falls as its penalty 1 / mean rises, never faster than in
+proportion: for r = mean now / mean then, the true score lies between min(1, r) and max(1, r) times the stored one. So
+the stored scores pick the candidates, whose true scores are then computed from their counts, and a segment is asked
+for more until none that it withholds can belong to the best. After a bulk build and after compaction r is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir import kernel
+from lightir.index import TokenQueries, View
+from lightir.index.bm25 import saturation
+from lightir.index.rows import take
+from lightir.index.segment import Segment, SparseBranch
+from lightir.index.view import LiveSegment, Mask
+from lightir.search.fusion import BranchList
+from lightir.types import Branch
+from lightir.vectors import Floats, SparseVectors
+
+ROUNDING = 1e-4
+"""More than float32 sums of a few thousand terms can be off."""
+
+DocOrds = npt.NDArray[np.uint32]
+Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
+"""Term ids, ascending, and their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedQueries:
+    """A batch of n queries as the branches want them; a branch that is not searched is None."""
+
+    n: int
+    dense: Floats | None
+    sparse: SparseVectors | None
+    tokens: TokenQueries | None
+
+
+class BranchSearch:
+    """A batch of queries over one view."""
+
+    def __init__(
+        self, view: View, queries: EncodedQueries, *, matching: Sequence[Mask] | None = None, threads: int = 1
+    ) -> None:
+        """Put a view and encoded queries together.
+
+        Args:
+            view: see `Index.view`.
+            queries: of the branches that will be asked.
+            matching: for each segment the documents that may be found, see `View.matching`; None for all.
+            threads: at most this many work at the same time.
+        """
+        self.view = view
+        self.queries = queries
+        self.matching = matching
+        self.threads = threads
+        self._token_terms: dict[int, SparseVectors] = {}
+
+    def top(self, branch: Branch, k: int) -> list[BranchList]:
+        """Each query's k best documents: score down, then doc_id up."""
+        found = [self._segment_top(branch, position, k) for position in range(len(self.view.segments))]
+        if branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments):
+            return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
+        return [self._merged([lists[i] for lists in found], k) for i in range(self.queries.n)]
+
+    def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
+        """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
+        if len(self.view.segments) == 1:
+            return self._segment_pairs(branch, 0, doc_ords, query)
+        scores = np.zeros(len(doc_ords), dtype=np.float32)
+        at, places = self.view.locate(doc_ords)
+        for position in np.unique(at).tolist():
+            mine = at == position
+            scores[mine] = self._segment_pairs(branch, position, places[mine].astype(np.uint32), query)
+        return scores
+
+    def pair(self, branch: Branch, doc_ord: int, query: int) -> tuple[Row, Row, Callable[[int], str | int]]:
+        """A query's and a document's row in a sparse branch, and what their term ids stand for: words, or themselves."""
+        at, places = self.view.locate(np.array([doc_ord], dtype=np.uint32))
+        segment, place = self.view.segments[int(at[0])].segment, places.astype(np.uint32)
+        stored = _stored(segment, branch)
+        wanted = self._terms_of_segment(branch, int(at[0])).row(query)
+        if stored is None:
+            return wanted, (np.zeros(0, np.uint32), np.zeros(0, np.float32)), int
+        if branch == "sparse":
+            return wanted, stored.row(int(place[0])), int
+        _, term_ids, weights = self._true_weights(segment, stored, place)
+        return wanted, (term_ids, weights), segment.terms.__getitem__
+
+    # One segment
+
+    def _segment_top(self, branch: Branch, position: int, k: int) -> list[BranchList]:
+        each = self.view.segments[position]
+        allowed = each.searchable(branch, None if self.matching is None else self.matching[position])
+        if branch == "dense":
+            return self._dense_top(each, allowed, k)
+        wanted = k if branch == "sparse" else self._wanted(position, k)
+        return self._sparse_top(branch, position, allowed, self._terms_of_segment(branch, position), wanted)
+
+    def _wanted(self, position: int, k: int) -> int:
+        """How many documents of a segment to look at for its k best of the tokens branch."""
+        return k if self._is_exact(self.view.segments[position].segment) else k + k // 8 + 16
+
+    def _dense_top(self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int) -> list[BranchList]:
+        queries = self.queries.dense
+        assert queries is not None  # the plan's branches were encoded
+        if each.segment.dense is None:
+            return [_nothing()] * self.queries.n
+        rows, scales = each.segment.dense
+        k = min(k, len(each.segment))
+        doc_ords, scores = kernel.dense_top_k(rows, queries, k=k, scales=scales, threads=self.threads, allowed=allowed)
+        # A query without terms has no direction: it finds nothing, not everything with score 0.
+        counts = np.where(queries.any(axis=1), doc_ords.shape[1], 0)
+        first = np.uint32(each.first_ord)
+        return [BranchList(doc_ords[i, :n] + first, scores[i, :n]) for i, n in enumerate(counts)]
+
+    def _sparse_top(
+        self, branch: Branch, position: int, allowed: npt.NDArray[np.uint8] | None, queries: SparseVectors, k: int
+    ) -> list[BranchList]:
+        each = self.view.segments[position]
+        stored = _stored(each.segment, branch)
+        if stored is None:
+            return [_nothing()] * len(queries)
+        indptr, doc_ords, scores = kernel.sparse_top_k_batch(
+            stored.postings,
+            queries.indptr,
+            queries.term_ids,
+            queries.weights.astype(np.float32, copy=False),
+            k=min(k, len(each.segment)),
+            threads=self.threads,
+            allowed=allowed,
+        )
+        doc_ords = doc_ords + np.uint32(each.first_ord)
+        spans = [slice(indptr[i], indptr[i + 1]) for i in range(len(queries))]
+        return [BranchList(doc_ords[span], scores[span]) for span in spans]
+
+    def _segment_pairs(self, branch: Branch, position: int, places: DocOrds, query: int) -> npt.NDArray[np.float32]:
+        segment = self.view.segments[position].segment
+        if branch == "dense":
+            assert self.queries.dense is not None  # the plan's branches were encoded
+            if segment.dense is None:
+                return np.zeros(len(places), dtype=np.float32)
+            rows, scales = segment.dense
+            return kernel.dense_pair_scores(rows, places, self.queries.dense[query], scales=scales)
+        stored = _stored(segment, branch)
+        if stored is None:
+            return np.zeros(len(places), dtype=np.float32)
+        term_ids, weights = self._terms_of_segment(branch, position).row(query)
+        weights = weights.astype(np.float32, copy=False)
+        indptr, doc_terms, impacts = stored.indptr, stored.term_ids, stored.weights
+        if branch == "tokens":
+            indptr, doc_terms, impacts = self._true_weights(segment, stored, places)
+            places = np.arange(len(places), dtype=np.uint32)
+        return kernel.sparse_pair_scores(indptr, doc_terms, impacts, places, term_ids, weights)
+
+    def _true_weights(
+        self, segment: Segment, stored: SparseBranch, places: DocOrds
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
+        """The documents' rows with saturations for the mean length of the view."""
+        counts = SparseVectors(stored.indptr, stored.term_ids, stored.weights, stored.postings.vocab_size)
+        rows = take(counts, places.astype(np.int64))
+        weights = saturation(rows.weights, rows.indptr, segment.lengths[places], self.view.mean_length)
+        return rows.indptr, rows.term_ids, weights
+
+    # All segments
+
+    def _merged(self, lists: Sequence[BranchList], k: int) -> BranchList:
+        if len(lists) == 1:
+            return BranchList(lists[0].doc_ords[:k], lists[0].scores[:k])
+        if not lists:
+            return _nothing()
+        doc_ords = np.concatenate([each.doc_ords for each in lists])
+        scores = np.concatenate([each.scores for each in lists])
+        order = np.argsort(-scores, kind="stable")
+        if len(order) > k:
+            order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
+        order = order[self.view.break_ties(doc_ords[order], scores[order])][:k]
+        return BranchList(doc_ords[order], scores[order])
+
+    def _true_top(self, query: int, k: int, lists: list[BranchList]) -> BranchList:
+        """The k best documents of the tokens branch by their true scores, out of lists by stored ones."""
+        whole = [len(each.scores) < self._wanted(position, k) for position, each in enumerate(lists)]
+        while True:
+            least = self._kth_score_at_least(lists, k)
+            found = [self._rescored(position, query, each, least) for position, each in enumerate(lists)]
+            best = self._merged(found, k)
+            reached = float(best.scores[-1]) if len(best.scores) == k else 0.0
+            lacking = [
+                position
+                for position, each in enumerate(lists)
+                if not whole[position] and self._may_withhold(position, each, reached)
+            ]
+            if not lacking:
+                return best
+            for position in lacking:
+                deeper = 4 * len(lists[position].scores)
+                lists[position] = self._deeper(position, query, deeper)
+                whole[position] = len(lists[position].scores) < deeper
+
+    def _kth_score_at_least(self, lists: Sequence[BranchList], k: int) -> float:
+        lowest = [
+            each.scores * (min(1.0, self._ratio(position)) * (1 - ROUNDING)) for position, each in enumerate(lists)
+        ]
+        scores = np.concatenate(lowest)
+        return float(np.partition(scores, len(scores) - k)[len(scores) - k]) if len(scores) >= k else 0.0
+
+    def _rescored(self, position: int, query: int, found: BranchList, least: float) -> BranchList:
+        """The documents that may score `least`, with their true scores, in the order of a ranking."""
+        each = self.view.segments[position]
+        if self._is_exact(each.segment):
+            return found
+        doc_ords = found.doc_ords[found.scores * (max(1.0, self._ratio(position)) * (1 + ROUNDING)) >= least]
+        scores = self._segment_pairs("tokens", position, doc_ords - np.uint32(each.first_ord), query)
+        order = np.lexsort((doc_ords, -scores))
+        return BranchList(doc_ords[order], scores[order])
+
+    def _may_withhold(self, position: int, found: BranchList, reached: float) -> bool:
+        """Whether a document that the list does not show may score as much as the k-th best one found."""
+        if self._is_exact(self.view.segments[position].segment):
+            return False
+        return float(found.scores[-1]) * max(1.0, self._ratio(position)) * (1 + ROUNDING) >= reached
+
+    def _deeper(self, position: int, query: int, k: int) -> BranchList:
+        each = self.view.segments[position]
+        allowed = each.searchable("tokens", None if self.matching is None else self.matching[position])
+        term_ids, weights = self._terms_of_segment("tokens", position).row(query)
+        indptr = np.array([0, len(term_ids)], dtype=np.int64)
+        vocab_size = len(each.segment.terms)
+        return self._sparse_top("tokens", position, allowed, SparseVectors(indptr, term_ids, weights, vocab_size), k)[0]
+
+    def _ratio(self, position: int) -> float:
+        return self.view.mean_length / self.view.segments[position].segment.mean_length
+
+    def _is_exact(self, segment: Segment) -> bool:
+        return segment.mean_length == self.view.mean_length
+
+    def _terms_of_segment(self, branch: Branch, position: int) -> SparseVectors:
+        if branch == "sparse":
+            assert self.queries.sparse is not None  # the plan's branches were encoded
+            return self.queries.sparse
+        if position not in self._token_terms:
+            assert self.queries.tokens is not None
+            vocab_size = len(self.view.segments[position].segment.terms)
+            self._token_terms[position] = self.queries.tokens.of_segment(position, vocab_size)
+        return self._token_terms[position]
+
+
+def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:
+    return segment.sparse if branch == "sparse" else segment.tokens
+
+
+def _nothing() -> BranchList:
+    return BranchList(np.zeros(0, np.uint32), np.zeros(0, np.float32))
