@@ -83,7 +83,7 @@ class BranchSearch:
         return scores
 
     def pair(self, branch: Branch, doc_ord: int, query: int) -> tuple[Row, Row, Callable[[int], str | int]]:
-        """A query's and a document's row in a sparse branch, and what their term ids stand for: words, or themselves."""
+        """A query's and a document's row in a sparse branch, and what their ids stand for: words, or themselves."""
         at, places = self.view.locate(np.array([doc_ord], dtype=np.uint32))
         segment, place = self.view.segments[int(at[0])].segment, places.astype(np.uint32)
         stored = _stored(segment, branch)
