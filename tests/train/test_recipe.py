@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collections_for_training import write_dataset
 from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
 from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 
@@ -90,24 +92,39 @@ def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pyt
 def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
     """As it is, but for the size: a tiny model, tiny data, a small batch."""
     kind, given = read_recipe(path)
-    held_out = write_dataset(tmp_path / "gamma", "gamma")
-    development = (DevSet(str(datasets[0]), queries=4, documents=8),)
     tiny = dataclasses.replace(
         given,
         model=dataclasses.replace(
             given.model, address=recipe.model.address, first_layer=min(given.model.first_layer, 1), compile=False
         ),
+        optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
+        documents=dataclasses.replace(given.documents, max_tokens=48),
+    )
+    shrink = on_corpora if isinstance(tiny, AdaptationRecipe) else on_training_sets
+    out = kind.train(shrink(tiny, datasets, tmp_path), tmp_path / "model", device="cpu")
+    assert (out / "lightir.json").is_file()
+    assert (out / "training" / "decontamination.json").is_file() == bool(getattr(given, "held_out", ()))
+
+
+def on_corpora(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
+    """A recipe of a stage that reads corpora alone, on the tiny data."""
+    del folder
+    return dataclasses.replace(tiny, data=tuple(CorpusRecipe(str(each)) for each in datasets), length=64)
+
+
+def on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
+    """A recipe of a stage that reads queries with their documents, on the tiny data."""
+    held_out = write_dataset(folder / "gamma", "gamma")
+    development = (DevSet(str(datasets[0]), queries=4, documents=8),)
+    if getattr(tiny.losses, "dims", ()):
+        tiny = dataclasses.replace(tiny, losses=dataclasses.replace(tiny.losses, dims=(16,)))
+    return dataclasses.replace(
+        tiny,
         data=tuple(
-            dataclasses.replace(given.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
+            dataclasses.replace(tiny.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
             for folder, negatives in zip(datasets, ("bm25", ""), strict=True)
         ),
-        held_out=tuple(str(held_out) for _ in given.held_out[:1]),
-        optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
-        documents=dataclasses.replace(given.documents, max_tokens=48, train_tokens=0),
-        evaluation=dataclasses.replace(given.evaluation, sets=development[: len(given.evaluation.sets)]),
+        held_out=tuple(str(held_out) for _ in tiny.held_out[:1]),
+        documents=dataclasses.replace(tiny.documents, train_tokens=0),
+        evaluation=dataclasses.replace(tiny.evaluation, sets=development[: len(tiny.evaluation.sets)]),
     )
-    if getattr(given.losses, "dims", ()):
-        tiny = dataclasses.replace(tiny, losses=dataclasses.replace(given.losses, dims=(16,)))
-    out = kind.train(tiny, tmp_path / "model", device="cpu")
-    assert (out / "lightir.json").is_file()
-    assert (out / "training" / "decontamination.json").is_file() == bool(given.held_out)

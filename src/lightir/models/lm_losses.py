@@ -1,0 +1,138 @@
+"""Next-token losses over an LM head that never hold positions x vocabulary: CSplade's adaptation (arXiv 2504.10816)."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightir.errors import InvalidInput
+from lightir.models.heads import _bf16_operands
+
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+"""Size of the logits that exist at one time: a few hundred positions against a small model's vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTokenLosses:
+    """Sums over positions, and what is worth watching.
+
+    Attributes:
+        total: scalar, causal + relu_weight x relu; it carries the gradient.
+        causal: scalar, sum of CE(z, next).
+        relu: scalar, sum of CE(ln(1 + ReLU(z)), next).
+        maxima: (V,) each term's largest logit at any position; a term below 0 is dead in this batch.
+    """
+
+    total: Tensor
+    causal: Tensor
+    relu: Tensor
+    maxima: Tensor
+
+
+def next_token_losses(
+    states: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, relu_weight: float = 1.0
+) -> NextTokenLosses:
+    """CSplade's adaptation loss of one forward: both cross entropies from the same logits z = states weightᵀ + bias.
+
+    Since exp(ln(1 + ReLU(z))) = 1 + ReLU(z), the second one is ln Σ(1 + ReLU(z)) - ln(1 + ReLU(z_next)). Gradients go
+    to the states alone, and are computed along the way, so that each chunk of logits exists once.
+
+    Args:
+        states: (n, hidden), in any floating dtype, each to predict its target.
+        weight: (V, hidden), frozen.
+        targets: (n,) int64.
+        bias: (V,) or None.
+        relu_weight: λ.
+
+    Returns:
+        Sums in fp32 (fp64 for double states); 0, and maxima of -inf, for n = 0.
+
+    Raises:
+        InvalidInput: shapes that don't fit, or weights that want a gradient.
+    """
+    if states.dim() != 2 or weight.dim() != 2 or states.shape[1] != weight.shape[1] or len(targets) != len(states):
+        raise InvalidInput(
+            f"states {tuple(states.shape)}, weight {tuple(weight.shape)} and targets {tuple(targets.shape)}: expected "
+            "(n, hidden), (vocabulary, hidden) and (n,)"
+        )
+    if weight.requires_grad or (bias is not None and bias.requires_grad):
+        raise InvalidInput("the LM head wants a gradient, but next_token_losses has it frozen")
+    return NextTokenLosses(*_NextToken.apply(states, weight, bias, targets, relu_weight))  # type: ignore[no-untyped-call]
+
+
+class _NextToken(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, relu_weight: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wide = torch.float64 if states.dtype == torch.float64 else torch.float32
+        causal, relu = (torch.zeros((), dtype=torch.float64, device=states.device) for _ in range(2))
+        maxima = torch.full((len(weight),), -torch.inf, dtype=wide, device=states.device)
+        gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        budget = CHUNK_BYTES.get(states.device.type, CHUNK_BYTES["cpu"])
+        step = max(1, budget // (len(weight) * wide.itemsize))
+        with torch.autocast(states.device.type, enabled=False), _products(states, weight):
+            table = _operand(weight, wide)
+            for begin in range(0, len(states), step):
+                own, wanted = states[begin : begin + step], targets[begin : begin + step]
+                logits = _logits(own, table, bias, wide)
+                maxima = torch.maximum(maxima, logits.amax(0))
+                d_logits, sums = _chunk(logits, wanted, relu_weight, want_gradient=gradient is not None)
+                causal, relu = causal + sums[0], relu + sums[1]
+                if gradient is not None and d_logits is not None:
+                    gradient[begin : begin + step] = (d_logits.to(table.dtype) @ table).to(states.dtype)
+        ctx.save_for_backward(gradient)
+        causal, relu = causal.to(wide), relu.to(wide)
+        ctx.mark_non_differentiable(causal, relu, maxima)
+        return causal + relu_weight * relu, causal, relu, maxima
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (None if gradient is None else gradient * grad.to(gradient.dtype)), None, None, None, None
+
+
+def _chunk(
+    logits: Tensor, targets: Tensor, relu_weight: float, *, want_gradient: bool
+) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
+    """The gradient of one chunk's weighted loss by its logits (which are overwritten), and the two sums in fp64."""
+    rows = torch.arange(len(logits), device=logits.device)
+    normalizer = torch.logsumexp(logits, dim=1, keepdim=True)
+    causal = (normalizer[:, 0] - logits[rows, targets]).double().sum()
+    saturated = F.relu(logits).add_(1.0)
+    total = saturated.sum(dim=1, keepdim=True, dtype=torch.float64).to(logits.dtype)
+    relu = (total[:, 0].log() - saturated[rows, targets].log()).double().sum()
+    if not want_gradient:
+        return None, (causal, relu)
+    positive = logits[rows, targets] > 0
+    # d relu-CE / dz = ((1 + z) / Σ - [next]) / (1 + z) where z > 0, else 0
+    d_relu = torch.where(logits > 0, relu_weight / total, torch.zeros_like(total))
+    d_relu[rows, targets] -= torch.where(positive, relu_weight / saturated[rows, targets], 0.0)
+    d_logits = logits.sub_(normalizer).exp_()
+    d_logits[rows, targets] -= 1.0
+    return d_logits.add_(d_relu), (causal, relu)
+
+
+def _operand(weight: Tensor, wide: torch.dtype) -> Tensor:
+    """The head as the products take it: bf16 stays bf16 on a GPU; anything else is widened once, not chunk by chunk."""
+    return weight if weight.device.type == "cuda" and weight.dtype == torch.bfloat16 else weight.to(wide)
+
+
+def _products(states: Tensor, weight: Tensor) -> contextlib.AbstractContextManager[None]:
+    """CPU products of states and weights that were bf16 before they were widened lose nothing with bf16 operands."""
+    rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
+    return _bf16_operands() if rounded else contextlib.nullcontext()
+
+
+def _logits(own: Tensor, table: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+    """(chunk, V) logits, summed in the wide dtype."""
+    if table.dtype == torch.bfloat16:
+        logits = torch.mm(own.bfloat16(), table.T, out_dtype=torch.float32)
+    else:
+        logits = own.to(wide) @ table.T
+    return logits if bias is None else logits + bias.to(wide)

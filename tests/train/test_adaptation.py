@@ -1,0 +1,195 @@
+"""The adaptation stage: its loss, what comes out, exact resume, any number of processes, and what follows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from lightir.contract import DocumentPolicy
+from lightir.encode import encode_corpus
+from lightir.errors import FormatError, InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.shards import VectorsReader
+from lightir.train import adaptation, contrastive
+from lightir.train.adaptation import Adaptation, AdaptationRecipe, CorpusRecipe, train
+from lightir.train.loop import Loop, average_gradients
+from lightir.train.recipe import Optimisation, Recipe, recipe_yaml
+from lightir.train.stages import STAGES, read_recipe
+from lightir.types import Document
+
+
+@pytest.fixture
+def adapting(recipe: Recipe) -> AdaptationRecipe:
+    """Both data sets' documents in rows of 64."""
+    return AdaptationRecipe(
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        data=tuple(CorpusRecipe(each.name) for each in recipe.data),
+        optimisation=Optimisation(steps=6, batch_size=4, learning_rate=1e-2, warmup_steps=1),
+        length=64,
+        documents=DocumentPolicy(max_tokens=48),
+        checkpoint_every=2,
+    )
+
+
+def with_steps(recipe: AdaptationRecipe, steps: int) -> AdaptationRecipe:
+    return dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, steps=steps))
+
+
+def records(model: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_is_the_papers_over_each_documents_own_forward(adapting: AdaptationRecipe) -> None:
+    recipe = dataclasses.replace(adapting, relu_weight=0.7)
+    stage = Adaptation(recipe, "cpu")
+    parts, monitored = stage.losses(1, step=0)
+    batch = stage.texts.batch(1, rows=4)
+    causal, relu, n, highest = 0.0, 0.0, 0, []
+    for row in range(4):
+        for piece in range(int(batch.pieces[row, -1]) + 1):
+            ids = batch.input_ids[row][batch.pieces[row] == piece]
+            if len(ids) < 2:
+                continue
+            states = stage.retriever.backbone.states(ids[None], None)[0, :-1].detach().double()
+            logits = states @ stage.head.weight.double().T
+            causal += float(F.cross_entropy(logits, ids[1:], reduction="sum"))
+            relu += float(F.cross_entropy(torch.log(1 + torch.relu(logits)), ids[1:], reduction="sum"))
+            highest.append(logits.amax(0))
+            n += len(ids) - 1
+    assert float(parts["causal"].detach()) == pytest.approx(causal / n, rel=1e-5)
+    assert float(parts["relu"].detach()) == pytest.approx(0.7 * relu / n, rel=1e-5)
+    dead = (torch.stack(highest).amax(0) <= 0).double().mean()
+    assert monitored["dead"] == pytest.approx(float(dead))
+
+
+def test_a_model_folder_comes_out_that_encodes_documents(adapting: AdaptationRecipe, tmp_path: Path) -> None:
+    out = train(with_steps(adapting, 30), tmp_path / "model", device="cpu")
+    losses = [each["loss"] for each in records(out)]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
+    assert {"causal", "relu", "dead", "nonzeros", "sparse_cosine", "gradient_norm"} <= set(records(out)[0])
+    retriever = LightRetriever.load(out)
+    assert retriever.contract.method == "csplade"
+    assert retriever.contract.dense is None
+    encode_corpus(retriever, [Document("a", "a river in winter"), Document("b", "")], tmp_path / "vectors")
+    (shard,) = VectorsReader(tmp_path / "vectors")
+    assert shard.dense is None
+    kind, again = read_recipe(out / "training" / "recipe.yaml")
+    assert (kind, again) == (STAGES["adaptation"], with_steps(adapting, 30))
+    assert json.loads((out / "training" / "data.json").read_text())["documents"] == 24
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    adapting: AdaptationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(adapting, tmp_path / "whole", device="cpu")
+    original = Loop._optimizer_step
+
+    def killed(self: Loop) -> dict[str, object]:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(Loop, "_optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(adapting, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    resumed = train(adapting, tmp_path / "cut", resume=True, device="cpu")
+    assert [each["loss"] for each in records(resumed)] == [each["loss"] for each in records(whole)]
+    a, b = (load_file(str(m / "adapter" / "adapter_model.safetensors")) for m in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_contrastive_stage_goes_on_from_it(adapting: AdaptationRecipe, recipe: Recipe, tmp_path: Path) -> None:
+    adapted = train(adapting, tmp_path / "adapted", device="cpu")
+    model = dataclasses.replace(recipe.model, address=str(adapted), attention="bidirectional")
+    losses = dataclasses.replace(recipe.losses, dense=0.0, dense_alignment=0.0)
+    evaluation = dataclasses.replace(recipe.evaluation, by="sparse")
+    then = dataclasses.replace(recipe, model=model, losses=losses, evaluation=evaluation)
+    out = contrastive.train(then, tmp_path / "model", device="cpu")
+    loaded = LightRetriever.load(out)
+    assert loaded.contract.attention == "bidirectional"
+    assert loaded.contract.backbone.address == recipe.model.address
+
+
+def test_a_dying_head_is_warned_of(
+    adapting: AdaptationRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Adaptation(adapting, "cpu")
+    monkeypatch.setattr(adaptation, "DYING", -1.0)
+    with caplog.at_level(logging.WARNING):
+        stage.losses(0, step=7)
+    assert "step 7" in caplog.text
+    assert "dying" in caplog.text
+
+
+def gradients(recipe: AdaptationRecipe) -> dict[str, torch.Tensor]:
+    stage = Adaptation(recipe, "cpu")
+    parts, _ = stage.losses(0, step=0)
+    torch.autograd.backward(torch.stack(list(parts.values())).sum())
+    average_gradients(list(stage.parameters.values()))
+    found = {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
+    return found | {name: value.detach() for name, value in parts.items()}
+
+
+def _process(number: int, world: int, port: int, recipe: AdaptationRecipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    found = gradients(recipe)
+    if number == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_four_processes_have_the_loss_and_gradient_of_one(adapting: AdaptationRecipe, tmp_path: Path) -> None:
+    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
+    multiprocessing.start_processes(_process, args=(4, port, adapting, str(path)), nprocs=4, start_method="fork")
+    one, four = gradients(adapting), torch.load(path, weights_only=True)
+    assert one.keys() == four.keys()
+    for name, expected in one.items():
+        torch.testing.assert_close(four[name], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": []}, "at least one corpus"),
+        ({"length": 40}, "but a row has 40"),
+        ({"relu_weight": -1.0}, "relu_weight is -1"),
+        ({"optimisation": {"negatives": 3}}, "no queries"),
+        ({"optimisation": {"steps": 0}}, "steps is 0"),
+        ({"model": {"address": "a", "attention": "bidirectional"}}, "must be causal"),
+        ({"model": {"address": "a", "lora_rank": 0}}, "lora_rank is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    content = {
+        "stage": "adaptation",
+        "model": {"address": "a"},
+        "data": [{"name": "x"}],
+        "documents": {"max_tokens": 48},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(content | changes))
+    with pytest.raises(FormatError, match=message):
+        read_recipe(tmp_path / "recipe.yaml")
+
+
+def test_too_little_text_is_refused(adapting: AdaptationRecipe) -> None:
+    with pytest.raises(InvalidInput, match="less than one row"):
+        Adaptation(dataclasses.replace(adapting, data=(CorpusRecipe(adapting.data[0].name, documents=1),)), "cpu")
+
+
+def test_the_recipe_comes_back_from_its_yaml(adapting: AdaptationRecipe, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(adapting))
+    assert read_recipe(tmp_path / "recipe.yaml")[1] == adapting
