@@ -24,7 +24,8 @@ Condition: TypeAlias = tuple[str, list[Any]]
 
 RANGES = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 TESTS = (*RANGES, "in", "exists")
-MAX_DEPTH, MAX_TESTS = 50, 500  # SQLite refuses expressions deeper than 1,000, and every AND is a level
+MAX_DEPTH, MAX_TESTS = 8, 500
+# SQLite's parser has a stack of 100, its expressions are at most 1,000 deep, and every AND is a level.
 
 _NUMBER = "('integer', 'real')"
 _LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
@@ -137,8 +138,8 @@ def _is_in(values: Sequence[Any], place: str) -> Condition:
 
 
 def _joined(parts: Sequence[Condition], operator: str, empty: str) -> Condition:
-    if not parts:
-        return empty, []
+    if len(parts) < 2:
+        return parts[0] if parts else (empty, [])
     return operator.join(f"({sql})" for sql, _ in parts), [each for _, arguments in parts for each in arguments]
 
 

@@ -1,0 +1,171 @@
+"""A filter means what a loop over the metadata says it means, and a malformed one is told where it is wrong."""
+
+from __future__ import annotations
+
+import json
+import operator
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from lightir.errors import InvalidInput
+from lightir.index import Index, build_index, document_shards
+from lightir.index.filters import condition
+from lightir.search import Searcher
+from lightir.types import Document
+
+RANGES = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
+
+
+def kind(value: Any) -> str:
+    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+
+
+def equal(value: Any, wanted: Any) -> bool:
+    return kind(value) == kind(wanted) and value == wanted
+
+
+def look_up(metadata: Any, field: str) -> list[Any]:
+    """The value of a field in a list, or nothing."""
+    for key in field.split("."):
+        if not isinstance(metadata, dict) or key not in metadata:
+            return []
+        metadata = metadata[key]
+    return [metadata]
+
+
+def passes(metadata: Any, field: str, name: str, wanted: Any) -> bool:
+    found = look_up(metadata, field)
+    if name == "exists":
+        return bool(found) == wanted
+    values = found[0] if found and isinstance(found[0], list) else found
+    if name in RANGES:
+        return any(kind(v) == kind(wanted) and RANGES[name](v, wanted) for v in values)
+    return any(equal(v, one) for v in values for one in (wanted if name == "in" else [wanted]))
+
+
+def matches(metadata: Any, wanted: dict[str, Any]) -> bool:
+    """The filter's twin."""
+    for key, each in wanted.items():
+        if key == "and":
+            said = all(matches(metadata, one) for one in each)
+        elif key == "or":
+            said = any(matches(metadata, one) for one in each)
+        elif key == "not":
+            said = not matches(metadata, each)
+        elif isinstance(each, dict):
+            said = all(passes(metadata, key, name, value) for name, value in each.items())
+        else:
+            said = passes(metadata, key, "eq", each)
+        if not said:
+            return False
+    return True
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.sampled_from([0.5, 1.0, -2.0]),
+    st.sampled_from(["", "a", "b", "é", "1", "'"]),
+)
+orders = st.one_of(st.integers(-2, 3), st.sampled_from([0.5, 1.0]), st.sampled_from(["", "a", "é", "1"]))
+fields = st.sampled_from(["x", "y", "x.y", "über", "a'b", "$", "x]"])
+stored = st.recursive(
+    scalars, lambda inner: st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from("xy"), inner, max_size=2)
+)
+metadatas = st.dictionaries(st.sampled_from(["x", "y", "über", "a'b", "$", "x]"]), stored, max_size=4)
+tests = st.fixed_dictionaries(
+    {}, optional={**dict.fromkeys(RANGES, orders), "in": st.lists(scalars, max_size=3), "exists": st.booleans()}
+).filter(bool)
+leaves = st.dictionaries(fields, scalars | tests, max_size=2)
+wanted_filters = st.recursive(
+    leaves,
+    lambda inner: st.fixed_dictionaries(
+        {}, optional={"and": st.lists(inner, max_size=2), "or": st.lists(inner, max_size=2), "not": inner}
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(metadatas, max_size=5), wanted_filters)
+def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
+    connection.executemany("INSERT INTO metadata (value) VALUES (?)", [(json.dumps(each),) for each in metadata])
+    sql, arguments = condition(wanted)
+    found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql} ORDER BY 1", arguments).fetchall()
+    connection.close()
+    assert [key - 1 for (key,) in found] == [i for i, each in enumerate(metadata) if matches(each, wanted)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place"),
+    [
+        ([], "at its top: expected an object"),
+        ({"price": {"gte": []}}, r"at price\.gte: expected a number or a string"),
+        ({"and": [{"a": 1}, {"price": {"gte": None}}]}, r"at and\[1\]\.price\.gte"),
+        ({"or": {"a": 1}}, "at or: expected a list"),
+        ({"not": [{}]}, "at not: expected an object"),
+        ({"a": {"like": "x"}}, r"at a\.like: unknown test"),
+        ({"a": {}}, "at a: expected a value"),
+        ({"a": ["x"]}, "at a: expected a value or a test"),
+        ({"a": {"in": "x"}}, r"at a\.in: expected a list"),
+        ({"a": {"in": [1, {}]}}, r"at a\.in\[1\]"),
+        ({"a": {"exists": 1}}, r"at a\.exists: expected true or false"),
+        ({"a": float("nan")}, "at a: expected a finite number"),
+        ({"a..b": 1}, r"at a\.\.b: a field is one key"),
+        ({'a"b': 1}, "without double quotes"),
+        ({"": 1}, "a field is one key"),
+        ({"a": "\ud800"}, "at a: .* UTF-8"),
+        ({1: 2}, "a field is a string"),
+        ({"or": [{f"f{i}": i} for i in range(501)]}, "more than 500 tests"),
+    ],
+)
+def test_a_malformed_filter_is_told_where(wanted: Any, place: str) -> None:
+    with pytest.raises(InvalidInput, match=place):
+        condition(wanted)
+
+
+def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> None:
+    test = {"a": {"gte": 1, "in": [1, "a", True]}}
+    wanted: dict[str, Any] = test
+    for _ in range(8):
+        wanted = {**test, "or": [test, test, {**test, **wanted}]}
+    widest = {"and": [{"or": [{f"f{i}": {"lt": i}} for i in range(498)]}, {"not": {"a": 1}}]}
+    build_index(document_shards([Document("x", "cat")]), tmp_path / "i", progress=False)
+    with Index.open(tmp_path / "i") as index:
+        assert len(Searcher(index).search(["cat"], filter=wanted)["0"]) == 0
+        assert len(Searcher(index).search(["cat"], filter=widest)["0"]) == 0
+        assert len(Searcher(index).search(["cat"], filter={"a": {"in": list(range(100_000))}})["0"]) == 0
+        with pytest.raises(InvalidInput, match="deeper than 8"):
+            Searcher(index).search(["cat"], filter={"not": wanted})
+
+
+def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
+    documents = [Document(f"{i:03d}", "cat " * (1 + (i * 7) % 13), metadata={"rare": i % 50 == 7}) for i in range(500)]
+    for size in (64, 65_536):
+        build_index(document_shards(documents), tmp_path / "i", segment_documents=size, progress=False, overwrite=True)
+        with Index.open(tmp_path / "i") as index:
+            found = Searcher(index).search(["cat"], 10, filter={"rare": True})["0"]
+            assert sorted(found.doc_ids) == [f"{i:03d}" for i in range(7, 500, 50)]
+            whole = [i for i in Searcher(index).search(["cat"], 500)["0"].doc_ids if int(i) % 50 == 7]
+            assert list(found.doc_ids) == whole
+
+
+def test_values_that_look_like_sql_are_values(tmp_path: Path) -> None:
+    build_index(
+        document_shards([Document("x", "cat", metadata={"a' OR 1=1 --": "'; DROP TABLE documents; --"})]),
+        tmp_path / "i",
+        progress=False,
+    )
+    with Index.open(tmp_path / "i") as index:
+        found = Searcher(index).search(["cat"], filter={"a' OR 1=1 --": "'; DROP TABLE documents; --"})["0"]
+        assert list(found.doc_ids) == ["x"]
+        assert len(Searcher(index).search(["cat"], filter={"a": "' OR 1=1 --"})["0"]) == 0
+        index.verify()

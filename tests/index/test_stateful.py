@@ -1,0 +1,196 @@
+"""Whatever is done to an index in whatever order, it holds and ranks as one built at once of what should be there."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lightir.errors import InvalidInput
+from lightir.index import Index, IndexWriter, build_index
+from lightir.search import Searcher
+from lightir.shards import Shard
+from lightir.types import Document, Query
+from small_collections import VOCAB_SIZE, GivenVectors, csr, word_contract
+
+IDS = ("a", "b", "c", "d", "é", "a0", "zz", "\U0001f40e")
+QUERIES = ("cat dog", "fish", "the well runs", "cat cat sleeps fish", "nothing here")
+FILTER = {"n": {"gte": 1}, "not": {"kind": "odd"}}
+CONTRACT = word_contract()
+
+rng = np.random.default_rng(7)
+ENCODER = GivenVectors(
+    CONTRACT,
+    {query: rng.integers(-2, 3, 4).astype(np.float32) for query in QUERIES},
+    {query: {int(t): int(rng.integers(1, 3)) for t in rng.choice(VOCAB_SIZE, 3, False)} for query in QUERIES},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A document of the model, with its vectors or without."""
+
+    document: Document
+    dense: tuple[int, ...] | None
+    sparse: dict[int, int] | None
+
+
+texts = st.lists(st.sampled_from(["cat", "dog", "fish", "runs", "sleeps", "well"]), max_size=6).map(" ".join)
+metadata = st.fixed_dictionaries({}, optional={"n": st.integers(0, 2), "kind": st.sampled_from(["odd", "even"])})
+documents = st.builds(Document, st.sampled_from(IDS), texts, st.sampled_from(["", "the cat"]), metadata)
+dense_rows = st.tuples(*[st.integers(-1, 1)] * 4)
+sparse_rows = st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.integers(1, 3), max_size=4)
+batches = st.lists(
+    st.builds(Stored, documents, dense_rows, sparse_rows), max_size=5, unique_by=lambda each: each.document.doc_id
+)
+
+
+def vectors(stored: list[Stored]) -> dict[str, Any]:
+    rows = csr([each.sparse or {} for each in stored], vocab_size=VOCAB_SIZE, dtype=np.uint8)
+    return {"dense": np.array([each.dense for each in stored], np.float16).reshape(-1, 4), "sparse": rows}
+
+
+def matches(document: Document) -> bool:
+    """FILTER, by hand."""
+    return document.metadata.get("n", 0) >= 1 and document.metadata.get("kind") != "odd"
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """An index and a dictionary through the same changes."""
+
+    @initialize(segment_documents=st.sampled_from([3, 65_536]))
+    def begin(self, segment_documents: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
+        build_index((), self.folder / "index", contract=CONTRACT, **options)  # type: ignore[arg-type]
+        self.model: dict[str, Stored] = {}
+        self.writer = IndexWriter.open(self.folder / "index")
+        self.index = Index.open(self.folder / "index")
+
+    @rule(batch=batches, encoded=st.booleans())
+    def add(self, batch: list[Stored], encoded: bool) -> None:
+        batch = batch if encoded else [dataclasses.replace(each, dense=None, sparse=None) for each in batch]
+        known = [each for each in batch if each.document.doc_id in self.model]
+        if known:
+            with pytest.raises(InvalidInput, match="already"):
+                self._write(self.writer.add, batch, encoded)
+        batch = [each for each in batch if each not in known]
+        self._write(self.writer.add, batch, encoded)
+
+    @rule(batch=batches, encoded=st.booleans())
+    def upsert(self, batch: list[Stored], encoded: bool) -> None:
+        batch = batch if encoded else [dataclasses.replace(each, dense=None, sparse=None) for each in batch]
+        self._write(self.writer.upsert, batch, encoded)
+
+    def _write(self, put: Any, batch: list[Stored], encoded: bool) -> None:
+        assert put([each.document for each in batch], **(vectors(batch) if encoded else {})) == len(batch)
+        self.model |= {each.document.doc_id: each for each in batch}
+
+    @rule(doc_ids=st.lists(st.sampled_from([*IDS, "never"]), max_size=4))
+    def delete(self, doc_ids: list[str]) -> None:
+        assert self.writer.delete(doc_ids) == len(set(doc_ids) & set(self.model))
+        for doc_id in doc_ids:
+            self.model.pop(doc_id, None)
+
+    @rule()
+    def delete_where(self) -> None:
+        gone = [doc_id for doc_id, stored in self.model.items() if matches(stored.document)]
+        assert self.writer.delete_where(FILTER) == len(gone)
+        for doc_id in gone:
+            del self.model[doc_id]
+
+    @rule(batch=batches)
+    def set_vectors(self, batch: list[Stored]) -> None:
+        """Of a document that is there as it is told, of one whose text is another, and of one that is not there."""
+        told = [self.model.get(each.document.doc_id, each).document for each in batch[:3]]
+        told += [each.document for each in batch[3:]]
+        batch = [dataclasses.replace(each, document=document) for each, document in zip(batch, told, strict=True)]
+        left = self.writer.set_vectors([each.document for each in batch], **vectors(batch))
+        for each in batch:
+            doc_id = each.document.doc_id
+            stored = self.model.get(doc_id)
+            same = stored and (stored.document.title, stored.document.text) == (each.document.title, each.document.text)
+            assert (doc_id in left) == (not same)
+            if stored and same:
+                self.model[doc_id] = dataclasses.replace(each, document=stored.document)
+
+    @rule()
+    def compact(self) -> None:
+        info = self.writer.compact(progress=False)
+        assert info.deleted == 0
+        assert info.segments <= -(-len(self.model) // 3)
+
+    @rule()
+    def come_back(self) -> None:
+        self.writer.close()
+        self.writer = IndexWriter.open(self.folder / "index")
+
+    @rule()
+    @precondition(lambda self: hasattr(self, "model"))
+    def look(self) -> None:
+        self.index.refresh()
+        self.index.verify()
+        info = self.index.info()
+        pending = sorted(doc_id for doc_id, stored in self.model.items() if stored.dense is None)
+        assert (info.documents, info.pending) == (len(self.model), len(pending))
+        assert sorted(self.index.view.pending()) == pending
+        held = [doc_id for doc_id in IDS if self.index.doc_ord(doc_id) is not None]
+        assert held == [doc_id for doc_id in IDS if doc_id in self.model]
+        assert self.index.documents(held) == [self.model[doc_id].document for doc_id in held]
+        self._compare_rankings()
+
+    def _compare_rankings(self) -> None:
+        encoded = [each for each in self.model.values() if each.dense is not None]
+        waiting = [each.document for each in self.model.values() if each.dense is None]
+        shards = [Shard([each.document for each in encoded], **vectors(encoded))] if encoded else []
+        fresh = self.folder / "fresh"
+        options = {"analyzer": "words", "progress": False, "overwrite": True}
+        build_index([*shards, Shard(waiting, None, None)], fresh, contract=CONTRACT, **options)  # type: ignore[arg-type]
+        queries = [Query(query, query) for query in QUERIES]
+        with Index.open(fresh) as at_once:
+            assert self.index.branches == at_once.branches
+            modes = [*at_once.branches, *(["hybrid", "hybrid+tokens"] if encoded else [])]
+            for mode in modes:
+                for options in ({"k": 3}, {"k": 100}, {"k": 2, "filter": FILTER}):
+                    found, expected = (
+                        Searcher(each, ENCODER).search(queries, mode=mode, **options) for each in (self.index, at_once)
+                    )
+                    for query in QUERIES:
+                        assert list(found[query].doc_ids) == list(expected[query].doc_ids), (mode, query)
+                        np.testing.assert_array_equal(found[query].scores, expected[query].scores)
+                        if "filter" in options:
+                            assert all(matches(self.model[doc_id].document) for doc_id in found[query].doc_ids)
+
+    @invariant()
+    def old_views_stay(self) -> None:
+        if hasattr(self, "index"):
+            len(self.index)
+            list(self.index.view.pending())
+
+    def teardown(self) -> None:
+        if hasattr(self, "writer"):
+            self.look()
+            self.writer.close()
+            self.index.close()
+            shutil.rmtree(self.folder)
+
+
+def test_any_history_gives_the_index_that_is_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing crashes here
+    few = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(AnyHistory, settings=few)

@@ -1,0 +1,198 @@
+"""What an index outlives: kill -9, a full disk, two writers, many readers, and a reader that looks at an old view."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightir.errors import FormatError, IndexLocked, WriteFailed
+from lightir.index import Index, IndexWriter, build_index, document_shards, writer
+from lightir.search import Searcher
+from lightir.types import Document
+
+PROGRAM = Path(__file__).with_name("killed_writer.py")
+DOCUMENTS = [Document(f"d{i}", f"the cat number {i}", metadata={"n": i}) for i in range(30)]
+
+
+def run_program(*arguments: object) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_kill_9_loses_nothing_acknowledged_and_shows_nothing_half_written(tmp_path: Path) -> None:
+    report = run_program("kills", tmp_path / "index", 200, 1)
+    assert report["acknowledged"] > 100
+    assert report["left_orphans"] > 0, "no kill hit between a segment and its transaction: the test is blind"
+
+
+def test_sixteen_readers_see_whole_views_during_compactions(tmp_path: Path) -> None:
+    assert run_program("readers", tmp_path / "index", 16, 6) == {"readers": 16, "compactions": 6}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_index(document_shards(DOCUMENTS), tmp_path / "index", progress=False)
+    return tmp_path / "index"
+
+
+def contents(folder: Path) -> list[Document]:
+    with Index.open(folder) as index:
+        index.verify()
+        found = Searcher(index).search(["cat"], 1000)["0"].doc_ids
+        assert len(found) == len(index)
+        return sorted(index.documents(found), key=lambda each: each.doc_id)
+
+
+def test_a_second_writer_is_told_who_the_first_is(folder: Path) -> None:
+    with IndexWriter.open(folder), pytest.raises(IndexLocked) as refused:
+        IndexWriter.open(folder)
+    assert f"process {os.getpid()} on {socket.gethostname()} since 20" in str(refused.value)
+    IndexWriter.open(folder).close()
+
+
+def test_the_lock_of_a_dead_writer_does_not_block(folder: Path) -> None:
+    code = f"""
+import os, signal, sys
+from lightir.index import IndexWriter
+writer = IndexWriter.open({str(folder)!r})
+print("here", flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "here\n"
+        with pytest.raises(IndexLocked, match=f"process {holder.pid} "):
+            IndexWriter.open(folder)
+        holder.send_signal(signal.SIGKILL)
+    with IndexWriter.open(folder) as second:
+        assert second.delete(["d0"]) == 1
+
+
+def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
+    with Index.open(folder) as old, IndexWriter.open(folder) as changing:
+        before = Searcher(old).search(["cat number 7"], 30, filter={"n": {"gte": 5}})["0"]
+        changing.delete_where({"n": {"lt": 20}})
+        changing.upsert([Document("d25", "another text")])
+        changing.compact()
+        after = Searcher(old).search(["cat number 7"], 30, filter={"n": {"gte": 5}})["0"]
+        assert list(after.doc_ids) == list(before.doc_ids)
+        assert old.documents(["d3", "d25"]) == [DOCUMENTS[3], DOCUMENTS[25]]
+        old.verify()
+        old.snapshot(folder.parent / "backup")
+        assert old.refresh()
+        assert len(old) == 10
+        assert not old.refresh()
+    assert contents(folder.parent / "backup") == sorted(DOCUMENTS, key=lambda each: each.doc_id)
+
+
+def test_threads_search_while_the_index_is_refreshed(folder: Path) -> None:
+    failed: list[BaseException] = []
+    done = threading.Event()
+    with Index.open(folder) as index, IndexWriter.open(folder) as changing:
+        searcher = Searcher(index)
+
+        def search() -> None:
+            try:
+                while not done.is_set():
+                    hits = searcher.hits("cat", 30, filter={"n": {"gte": 0}})
+                    assert {hit.doc_id for hit in hits} == {each.doc_id for each in DOCUMENTS}
+            except BaseException as error:  # noqa: BLE001 - told by the main thread
+                failed.append(error)
+
+        threads = [threading.Thread(target=search) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for i in range(15):
+            changing.upsert([DOCUMENTS[i]])
+            assert index.refresh()
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+
+
+def test_a_crash_s_leftovers_are_ignored_by_readers_and_removed_by_the_next_writer(folder: Path) -> None:
+    for name in ("segment-000099", ".segment-000100.new-0123"):
+        (folder / "segments" / name).mkdir()
+        (folder / "segments" / name / "dense.bin").write_bytes(b"half")
+    assert len(contents(folder)) == 30
+    IndexWriter.open(folder).close()
+    assert [path.name for path in (folder / "segments").iterdir()] == ["segment-000001"]
+
+
+@pytest.mark.parametrize("name", ["add", "upsert", "compact"])
+@pytest.mark.parametrize("what", ["segment", "store"])
+def test_a_full_disk_fails_the_change_and_leaves_the_index(
+    folder: Path, name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *arguments: object, **options: object) -> str:
+        path.mkdir()
+        (path / "documents.bin").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with IndexWriter.open(folder) as opened:
+        opened.add([Document("more", "cat")])
+        change: Callable[[], object] = {
+            "add": lambda: opened.add([Document("new", "cat " * 10_000)]),
+            "upsert": lambda: opened.upsert([Document("d3", "cat " * 10_000)]),
+            "compact": opened.compact,
+        }[name]
+        before = contents(folder)
+        with monkeypatch.context() as patched:
+            if what == "segment":
+                patched.setattr(writer, "write_segment", full)
+            else:
+                opened._store._connection.execute("PRAGMA max_page_count = 1")  # SQLite's own full disk
+            if what == "segment" or name != "compact":  # which gives the store nothing to store
+                with pytest.raises(WriteFailed, match=r"No space left on device|database or disk is full"):
+                    change()
+        assert contents(folder) == before
+        opened._store._connection.execute("PRAGMA max_page_count = 1000000")
+        change()
+        assert len(opened) == len(contents(folder))
+        assert len(list((folder / "segments").iterdir())) == len(opened.view.segments)
+
+
+def test_a_file_size_limit_fails_the_change_and_leaves_the_index(folder: Path) -> None:
+    """The kernel refuses writes in the middle of a file, as a full disk does."""
+    before = contents(folder)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with IndexWriter.open(folder) as opened:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+                for batch in (
+                    [Document("big", "cat " * 100_000)],
+                    [Document(f"x{i}", f"w{i} " * 50) for i in range(3000)],
+                ):
+                    with pytest.raises(WriteFailed, match="as it was before"):
+                        opened.add(batch)
+                opened.add([Document("small", "cat")])
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert contents(folder) == sorted([*before, Document("small", "cat")], key=lambda each: each.doc_id)
+
+
+def test_a_damaged_store_is_named(folder: Path) -> None:
+    content = bytearray((folder / "store.sqlite").read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    (folder / "store.sqlite").write_bytes(content)
+    with pytest.raises(FormatError, match=r"store\.sqlite"), Index.open(folder) as index:
+        index.verify()

@@ -1,0 +1,245 @@
+"""What a writer takes, what it refuses, and what its documents are afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightir.errors import AlreadyExists, FormatError, InvalidInput, LightirError, NotFound
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.search import Searcher
+from lightir.shards import Shard
+from lightir.types import Document
+from small_collections import VOCAB_SIZE, GivenVectors, animal_shard, csr, word_contract, word_table, write_folder
+
+NAN = float("nan")
+
+
+def ones(n: int, *, dim: int = 4) -> np.ndarray:
+    return np.ones((n, dim), np.float16)
+
+
+def impacts(n: int, *, vocab_size: int = VOCAB_SIZE, dtype: type = np.uint8) -> Any:
+    return csr([{1: 2}] * n, vocab_size=vocab_size, dtype=dtype)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_index([animal_shard()], tmp_path / "index", contract=word_contract(), progress=False)
+    return tmp_path / "index"
+
+
+def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(folder: Path) -> None:
+    shard = animal_shard()
+    assert shard.dense is not None
+    encoder = GivenVectors(word_contract(), {"sleepy": np.array([1, 0, 0, 0], np.float32)}, {"sleepy": {5: 1.0}})
+    with IndexWriter.open(folder) as writer, Index.open(folder) as index:
+        late = Document("late", "a sleepy text", "", {"new": True})
+        writer.add([late])
+        assert not len(Searcher(index).search(["sleepy"], mode="tokens")["0"])
+        index.refresh()
+        assert list(Searcher(index).search(["sleepy"], mode="tokens")["0"].doc_ids) == ["late"]
+        assert index.info().pending == 1
+        assert list(index.view.pending()) == ["late"]
+        searcher = Searcher(index, encoder)
+        for mode in ("dense", "sparse"):
+            assert "late" not in searcher.search(["sleepy"], mode=mode)["0"].doc_ids
+        hybrid = {hit.doc_id: hit for hit in searcher.hits("sleepy", mode="hybrid+tokens")}
+        assert (hybrid["late"].branches["dense"].score, hybrid["late"].branches["dense"].rank) == (0.0, None)
+        writer.set_vectors([late], dense=shard.dense[:1], sparse=csr([{5: 9}], vocab_size=VOCAB_SIZE, dtype=np.uint8))
+        index.refresh()
+        assert index.info().pending == 0
+        for mode in ("dense", "sparse"):
+            assert "late" in searcher.search(["sleepy"], mode=mode)["0"].doc_ids
+        assert index.documents(["late"]) == [late]
+
+
+def test_vectors_of_a_text_that_has_changed_are_left_alone(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.add([Document("x", "old text"), Document("y", "text")])
+        writer.upsert([Document("x", "new text")])
+        told = [Document("x", "old text"), Document("y", "text"), Document("gone", "text")]
+        assert writer.set_vectors(told, dense=ones(3), sparse=impacts(3)) == ["x", "gone"]
+        assert list(writer.view.pending()) == ["x"]
+        with pytest.raises(InvalidInput, match="no vectors"):
+            writer.set_vectors(told)
+
+
+def test_options_of_the_build_hold_for_what_is_added_later(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((6, 4)).astype(np.float16)
+    sparse = csr([{1: 3, 2: 5, 6: i + 1} for i in range(6)], vocab_size=VOCAB_SIZE, dtype=np.uint8)
+    documents = [Document(f"d{i}", "cat " * i) for i in range(6)]
+    options = {"contract": word_contract(), "dense_dim": 3, "dense_dtype": "int8", "sparse_top_k": 2}
+    build_index([Shard(documents, rows, sparse)], tmp_path / "once", progress=False, **options)  # type: ignore[arg-type]
+    with IndexWriter.create(tmp_path / "grown", **options) as writer:  # type: ignore[arg-type]
+        for i in range(6):
+            part = csr([{1: 3, 2: 5, 6: i + 1}], vocab_size=VOCAB_SIZE, dtype=np.uint8)
+            writer.add([documents[i]], dense=rows[i : i + 1], sparse=part)
+        writer.compact()
+    with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
+        one, other = once.view.segments[0].segment, grown.view.segments[0].segment
+        assert one.manifest["files"]["documents.bin"]["bytes"] == other.manifest["files"]["documents.bin"]["bytes"]
+        for name in ("dense.bin", "sparse.bin", "tokens.bin"):
+            assert bytes(one.buffers[name]) == bytes(other.buffers[name])
+
+
+def test_the_model_s_terms_are_counted_for_added_documents_too(tmp_path: Path) -> None:
+    encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    with IndexWriter.create(tmp_path / "index", query_encoder=encoder, analyzer="model") as writer:
+        for document in animal_shard().documents:
+            writer.add([document])
+    with Index.open(tmp_path / "index") as index:
+        assert len(index.view.segments) > 1
+        assert list(Searcher(index).search(["RUNS cat"], mode="tokens")["0"].doc_ids) == ["a", "b"]
+
+
+def test_few_segments_remain_of_many_small_changes(tmp_path: Path) -> None:
+    with IndexWriter.create(tmp_path / "index") as writer:
+        for i in range(40):
+            writer.add([Document(f"d{i}", "cat")])
+        assert len(writer.view.segments) <= 6
+        assert writer.delete([f"d{i}" for i in range(40)]) == 40
+        assert writer.info().segments == 0
+        assert len(writer) == 0
+        assert writer.delete([]) == writer.delete(["d1"]) == writer.add([]) == 0
+
+
+@pytest.mark.parametrize("batch", [[3, 2000], [1, 10, 100, 1000]])
+def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, batch: list[int]) -> None:
+    """Segments written for very different mean lengths: stored saturations order documents wrongly, the result not."""
+    rng = np.random.default_rng(3)
+    words = [f"w{i}" for i in range(30)]
+    documents = []
+    for n, longest in zip([400, 300, 200, 100], [1, *batch[::-1], 40], strict=False):
+        documents.append(
+            [
+                Document(f"{len(documents)}-{i}", " ".join(rng.choice(words, rng.integers(1, longest + 2))))
+                for i in range(n)
+            ]
+        )
+    with IndexWriter.create(tmp_path / "grown", analyzer="words") as writer:
+        for each in documents:
+            writer.add(each)
+        writer.delete([each.doc_id for each in documents[0][:150]])
+        means = [each.segment.mean_length for each in writer.view.segments]
+        assert len(means) > 2
+        assert max(means) / min(means) > 3
+    kept = [*documents[0][150:], *(document for each in documents[1:] for document in each)]
+    build_index(document_shards(kept), tmp_path / "once", analyzer="words", progress=False)
+    queries = [" ".join(rng.choice(words, 4)) for _ in range(10)]
+    with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
+        for k in (1, 10, 100, 5000):
+            expected, found = Searcher(once).search(queries, k), Searcher(grown).search(queries, k)
+            for query_id, ranking in expected.items():
+                assert list(found[query_id].doc_ids) == list(ranking.doc_ids)
+                np.testing.assert_array_equal(found[query_id].scores, ranking.scores)
+
+
+@pytest.mark.parametrize(
+    ("documents", "vectors", "says"),
+    [
+        ([Document("b", "there already")], {}, "'b' is in the index already; upsert replaces it"),
+        ([Document("x", "1"), Document("x", "2")], {}, "'x' comes twice in one batch"),
+        ([Document("", "text")], {}, "0 bytes"),
+        ([Document("x" * 10_001, "text")], {}, "10001 bytes"),
+        ([Document("\udcff", "text")], {}, "a doc_id cannot be written as UTF-8"),
+        ([Document("x", "\udcff")], {}, "the text of document 'x'"),
+        ([Document("x", "", "\udcff")], {}, "the title of document 'x'"),
+        ([Document("x", "", "", {"\udcff": 1})], {}, "the metadata of document 'x'"),
+        ([Document("x", "", "", {"a": NAN})], {}, "the metadata of document 'x'"),
+        ([Document("x", 5)], {}, "the text of document 'x' is int"),  # type: ignore[arg-type]
+        ([Document("x", "")], {"dense": ones(1), "sparse": impacts(2)}, "1 documents but 2 sparse"),
+        ([Document("x", "")], {"dense": ones(2), "sparse": impacts(1)}, "1 documents but 2 dense"),
+        ([Document("x", "")], {"dense": ones(1) * np.float16(NAN), "sparse": impacts(1)}, "NaN or infinity"),
+        ([Document("x", "")], {"dense": ones(1) * np.float16("inf"), "sparse": impacts(1)}, "NaN or infinity"),
+        ([Document("x", "")], {"dense": ones(1, dim=3), "sparse": impacts(1)}, "width 4"),
+        ([Document("x", "")], {"dense": ones(1), "sparse": impacts(1, vocab_size=9)}, "vocabulary 9"),
+        ([Document("x", "")], {"dense": ones(1), "sparse": impacts(1, dtype=np.float32)}, "expected uint8"),
+        ([Document("x", "")], {"dense": ones(1)}, r"\(dense, sparse\) = \(True, False\)"),
+    ],
+)
+def test_what_is_refused_is_named_and_changes_nothing(
+    folder: Path, documents: list[Document], vectors: dict[str, Any], says: str
+) -> None:
+    with IndexWriter.open(folder) as writer:
+        before = writer.view.generation
+        good = Document("good", "cat")
+        more = {name: None if rows is None else rows for name, rows in vectors.items()}
+        with pytest.raises(LightirError, match=says):
+            writer.add(documents, **more)
+        if "upsert" not in says:
+            with pytest.raises(LightirError, match=says):
+                writer.upsert(documents, **more)
+        assert writer.view.generation == before
+        assert writer.add([good]) == 1
+    with Index.open(folder) as index:
+        index.verify()
+        assert len(index) == 4
+
+
+def test_extremes_are_taken(folder: Path) -> None:
+    longest, empty, huge = Document("ü" * 5000, "cat"), Document("empty", ""), Document("huge", "cat sleeps " * 900_000)
+    null = Document("null", "a\0b cat", metadata={"deep": [[{"x": [None]}]]})
+    with IndexWriter.open(folder) as writer:
+        writer.add([longest, empty, huge])
+        writer.add([null], dense=np.zeros((1, 4), np.float16), sparse=csr([{}], vocab_size=VOCAB_SIZE, dtype=np.uint8))
+        writer.compact()
+    encoder = GivenVectors(word_contract(), {"cat": np.array([-1, -1, -1, -1], np.float32)}, {"cat": {1: 1.0}})
+    with Index.open(folder) as index:
+        index.verify()
+        everything = [longest, empty, huge, null]
+        assert index.documents([each.doc_id for each in everything]) == everything
+        found = Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids
+        assert {"ü" * 5000, "huge", "null"} <= set(found)
+        dense = Searcher(index, encoder).search(["cat"], mode="dense")["0"]
+        assert (dense.doc_ids[0], dense.scores[0]) == ("null", 0.0)  # zeros score 0, the others below
+        assert "null" not in Searcher(index, encoder).search(["cat"], mode="sparse")["0"].doc_ids
+
+
+def test_vectors_need_a_contract(tmp_path: Path) -> None:
+    with IndexWriter.create(tmp_path / "index") as writer:
+        with pytest.raises(InvalidInput, match="no contract"):
+            writer.add([Document("x", "")], dense=ones(1))
+        assert writer.info().pending == 0
+    with pytest.raises(AlreadyExists):
+        IndexWriter.create(tmp_path / "index")
+    with pytest.raises(InvalidInput, match="nothing to search"):
+        IndexWriter.create(tmp_path / "other", analyzer=None)
+    with pytest.raises(NotFound):
+        IndexWriter.open(tmp_path / "nothing")
+
+
+def test_a_snapshot_is_an_index_of_its_own(folder: Path, tmp_path: Path) -> None:
+    encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build_index([animal_shard()], tmp_path / "index", query_encoder=encoder, overwrite=True, progress=False)
+    with IndexWriter.open(folder) as writer, Index.open(folder) as index:
+        writer.delete(["a"])
+        index.refresh()
+        index.snapshot(tmp_path / "backup")
+        with pytest.raises(AlreadyExists):
+            index.snapshot(tmp_path / "backup")
+        writer.delete(["b", "c"])
+    with IndexWriter.open(tmp_path / "backup") as copy:
+        copy.add([Document("d", "dog")])
+    with Index.open(tmp_path / "backup") as copied:
+        copied.verify()
+        assert [doc_id for doc_id in "abcd" if copied.doc_ord(doc_id) is not None] == ["b", "c", "d"]
+        assert copied.query_encoder() is not None
+
+
+def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with Index.open(folder) as index:
+        assert list(Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids) == ["b", "a"]
+        assert not list(folder.glob("*-wal"))
+
+
+def test_a_store_and_segments_that_disagree_are_told(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer, writer._store.transaction():
+        writer._store.remove(np.array([2], np.int64))
+    with Index.open(folder) as index, pytest.raises(FormatError, match="2 documents, but the segments hold 3"):
+        index.verify()
