@@ -71,14 +71,16 @@ Run: TypeAlias = dict[str, Ranking]
 
 @dataclass(frozen=True, slots=True)
 class BranchScore:
-    """What one branch says of one hit: raw score, score after per-query normalisation, and 1-based rank.
+    """What one branch says of one hit: raw score, score after per-query normalisation, 1-based rank, and weight.
 
-    The rank is None when the document was not in the branch's own list; its score is computed all the same.
+    The rank is None when the document was not in the branch's own list; its score is computed all the same. The hit's
+    score is the sum of weight x normalized.
     """
 
     score: float
     normalized: float
     rank: int | None
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,18 +147,6 @@ def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
     assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2
 
 
-@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
-@pytest.mark.parametrize("fusion", ["linear", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
-def test_an_explanation_adds_up(index: Index, mode: str, fusion: str) -> None:
-    searcher = Searcher(index)
-    weights = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3} if "tokens" in mode else {"dense": 0.7, "sparse": 0.3}
-    for hit in searcher.hits(QUERY, mode=mode, fusion=fusion, explain=True):
-        used = dict.fromkeys(hit.branches, 1.0) if len(hit.branches) == 1 else weights
-        assert hit.score == pytest.approx(sum(used[b] * each.normalized for b, each in hit.branches.items()))
-        lexical = sum(each.score for branch, each in hit.branches.items() if branch != "dense")
-        assert sum(term.score for term in hit.terms) == pytest.approx(lexical, rel=1e-6)
-
-
 def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
     searcher = Searcher(index)
     assert [term.term for term in searcher.hits("the cat at the well", 1, mode="sparse", explain=True)[0].terms] == [

@@ -23,6 +23,7 @@ COMMANDS = (
     "index",
     "search",
     "evaluate",
+    "tune",
     "mine",
     "info",
     "verify",

@@ -125,7 +125,7 @@ def evaluate_systems(
     start = time.perf_counter()
     depth = _depth(measures, k)
     qrels = dataset.qrels(split)
-    missing = _missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
+    missing = missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
     queries = list(dataset.queries(split))
     found = {}
     for name, (searcher, mode) in systems.items():
@@ -161,7 +161,12 @@ def _depth(measures: Sequence[str], k: int | None) -> int:
     return k
 
 
-def _missing_documents(searcher: Searcher, qrels: Qrels, name: str) -> int:
+def missing_documents(searcher: Searcher, qrels: Qrels, name: str) -> int:
+    """How many relevant documents the index does not hold; `name` says whose judgements they are.
+
+    Raises:
+        InvalidInput: it holds none of them.
+    """
     relevant = {doc_id for grades in qrels.values() for doc_id, grade in grades.items() if grade >= 1}
     missing = sum(searcher.index.doc_ord(doc_id) is None for doc_id in relevant)
     if relevant and missing == len(relevant):

@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from lightir import kernel
 from lightir.analysis import Analyzer
+from lightir.contract import Fusion
 from lightir.kernel import Weights
+from lightir.query import CachedQueryEncoder
 from lightir.search.fusion import Fused
+from lightir.search.modes import fusion_text
 from lightir.search.snippets import snippet
-from lightir.types import BranchScore, Document, Hit, TermScore
-from lightir.vectors import TermIds
+from lightir.text import query_term_ids
+from lightir.types import Branch, BranchScore, Document, Hit, TermScore
+from lightir.vectors import Floats, IntArray, TermIds
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What makes a document's score for a query.
+
+    Attributes:
+        doc_id: the document.
+        score: the sum of weight x normalized over the branches, added in their order: the score in a ranking.
+        rank: 1-based place among the candidates; None when no branch lists the document, so that no search finds it.
+        n_candidates: documents that at least one branch lists.
+        fusion: how branches are joined, in one word; one branch alone is "linear:none", its raw score.
+        branches: what each says.
+        terms: branch -> its terms, strongest first, whose scores add up to the branch's raw score (but for float32's
+            rounding): of sparse and tokens those that query and document share, of dense all of the query's, where
+            the query's vector is a mean of table rows (otherwise none are told).
+    """
+
+    doc_id: str
+    score: float
+    rank: int | None
+    n_candidates: int
+    fusion: str
+    branches: Mapping[Branch, BranchScore]
+    terms: Mapping[Branch, tuple[TermScore, ...]]
+
+
+def explained(
+    doc_id: str, doc_ord: int, fused: Fused, terms: Mapping[Branch, Sequence[TermScore]], fusion: Fusion
+) -> Explanation:
+    """The explanation of one document; `fused` holds it among all candidates."""
+    place = int(np.flatnonzero(fused.doc_ords == doc_ord)[0])
+    listed = any(column.ranks[place] for column in fused.columns.values())
+    return Explanation(
+        doc_id=doc_id,
+        score=float(fused.scores[place]),
+        rank=place + 1 if listed else None,
+        n_candidates=len(fused.doc_ords) - (not listed),
+        fusion=fusion_text(fusion),
+        branches=_branch_scores(fused, place),
+        terms={branch: tuple(terms[branch]) for branch in fused.columns if branch in terms},
+    )
 
 
 def make_hit(query: str, document: Document, fused: Fused, analyzer: Analyzer, terms: Sequence[TermScore]) -> Hit:
     """One found document as a page of results shows it; `fused` holds this document alone."""
-    branches = {
-        branch: BranchScore(float(column.scores[0]), float(column.normalized[0]), int(column.ranks[0]) or None)
-        for branch, column in fused.columns.items()
-    }
     shown = snippet(document.text, query, analyzer)
     score = float(fused.scores[0])
+    branches = _branch_scores(fused, 0)
     return Hit(document.doc_id, score, document.title, shown, document.metadata, branches, tuple(terms))
 
 
@@ -40,3 +85,41 @@ def matched_terms(
     scores = weights[i].astype(np.float32) * impacts[j].astype(np.float32)
     order = np.lexsort((shared, -scores))
     return [TermScore(text_of(int(shared[p])), float(weights[i[p]]), float(scores[p])) for p in order]
+
+
+def term_vectors(
+    encoder: CachedQueryEncoder, query: str, *, task: str | None, dim: int | None
+) -> tuple[TermIds, IntArray, Floats]:
+    """A query's distinct term ids, how often each comes, and each one's part of the query's vector.
+
+    Args:
+        encoder: one with tables.
+        query: its text.
+        task: the table to use; None for the default.
+        dim: width of the parts; None for the encoder's.
+
+    Returns:
+        Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1.
+    """
+    table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
+    found = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
+    term_ids, counts = np.unique(found, return_counts=True)
+    each_alone = np.arange(len(term_ids) + 1, dtype=np.int64)
+    rows = kernel.mean_rows(
+        table.embeddings, term_ids, each_alone, normalize=False, scales=table.scales, dim=dim or encoder.dim
+    )
+    parts = rows.astype(np.float64) * counts[:, None]
+    length = float(np.linalg.norm(parts.sum(axis=0)))
+    return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
+
+
+def _branch_scores(fused: Fused, place: int) -> dict[Branch, BranchScore]:
+    return {
+        branch: BranchScore(
+            float(column.scores[place]),
+            float(column.normalized[place]),
+            int(column.ranks[place]) or None,
+            column.weight,
+        )
+        for branch, column in fused.columns.items()
+    }

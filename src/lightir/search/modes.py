@@ -90,6 +90,11 @@ def fusion_text(fusion: Fusion) -> str:
     return "dbsf" if fusion.method == "dbsf" else f"rrf:{fusion.rrf_k:g}"
 
 
+def weights_text(fusion: Fusion) -> str:
+    """The fusion's weights as the command line reads them."""
+    return ",".join(f"{branch}={weight:g}" for branch, weight in fusion.weights.items())
+
+
 def _branches(
     available: tuple[Branch, ...], default: Fusion, mode: Mode, weights: Mapping[Branch, float] | None
 ) -> tuple[Branch, ...]:

@@ -6,16 +6,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
-from lightir.errors import ContractMismatch, InvalidInput
+from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Filter, Index, TokenQueries, View, normalized
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
-from lightir.search.explain import make_hit, matched_terms
-from lightir.search.fusion import BranchList, Fused, alone, fuse
+from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
+from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, alone, fuse
 from lightir.search.modes import Mode, Plan, plan
 from lightir.text import check_text
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
@@ -138,6 +137,53 @@ class Searcher:
             hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms))
         return hits
 
+    def explain(
+        self,
+        query: str,
+        doc_id: str,
+        *,
+        mode: Mode = None,
+        fusion: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        depth: int = DEPTH,
+    ) -> Explanation:
+        """What makes one document's score for a query, whether a search finds the document or not.
+
+        Arguments are those of `search`, whose score for the document this is, to the last bit.
+
+        Raises:
+            NotFound: there is no such document.
+            InvalidInput: as `search`.
+        """
+        view = self.index.view
+        chosen = self._plan(view, mode, fusion, weights)
+        _check_counts(1, depth)
+        doc_ord = view.doc_ord(doc_id)
+        if doc_ord is None:
+            raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
+        searched = BranchSearch(view, self._encode(view, [Query("", query)], chosen), threads=self.threads)
+        lists = {branch: searched.top(branch, depth)[0] for branch in chosen.branches}
+        fused = _fused(lists, searched, 0, chosen, also=np.array([doc_ord], dtype=np.uint32))
+        terms: dict[Branch, list[TermScore]] = {}
+        for branch in chosen.branches:
+            if branch != "dense":
+                terms[branch] = self._branch_terms(branch, doc_ord, searched)
+        if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder):
+            terms["dense"] = self._dense_terms(self.encoder, view, query, doc_ord)
+        return explained(doc_id, doc_ord, fused, terms, chosen.fusion)
+
+    def candidates(
+        self, queries: Sequence[Query], *, mode: Mode = None, depth: int = DEPTH
+    ) -> Iterator[tuple[list[str], Fused]]:
+        """Each query's candidates, best first: their doc_ids, and what every branch says of them; to fit fusion on."""
+        view = self.index.view
+        chosen = self._plan(view, mode, None, None)
+        for start in range(0, len(queries), BATCH_QUERIES):
+            batch = queries[start : start + BATCH_QUERIES]
+            searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
+            for fused in _joined(searched, chosen, depth):
+                yield view.doc_ids(fused.doc_ords), fused
+
     def _plan(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> Plan:
         chosen = plan(view.branches, view.contract, mode=mode, fusion=fusion, weights=weights)
         needs_encoder = [b for b in chosen.branches if b != "tokens" or self.index.counts_model_terms]
@@ -168,6 +214,15 @@ class Searcher:
     def _branch_terms(self, branch: Branch, doc_ord: int, searched: BranchSearch) -> list[TermScore]:
         query, document, term = searched.pair(branch, doc_ord, 0)
         return matched_terms(query, document, lambda term_id: self._term_text(term(term_id)))
+
+    def _dense_terms(self, encoder: CachedQueryEncoder, view: View, query: str, doc_ord: int) -> list[TermScore]:
+        term_ids, counts, parts = term_vectors(encoder, query, task=self.task, dim=view.dense_dim)
+        searched = BranchSearch(view, EncodedQueries(len(parts), parts, None, None))
+        place = np.array([doc_ord], dtype=np.uint32)
+        scores = [float(searched.pair_scores("dense", place, i)[0]) for i in range(len(parts))]
+        names = [encoder.tokenizer.term(term_id) for term_id in term_ids.tolist()]
+        terms = [TermScore(*each) for each in zip(names, counts.astype(float).tolist(), scores, strict=True)]
+        return sorted(terms, key=lambda term: -term.score)
 
     def _term_text(self, term: str | int) -> str:
         if isinstance(term, str):
@@ -201,20 +256,27 @@ def _ranked(searched: BranchSearch, chosen: Plan, k: int, depth: int, banned: Se
     """Each query's best k, in the order of the queries."""
     most_banned = max(map(len, banned), default=0)
     deep = (k if len(chosen.branches) == 1 else max(k, depth)) + most_banned
-    lists = {branch: searched.top(branch, deep) for branch in chosen.branches}
-    for i, doc_ids in enumerate(banned):
-        fused = _fused({branch: found[i] for branch, found in lists.items()}, searched, i, chosen)
+    for doc_ids, fused in zip(banned, _joined(searched, chosen, deep), strict=True):
         yield _without(fused, searched.view, doc_ids).take(slice(0, k))
 
 
-def _fused(lists: Mapping[Branch, BranchList], searched: BranchSearch, i: int, chosen: Plan) -> Fused:
-    if len(lists) == 1:
+def _joined(searched: BranchSearch, chosen: Plan, depth: int) -> Iterator[Fused]:
+    """Each query's candidates, `depth` of each branch, in the order of the queries."""
+    lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
+    for i in range(searched.queries.n):
+        yield _fused({branch: found[i] for branch, found in lists.items()}, searched, i, chosen)
+
+
+def _fused(
+    lists: Mapping[Branch, BranchList], searched: BranchSearch, i: int, chosen: Plan, *, also: DocOrds = NO_DOCUMENTS
+) -> Fused:
+    if len(lists) == 1 and not len(also):
         return alone(chosen.branches[0], lists[chosen.branches[0]])
 
-    def pair_scores(branch: Branch, doc_ords: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
+    def pair_scores(branch: Branch, doc_ords: DocOrds) -> Floats:
         return searched.pair_scores(branch, doc_ords, i)
 
-    fused = fuse(lists, pair_scores, fusion=chosen.fusion)
+    fused = fuse(lists, pair_scores, fusion=chosen.fusion, also=also)
     if len(searched.view.segments) == 1:
         return fused  # doc_ords ascend with doc_ids, so ties are in order
     return fused.take(searched.view.break_ties(fused.doc_ords, fused.scores))

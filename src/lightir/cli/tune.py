@@ -1,0 +1,90 @@
+"""Fit how an index joins its branches, on judged queries, and say how sure that is.
+
+Methods and weights are tried on all queries. What that gives is measured on queries held out: each fold's queries are
+searched with what suits the other folds best. A change is recommended only where it is significantly better than what
+the index does now.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from lightir.cli.terminal import add_json, positive, print_json, say, table
+
+if TYPE_CHECKING:
+    from lightir.search import Searcher
+    from lightir.search.tune import Tuning
+    from lightir.types import Qrels, Query
+
+HELP = "fit the weights of an index's branches on judged queries"
+EXAMPLES = """
+  lightir tune index nfcorpus/ --split dev
+  lightir tune index questions.jsonl --qrels judged.tsv --mode dense+sparse+tokens --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("index", metavar="INDEX", help="an index folder")
+    parser.add_argument("queries", metavar="QUERIES", help="a BEIR folder, or with --qrels a file of queries")
+    parser.add_argument("--split", default="dev", help="of the BEIR folder (default %(default)s)")
+    parser.add_argument("--qrels", metavar="FILE", help="judgements of a file of queries, as BEIR or TREC writes them")
+    parser.add_argument("--mode", metavar="MODE", help="the branches to join, as search has them (default hybrid)")
+    parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
+    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
+    parser.add_argument(
+        "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
+    )
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Fit, measure and print."""
+    from lightir.index import Index
+    from lightir.search import Searcher
+
+    queries, qrels = judged(args)
+    with Index.open(args.index) as index:
+        found = fit(Searcher(index, task=args.task, threads=args.threads), queries, qrels, args)
+    if args.json:
+        print_json(found.to_json())
+    else:
+        print_found(found)
+
+
+def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:
+    """The queries and their judgements."""
+    from lightir.data import Dataset, read_qrels, read_queries
+
+    if args.qrels is not None:
+        return list(read_queries(args.queries)), read_qrels(args.qrels)
+    if args.split == "test":
+        say("tuned on a test split: what is measured on it afterwards says nothing about other queries")
+    dataset = Dataset.open(args.queries)
+    return list(dataset.queries(args.split)), dataset.qrels(args.split)
+
+
+def fit(searcher: Searcher, queries: list[Query], qrels: Qrels, args: argparse.Namespace) -> Tuning:
+    """The library's answer."""
+    from lightir.search.tune import tune
+
+    return tune(searcher, queries, qrels, mode=args.mode, folds=args.folds, exclude_same_id=args.exclude_same_id)
+
+
+def print_found(found: Tuning) -> None:
+    """Each method's best, what is held out, and what to do."""
+    from lightir.search.modes import fusion_text, weights_text
+
+    rows = [["fusion", "weights", "nDCG@10"]]
+    rows.append([f"{fusion_text(found.default)} (now)", weights_text(found.default), f"{found.default_value:.4f}"])
+    rows += [[name, weights_text(best), f"{value:.4f}"] for name, (best, value) in found.by_method.items()]
+    print(f"{' + '.join(found.branches)}: {found.n_queries:,} judged queries; each method's best on all of them")
+    print(table(rows))
+    low, high = found.interval
+    print(
+        f"on queries held out ({found.folds} folds): {found.held_out_value:.4f}, {found.difference:+.4f} against now "
+        f"(95 % between {low:+.4f} and {high:+.4f}, p = {found.p_value:.3g})"
+    )
+    print(f"take {found.options}" if found.recommended else "keep what is: the gain is not significant")
