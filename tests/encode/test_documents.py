@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.encode import documents as documents_module
 from lightir.encode import encode_corpus
 from lightir.encode.documents import length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
@@ -56,6 +57,30 @@ def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
     assert report.documents == 23
     assert report.tokens == sum(len(ids) for ids, _, _ in model.frame_documents(documents))
     assert report.documents_per_s > 0
+
+
+def test_compiled_layers_give_the_same_vectors_and_the_model_is_as_before(tmp_path: Path) -> None:
+    model, documents = tiny_model(), some_documents(9)
+    encode_corpus(model, documents, tmp_path / "plain", compile=False)
+    encode_corpus(model, documents, tmp_path / "compiled", compile=True)
+    plain, compiled = read(tmp_path / "plain"), read(tmp_path / "compiled")
+    np.testing.assert_allclose(plain[1].astype(np.float32), compiled[1].astype(np.float32), atol=2e-3)
+    assert [row[0] for row in plain[2]] == [row[0] for row in compiled[2]]
+    assert all(layer._compiled_call_impl is None for layer in model.backbone.model.layers)
+
+
+def test_layers_are_compiled_where_it_pays_and_a_missing_compiler_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    encode_corpus(tiny_model(), some_documents(3), tmp_path / "small")
+    assert not caplog.records
+    monkeypatch.setattr(documents_module, "WORTH_COMPILING", 1)
+    encode_corpus(tiny_model(), some_documents(3), tmp_path / "large")
+    assert "uncompiled" in caplog.text
+    assert read(tmp_path / "large")[2] == read(tmp_path / "small")[2]
+    with pytest.raises(InvalidInput, match="no C\\+\\+ compiler"):
+        encode_corpus(tiny_model(), some_documents(3), tmp_path / "asked", compile=True)
 
 
 def test_a_document_without_text_is_its_frame(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightir.errors import InvalidInput
 from lightir.models import heads
-from lightir.models.heads import activate, calibrate_bias, projection_max, top_k_weights
+from lightir.models.heads import activate, calibrate_bias, largest_maxima, projection_max, top_k_weights
 
 
 def naive(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -168,6 +168,58 @@ def test_top_k_keeps_the_largest_and_the_gradient_of_what_it_keeps() -> None:
         top_k_weights(weights, -1)
 
 
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 9), (4, 1), (5, 13), (0, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_the_largest_maxima_equal_the_naive_head(rows: int, length: int, dtype: torch.dtype) -> None:
+    states, weight, bias, mask = (
+        each if each.dtype == torch.bool else each.to(dtype) for each in example(rows, length)
+    )
+    mask[1:2] = False
+    found = largest_maxima(states, weight, mask=mask, bias=bias, k=3, floor=0.0)
+    expected = naive(states.double(), weight.double(), mask, bias.double())
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def bf16_example(terms: int = 700) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(6, 33, 64, generator=generator).bfloat16()
+    weight = torch.randn(terms, 64, generator=generator).bfloat16()
+    mask = torch.rand(6, 33, generator=generator) < torch.linspace(0, 1, 6)[:, None]
+    return states, weight, -16 + torch.randn(terms, generator=generator), mask
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("k", [0, 1, 20, 699, 700, 5000])
+@pytest.mark.parametrize("floor", [0.0, -torch.inf])
+def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, floor: float) -> None:
+    states, weight, bias, mask = bf16_example()
+    expected = naive(states.double(), weight.double(), mask, bias.double())
+    assert 0.05 < float((expected > 0).double().mean()) < 0.6
+    found = largest_maxima(states, weight, mask=mask, bias=bias, k=k, floor=floor).double()
+    given = found.isfinite()
+    torch.testing.assert_close(found[given], expected[given], rtol=1e-6, atol=1e-5)
+    wanted = expected > floor
+    if 0 < k < len(weight):
+        wanted &= expected >= expected.topk(k, dim=1).values[:, -1:]
+    assert bool((given | ~wanted).all())
+    assert not bool(given[0].any())  # a row without an allowed position
+    if k == 20:
+        assert int(given.sum(dim=1).max()) < 80  # the rest was not computed again
+
+
+def test_terms_that_bf16_cannot_tell_apart_are_told_apart() -> None:
+    states = torch.ones(1, 2, 512, dtype=torch.bfloat16)
+    weight = torch.ones(90, 512, dtype=torch.bfloat16)
+    weight[:, 0] += torch.arange(90) / 64  # sums of 512 and a bit: bfloat16 steps are 4 wide there
+    found = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), k=5)
+    expected = weight.double().sum(dim=1)
+    assert len((states[0, 0] @ weight.T).unique()) == 1
+    best = found[0].topk(5)
+    torch.testing.assert_close(best.values.double(), expected.topk(5).values, rtol=0, atol=0)
+
+
 def test_misfits_are_refused() -> None:
     states, weight, bias, mask = example()
     with pytest.raises(InvalidInput, match="expected"):
@@ -176,6 +228,10 @@ def test_misfits_are_refused() -> None:
         projection_max(states, weight, mask=mask[:1])
     with pytest.raises(InvalidInput, match="bias"):
         projection_max(states, weight, mask=mask, bias=bias[:3])
+    with pytest.raises(InvalidInput, match="mask"):
+        largest_maxima(states, weight, mask=mask[:1])
+    with pytest.raises(InvalidInput, match="k is -1"):
+        largest_maxima(states, weight, mask=mask, k=-1)
     with pytest.raises(InvalidInput, match="search_dtype"):
         projection_max(states, weight, mask=mask, search_dtype=torch.float16)
     with pytest.raises(InvalidInput, match="activation"):

@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="folder to write")
     parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder was cut off")
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens in one batch (default %(default)s)"
+        "--batch-tokens", type=positive, metavar="N", help="tokens in one batch (default: 2048 on a CPU, 8192 on a GPU)"
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
     )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default)")
@@ -41,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
         batch_tokens=args.batch_tokens,
         dtype=args.dtype,
         device=args.device,
+        compile=args.compile,
         resume=args.resume,
         n_documents=count_documents(args.corpus),
     )

@@ -17,16 +17,14 @@ QUERY_ENCODER = "query-encoder"
 
 
 def encode_documents(
-    model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None, batch_tokens: int = 8192
+    model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None
 ) -> EncodeReport:
     """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
     from lightir.addresses import resolve_model_folder
     from lightir.encode import cache_vocabulary, encode_corpus
 
     folder = resolve_model_folder(model)
-    report = encode_corpus(
-        folder, documents, vectors, resume=True, n_documents=n_documents, batch_tokens=batch_tokens, shard_size=1024
-    )
+    report = encode_corpus(folder, documents, vectors, resume=True, n_documents=n_documents, shard_size=1024)
     if not (folder / QUERY_ENCODER).is_dir():
         cache_vocabulary(folder, vectors / QUERY_ENCODER, overwrite=True)
     return report

@@ -1,15 +1,21 @@
-"""Grouped-query attention as two batched matrix products: on CPUs much faster to train through than torch's own."""
+"""Grouped-query attention as two batched matrix products: on CPUs much faster to train through than torch's own.
+
+A second function serves rows that continue one common prompt, whose keys and values then exist once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 NAME = "lightir_bmm"
+SHARED_PROMPT = "lightir_shared_prompt"
 
 
 def bmm_attention(
@@ -43,12 +49,8 @@ def bmm_attention(
     per_group = heads // groups
     rows = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch * groups, per_group * length, width)
     scores = torch.bmm(rows, key.reshape(batch * groups, keys, width).transpose(1, 2))
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
     scores = scores.view(batch, groups, per_group, length, keys)
-    if attention_mask is not None:
-        scores = scores + attention_mask[:, :, None, :, :keys]
-    weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
+    weights = _softmax(scores, attention_mask, softcap, value.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     mixed = torch.bmm(
         weights.view(batch * groups, per_group * length, keys), value.reshape(batch * groups, keys, width)
@@ -56,5 +58,76 @@ def bmm_attention(
     return mixed.view(batch, heads, length, width).transpose(1, 2).contiguous(), None
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, bmm_attention)
-ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+def shared_prompt_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    *,
+    prompt_layers: Sequence[tuple[Tensor, Tensor]],
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Short rows that all continue one prompt: a position costs prompt + row keys, and the prompt is never repeated.
+
+    All rows' queries meet the prompt in one product a group; within a row there are so few keys (1 or 2) that a
+    product of many tiny matrices would be slower than plain multiplication. No dropout.
+
+    Args:
+        module: the attention layer; its layer_idx says which of the prompt's layers is meant.
+        query: (B, heads, Q, D).
+        key: (B, groups, Q, D).
+        value: (B, groups, Q, D).
+        attention_mask: (1, 1, Q, P + Q) additive, or None for full attention.
+        scaling: of the scores; 1/sqrt(D) by default.
+        softcap: Gemma 2's cap on the scores.
+        prompt_layers: every layer's keys and values of the prompt, (1, groups, P, D) each.
+
+    Returns:
+        (B, Q, heads, D), and None.
+    """
+    batch, heads, length, width = query.shape
+    groups = key.shape[1]
+    prompt_key, prompt_value = prompt_layers[module.layer_idx]
+    n_prompt = prompt_key.shape[2]
+    rows = (query * (width**-0.5 if scaling is None else scaling)).view(batch, groups, -1, length, width)
+    stacked = rows.transpose(0, 1).reshape(groups, -1, width)
+    to_prompt = torch.bmm(stacked, prompt_key[0].transpose(1, 2)).view(groups, batch, -1, length, n_prompt)
+    to_row = (rows[..., None, :] * key[:, :, None, None]).sum(dim=-1)
+    scores = torch.cat([to_prompt.transpose(0, 1), to_row], dim=-1)
+    weights = _softmax(scores, attention_mask, softcap, value.dtype)
+    of_prompt = weights[..., :n_prompt].transpose(0, 1).reshape(groups, -1, n_prompt)
+    mixed = torch.bmm(of_prompt, prompt_value[0]).view(groups, batch, -1, length, width).transpose(0, 1)
+    mixed = mixed + (weights[..., n_prompt:, None] * value[:, :, None, None]).sum(dim=-2)
+    return mixed.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
+
+
+@contextlib.contextmanager
+def attention_code(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model's layers attend through the function registered under this name, for a while."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def _softmax(scores: Tensor, mask: Tensor | None, softcap: float | None, dtype: torch.dtype) -> Tensor:
+    """Probabilities of (B, groups, heads a group, Q, K) scores, in `dtype`; computed in fp32."""
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    mask = None if mask is None else mask[:, :, None, :, : scores.shape[-1]]
+    if scores.requires_grad:
+        scores = scores if mask is None else scores + mask
+        return torch.softmax(scores.float(), dim=-1).to(dtype)
+    # Nothing is kept for a backward pass: the sum goes in place, and torch's softmax widens and rounds by itself.
+    scores = scores if mask is None else scores.add_(mask)
+    return torch.softmax(scores, dim=-1).to(dtype)
+
+
+for _name, _function in ((NAME, bmm_attention), (SHARED_PROMPT, shared_prompt_attention)):
+    ALL_ATTENTION_FUNCTIONS.register(_name, _function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, ALL_MASK_ATTENTION_FUNCTIONS["eager"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import (
     Attention,
     Backbone,
+    layers_compiled_for_any_shape,
     load_adapter,
     load_backbone,
     merge_adapter,
     save_adapter,
     saved_adapter_hash,
 )
-from lightir.models.heads import LMHead, activate, calibrate_bias, projection_max, top_k_weights
+from lightir.models.heads import LMHead, activate, calibrate_bias, largest_maxima, projection_max, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
 from lightir.models.pooling import Standardization, pool
 from lightir.text import QueryPolicy, query_term_ids
@@ -244,10 +246,7 @@ class LightRetriever(nn.Module):
         return self._maxima(states, batch, None)
 
     def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None, *, terms: Tensor | None = None) -> Tensor:
-        head = self.backbone.head
-        if head is None:
-            raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
-        bias = head.bias if term_bias is None else term_bias if head.bias is None else head.bias.float() + term_bias
+        head, bias = self._head, self._bias(term_bias)
         # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
         low = states.dtype == torch.bfloat16 and term_bias is not None
         search_dtype = torch.bfloat16 if low else None
@@ -321,6 +320,16 @@ class LightRetriever(nn.Module):
         return (vectors - self.heads.mean) / self.heads.deviation
 
     @property
+    def _head(self) -> LMHead:
+        if self.backbone.head is None:
+            raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
+        return self.backbone.head
+
+    def _bias(self, term_bias: Tensor | None) -> Tensor | None:
+        own = self._head.bias
+        return own if term_bias is None else term_bias if own is None else own.float() + term_bias
+
+    @property
     def _dense(self) -> DenseHead:
         if self.contract.dense is None:
             raise InvalidInput("this model has no dense branch")
@@ -334,6 +343,21 @@ class LightRetriever(nn.Module):
 
     # ---- what encoding and training call
 
+    @contextlib.contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Inside, encode_batch runs compiled layers, for batches of every size and length; afterwards as before.
+
+        A first small batch goes through, so that what compiling costs (seconds; fewer when torch's cache on the disk
+        has it) and whether it works show at once. A batch or a length of 1 is compiled for itself when it comes.
+
+        Raises:
+            InvalidInput: no compiler, or layers that torch cannot compile.
+        """
+        end = self.backbone.eos_id
+        with layers_compiled_for_any_shape(self.backbone):
+            self.encode_batch(self.batch([([end] * 3, 0, 3), ([end] * 2, 0, 2)]))
+            yield
+
     @torch.no_grad()
     def encode_batch(self, batch: Batch) -> tuple[Tensor | None, SparseVectors | None]:
         """Documents as they are stored: normalised dense (B, dim) float32, and quantised top-k impacts."""
@@ -344,8 +368,20 @@ class LightRetriever(nn.Module):
             dense = F.normalize(self.dense_from(states, batch)[:, :width], dim=-1)
         if self.contract.sparse is None:
             return dense, None
-        weights = top_k_weights(self.sparse_from(states, batch), self.contract.sparse.top_k)
-        return dense, quantized(weights, self.contract.sparse)
+        return dense, quantized(self._stored_weights(states, batch), self.contract.sparse)
+
+    def _stored_weights(self, states: Tensor, batch: Batch) -> Tensor:
+        """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
+        sparse, head = self._sparse, self._head
+        maxima = largest_maxima(
+            head.features(states),
+            head.weight,
+            mask=batch.own_mask,
+            bias=self._bias(self.heads.term_bias),
+            k=sparse.top_k,
+            floor=0.0 if sparse.activation == "log1p_relu" else -torch.inf,
+        )
+        return top_k_weights(activate(maxima, sparse.activation), sparse.top_k)
 
     @torch.no_grad()
     def calibrate(self, documents: Sequence[Document | str], *, quantile: float, batch_size: int = 16) -> None:

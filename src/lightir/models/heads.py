@@ -77,6 +77,56 @@ def projection_max(
     return values, positions
 
 
+@torch.no_grad()
+def largest_maxima(
+    states: Tensor,
+    weight: Tensor,
+    *,
+    mask: Tensor,
+    bias: Tensor | None = None,
+    k: int = 0,
+    floor: float = -torch.inf,
+) -> Tensor:
+    """The maxima of projection_max that a stored document keeps, about five times as fast; no gradient, no positions.
+
+    On CPUs with AMX, bfloat16 operands give bfloat16 products, which are rounded once and in order: a term's rounded
+    maximum lies within 2^-8 of its own size. Terms that could still be above the floor and among the k largest (with
+    twice that margin) are projected again with fp32 sums and results; sums of a search and of a second look may differ
+    by fp32 rounding, so a term that lies on the floor or on the k-th rank to within that may fall either way.
+
+    Args:
+        states: (batch, positions, hidden), any floating dtype.
+        weight: (vocabulary, hidden), any floating dtype.
+        mask: (batch, positions) bool; True where a position may win.
+        bias: (vocabulary,) or None; added to the maxima.
+        k: how many of a row's terms are wanted at least; 0 wants all.
+        floor: terms whose maximum with its bias is not above it are not wanted.
+
+    Returns:
+        (batch, vocabulary) fp32 (fp64 for double states). Wanted terms have the exact maximum with their bias; any
+        other has it too, or -inf. A row without an allowed position has -inf throughout.
+
+    Raises:
+        InvalidInput: shapes that don't fit, or a k below 0.
+    """
+    _check_shapes(states, weight, mask, bias)
+    if k < 0:
+        raise InvalidInput(f"k is {k}; expected 0 (all) or more")
+    rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
+    with torch.autocast(states.device.type, enabled=False):
+        found = _largest(states, weight, mask.bool(), torch.bfloat16 if rounded else _wide(states.dtype))
+        values = found.to(_wide(states.dtype))
+        offset = torch.zeros((), device=values.device) if bias is None else bias.to(values.dtype)
+        if not rounded:
+            return values + offset
+        margin = values.abs() * torch.finfo(torch.bfloat16).eps  # 2^-7
+        wanted = values + margin + offset > floor
+        if 0 < k < len(weight):
+            least = (values - margin + offset).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+            wanted &= values + margin + offset >= least
+        return _summed_in_fp32(wanted, states, weight, mask.bool()) + offset
+
+
 def activate(maxima: Tensor, activation: Activation = "log1p_relu") -> Tensor:
     """Weights out of maxima: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below)."""
     if activation == "log1p_relu":
@@ -183,6 +233,51 @@ def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tupl
                 values[row, terms] = torch.where(better, best, values[row, terms])
                 positions[row, terms] = torch.where(better, columns[start:stop][where], positions[row, terms])
     return values, positions
+
+
+def _largest(states: Tensor, weight: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """(batch, vocabulary) maxima of logits that are kept in `dtype`, without the bias."""
+    values = states.new_full((len(states), len(weight)), -torch.inf, dtype=dtype)
+    limit = MAX_TILE_POSITIONS.get(states.device.type, 512)
+    index = _allowed_positions(mask)
+    rows = mask.any(dim=1).nonzero()[:, 0]
+    for begin in range(0, index.shape[1], limit):
+        chosen = index[:, begin : begin + limit]
+        for some in rows.split(max(1, limit // chosen.shape[1])):  # type: ignore[no-untyped-call]
+            own = states[some[:, None], chosen[some]].flatten(0, 1)
+            step = max(64, TILE_BYTES.get(states.device.type, 2 << 20) // (4 * len(own)))
+            for first in range(0, len(weight), step):
+                terms = slice(first, first + step)
+                best = _logits(own, weight[terms], dtype).view(len(some), chosen.shape[1], -1).amax(dim=1)
+                values[some, terms] = torch.maximum(values[some, terms], best)
+    return values
+
+
+def _allowed_positions(mask: Tensor) -> Tensor:
+    """(batch, most allowed positions of a row) int64: each row's own, its first one repeated to fill the row."""
+    counts = mask.sum(dim=1)
+    longest = int(counts.max()) if len(counts) else 0
+    order = torch.argsort(~mask, dim=1, stable=True)[:, :longest]
+    return torch.where(torch.arange(longest, device=mask.device) < counts[:, None], order, order[:, :1])
+
+
+def _logits(own: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(positions, terms) in `dtype`; sums in fp32 or wider."""
+    if dtype == own.dtype == weight.dtype:
+        return own @ weight.T
+    if own.device.type == "cuda" and own.dtype == weight.dtype == torch.bfloat16:
+        return torch.mm(own, weight.T, out_dtype=dtype)
+    with _bf16_operands() if own.dtype == weight.dtype == torch.bfloat16 else contextlib.nullcontext():
+        return own.to(dtype) @ weight.to(dtype).T  # rounding bfloat16 operands to bfloat16 changes nothing
+
+
+def _summed_in_fp32(wanted: Tensor, states: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+    """The maxima of wanted terms (batch, vocabulary) in fp32, all others -inf."""
+    values = torch.full(wanted.shape, -torch.inf, device=states.device)
+    for row in mask.any(dim=1).nonzero()[:, 0].tolist():
+        for terms in wanted[row].nonzero()[:, 0].split(8192):  # type: ignore[no-untyped-call]
+            values[row, terms] = _largest(states[row : row + 1], weight[terms], mask[row : row + 1], torch.float32)[0]
+    return values
 
 
 def _groups(mask: Tensor, limit: int) -> Iterator[tuple[list[tuple[int, int, int]], int, int]]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lightir.errors import InvalidInput
+from lightir.models.attention import SHARED_PROMPT, attention_code
 from lightir.models.backbones import Backbone
 from lightir.models.pooling import POOLINGS, Pooling
 
@@ -107,8 +109,8 @@ def token_states(
         pooling: "eos", "last" (the token itself), "mean" (over the text's own tokens: the token itself again), or
             "mean_all" (over prompt, token and specials).
         cache: from prompt_cache, of the same prompt: its keys and values are not computed again.
-        blocks_per_row: tokens in one row of the batch.
-        padding_side: of the shorter last row.
+        blocks_per_row: tokens in one row of the batch, without a cache; with one each is a row by itself.
+        padding_side: of the shorter last row, without a cache.
 
     Raises:
         InvalidInput: an unknown pooling, or a cache of another prompt or for a backbone that attends both ways.
@@ -123,7 +125,16 @@ def token_states(
         return torch.zeros(0, backbone.hidden_size, device=backbone.device)
     if backbone.attention != "causal":
         return _separate(backbone, frame, token_ids, pooling)
-    return _shared(backbone, frame, token_ids, pooling, cache, blocks_per_row, padding_side)
+    width = 1 if pooling in ("last", "mean") else 2
+    blocks = F.pad(token_ids[:, None], (0, width - 1), value=backbone.eos_id)
+    if cache is not None:
+        own, prompt_sum = _continue(backbone, blocks, cache), cache.state_sum
+    else:
+        own, prompt_sum = _shared(backbone, frame, blocks, blocks_per_row, padding_side)
+    own = own.float()
+    if pooling == "mean_all":
+        return (prompt_sum + own.sum(dim=1)) / (len(frame) + width)
+    return own[:, -1] if pooling == "eos" else own[:, 0]
 
 
 @torch.no_grad()
@@ -178,42 +189,26 @@ def _as_4d(backbone: Backbone, allowed: Tensor) -> Tensor:
 
 
 def _shared(
-    backbone: Backbone,
-    frame: list[int],
-    token_ids: Tensor,
-    pooling: Pooling,
-    cache: PromptCache | None,
-    blocks_per_row: int,
-    padding_side: str,
-) -> Tensor:
-    width = 1 if pooling in ("last", "mean") else 2
-    n, device = len(token_ids), token_ids.device
+    backbone: Backbone, frame: list[int], blocks: Tensor, blocks_per_row: int, padding_side: str
+) -> tuple[Tensor, Tensor]:
+    """States of the blocks (n, width, hidden), several in a row behind a prompt of the row's own; the prompt's sum."""
+    (n, width), device = blocks.shape, blocks.device
     n_rows = -(-n // blocks_per_row)
     per_row = -(-n // n_rows)
     counts = torch.tensor([min(per_row, n - row * per_row) for row in range(n_rows)], device=device)
-    blocks = torch.full((n_rows * per_row, width), backbone.eos_id, device=device)
-    blocks[:n, 0] = token_ids
+    padded = F.pad(blocks, (0, 0, 0, n_rows * per_row - n), value=backbone.eos_id).view(n_rows, -1)
     prompt = torch.tensor(frame, dtype=torch.int64, device=device).expand(n_rows, -1)
     n_prompt, length = len(frame), len(frame) + per_row * width
     mask = block_mask(torch.full_like(counts, n_prompt), counts, width=width, length=length, padding_side=padding_side)
-    if cache is None:
-        ids = torch.full((n_rows, length), backbone.eos_id, device=device)
-        ids[mask.valid] = _joined(prompt, blocks.view(n_rows, -1), counts * width)
-        states = backbone.states(
-            ids,
-            model_mask(backbone, mask.allowed, mask.position_ids, mask.position_ids),
-            position_ids=mask.position_ids,
-        )
-        own = states[mask.valid & (mask.valid.cumsum(dim=1) > n_prompt)]
-        prompt_sum = states[0][mask.valid[0]][:n_prompt].float().sum(dim=0)
-    else:
-        states = _continue(backbone, blocks.view(n_rows, -1), cache, n_prompt, counts * width, width)
-        own = states[torch.arange(per_row * width, device=device) < (counts * width)[:, None]]
-        prompt_sum = cache.state_sum
-    own = own.view(n, width, -1).float()
-    if pooling == "mean_all":
-        return (prompt_sum + own.sum(dim=1)) / (n_prompt + width)
-    return own[:, -1] if pooling == "eos" else own[:, 0]
+    ids = torch.full((n_rows, length), backbone.eos_id, device=device)
+    ids[mask.valid] = _joined(prompt, padded, counts * width)
+    states = backbone.states(
+        ids,
+        model_mask(backbone, mask.allowed, mask.position_ids, mask.position_ids),
+        position_ids=mask.position_ids,
+    )
+    own = states[mask.valid & (mask.valid.cumsum(dim=1) > n_prompt)]
+    return own.view(n, width, -1), states[0][mask.valid[0]][:n_prompt].float().sum(dim=0)
 
 
 def _joined(prompt: Tensor, blocks: Tensor, used: Tensor) -> Tensor:
@@ -223,26 +218,17 @@ def _joined(prompt: Tensor, blocks: Tensor, used: Tensor) -> Tensor:
     return everything[places < (prompt.shape[1] + used)[:, None]]
 
 
-def _continue(
-    backbone: Backbone, blocks: Tensor, cache: PromptCache, n_prompt: int, used: Tensor, width: int
-) -> Tensor:
-    """States of the blocks alone, after a prompt whose keys and values are there already."""
-    n_rows, length = blocks.shape
-    full = block_mask(
-        torch.full_like(used, n_prompt), used // width, width=width, length=n_prompt + length, padding_side="right"
-    )
-    past = DynamicCache()
-    for index, (keys, values) in enumerate(cache.layers):
-        past.update(keys.expand(n_rows, -1, -1, -1), values.expand(n_rows, -1, -1, -1), index)
-    positions = full.position_ids[:, n_prompt:]
-    allowed = full.allowed[:, n_prompt:]
-    return backbone.states(
-        blocks,
-        model_mask(backbone, allowed, positions, full.position_ids),
-        position_ids=positions,
-        past_key_values=past,
-        use_cache=True,
-    )
+def _continue(backbone: Backbone, blocks: Tensor, cache: PromptCache) -> Tensor:
+    """States of the blocks (n, width, hidden), each a row by itself, after the prompt whose keys and values are there.
+
+    All rows are alike to the mask and to the positions, so one row of either serves them all.
+    """
+    n_prompt, width = len(cache.ids), blocks.shape[1]
+    positions = torch.arange(n_prompt + width, device=blocks.device)[None]
+    own = positions[:, n_prompt:]
+    with attention_code(backbone.model, SHARED_PROMPT):
+        mask = model_mask(backbone, own[:, :, None] >= positions[:, None, :], own, positions)
+        return backbone.states(blocks, mask, position_ids=own, prompt_layers=cache.layers, use_cache=False)
 
 
 def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: Pooling) -> Tensor:
