@@ -18,7 +18,7 @@ struct Span {
     const T* end() const { return data + size; }
 };
 
-// A borrowed (n_rows, width) matrix of half, float or int8 values; int8 rows carry one scale each.
+// A borrowed (n_rows, width) matrix of half, bfloat16, float or int8 values; int8 rows carry one scale each.
 struct Matrix {
     const void* data = nullptr;
     size_t n_rows = 0;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "python_arrays.hpp"
+#include "query.hpp"
 #include "tokenizer.hpp"
 
 namespace lightir {
@@ -72,13 +74,18 @@ void bind_word_piece_tokenizer(Tokenizer* self, const nb::bytes& bytes, Words fi
     new (self) Tokenizer(Split::bert, byte_map(bytes), {}, std::move(model));
 }
 
-// The ids of all texts; those of texts that the tokenizer refuses come from fallback(positions).
-TokenLists tokenize(const Tokenizer& tokenizer, const Texts& texts, const TextPolicy& policy, size_t n_threads,
-                    const nb::callable& fallback) {
+// The ids of all texts; those of texts that the tokenizer refuses come from fallback(positions). No tokenizer refuses
+// every text.
+TokenLists read_texts(const Tokenizer* tokenizer, const Texts& texts, const TextPolicy& policy, size_t n_threads,
+                      const nb::callable& fallback) {
     TokenLists lists;
-    {
+    if (tokenizer != nullptr) {
         nb::gil_scoped_release released;
-        lists = tokenizer.tokenize(texts.views, policy, n_threads);
+        lists = tokenizer->tokenize(texts.views, policy, n_threads);
+    } else {
+        lists.indptr.assign(texts.views.size() + 1, 0);
+        lists.refused.resize(texts.views.size());
+        std::iota(lists.refused.begin(), lists.refused.end(), size_t{0});
     }
     if (lists.refused.empty()) return lists;
     const nb::tuple read = nb::cast<nb::tuple>(fallback(nb::cast(lists.refused)));
@@ -98,9 +105,96 @@ TextPolicy make_policy(bool strip, bool lower_case, bool leading_blank, size_t m
 
 nb::tuple bind_tokenize(const Tokenizer& tokenizer, nb::handle texts, const TextPolicy& policy, size_t n_threads,
                         const nb::callable& fallback) {
-    TokenLists lists = tokenize(tokenizer, Texts(texts), policy, n_threads, fallback);
+    TokenLists lists = read_texts(&tokenizer, Texts(texts), policy, n_threads, fallback);
     return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
 }
+
+using Vectors = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
+
+void check_ids(Span<uint32_t> ids, size_t n_rows) {
+    for (const uint32_t id : ids) {
+        if (id >= n_rows) {
+            throw InvalidInput("term id " + std::to_string(id) + " is outside the vocabulary of " +
+                               std::to_string(n_rows));
+        }
+    }
+}
+
+void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb::handle token_ids, nb::handle indptr,
+                    bool normalize, size_t n_threads, Vectors out) {
+    const Rows rows(table, scales, "table", true);
+    const Array ids(token_ids, "token_ids", 1), pointers(indptr, "indptr", 1);
+    const Span<uint32_t> tokens = ids.span<uint32_t>();
+    const Span<int64_t> offsets = pointers.span<int64_t>();
+    check_indptr(offsets, tokens.size, "indptr");
+    rows.check_dim(out.shape(1));
+    same_length("indptr and out + 1", offsets.size, out.shape(0) + 1);
+    std::unique_ptr<Array> row_weights;
+    if (!weights.is_none()) {
+        row_weights = std::make_unique<Array>(weights, "weights", 1);
+        same_length("table and weights", rows.matrix.n_rows, row_weights->size());
+    }
+    const float* factors = row_weights == nullptr ? nullptr : row_weights->span<float>().data;
+    nb::gil_scoped_release released;
+    check_ids(tokens, rows.matrix.n_rows);
+    mean_rows(rows.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
+}
+
+// A table's normalised means and a vocabulary's counts for queries; a branch that isn't wanted has no table, or no
+// vocabulary. Keeps its arrays alive.
+class QueryEncoder {
+public:
+    QueryEncoder(nb::object table, nb::object scales, nb::object vocab_size, bool binary, nb::object factors)
+        : table_(std::move(table)), scales_(std::move(scales)), factors_(std::move(factors)) {
+        if (!table_.is_none()) rows_ = std::make_unique<Rows>(table_, scales_, "table", true);
+        sparse_ = !vocab_size.is_none();
+        if (!sparse_) return;
+        weighting_ = {nb::cast<size_t>(vocab_size), binary, nullptr};
+        if (factors_.is_none()) return;
+        kept_factors_ = std::make_unique<Array>(factors_, "term weights", 1);
+        same_length("term weights and vocabulary", kept_factors_->size(), weighting_.vocab_size);
+        weighting_.factors = kept_factors_->span<float>().data;
+    }
+
+    // (term_ids, indptr) of the queries, and (indptr, term_ids, weights) of their counts.
+    nb::tuple encode(nb::object tokenizer, nb::handle texts, const TextPolicy& policy, size_t n_threads,
+                     const nb::callable& fallback, nb::object out) const {
+        const Texts borrowed(texts);
+        const Tokenizer* native = tokenizer.is_none() ? nullptr : &nb::cast<const Tokenizer&>(tokenizer);
+        TokenLists lists = read_texts(native, borrowed, policy, n_threads, fallback);
+        SparseQueries counts = rows_ == nullptr ? vectors(lists, nullptr, 0, n_threads)
+                                                : into(lists, nb::cast<Vectors>(out, false), n_threads);
+        nb::object none = nb::none();
+        return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
+                              sparse_ ? to_numpy(std::move(counts.indptr)) : none,
+                              sparse_ ? to_numpy(std::move(counts.term_ids)) : none,
+                              sparse_ ? to_numpy(std::move(counts.weights)) : none);
+    }
+
+private:
+    SparseQueries into(const TokenLists& lists, const Vectors& out, size_t n_threads) const {
+        rows_->check_dim(out.shape(1));
+        same_length("queries and out", lists.indptr.size() - 1, out.shape(0));
+        return vectors(lists, out.data(), out.shape(1), n_threads);
+    }
+
+    SparseQueries vectors(const TokenLists& lists, float* out, size_t dim, size_t n_threads) const {
+        const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
+        const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
+        nb::gil_scoped_release released;
+        if (out != nullptr) {
+            check_ids(ids, rows_->matrix.n_rows);
+            mean_rows(rows_->matrix, nullptr, ids, indptr, dim, true, n_threads, out);
+        }
+        return sparse_ ? count_terms(ids, indptr, weighting_) : SparseQueries{};
+    }
+
+    nb::object table_, scales_, factors_;
+    std::unique_ptr<Rows> rows_;
+    std::unique_ptr<Array> kept_factors_;
+    bool sparse_ = false;
+    TermWeighting weighting_;
+};
 
 }  // namespace
 
@@ -114,6 +208,13 @@ void bind_query(nb::module_& m) {
         .def("__init__", &bind_byte_pair_tokenizer)
         .def("__init__", &bind_word_piece_tokenizer)
         .def("tokenize", &bind_tokenize);
+    nb::class_<QueryEncoder>(m, "QueryEncoder")
+        .def(nb::init<nb::object, nb::object, nb::object, bool, nb::object>(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg(), nb::arg().none())
+        .def("encode", &QueryEncoder::encode, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none());
+    m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+          nb::arg(), nb::arg(), nb::arg().noconvert());
 }
 
 }  // namespace lightir

@@ -173,32 +173,6 @@ nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle
     return to_numpy(std::move(scores));
 }
 
-void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb::handle token_ids, nb::handle indptr,
-                    bool normalize, size_t n_threads, nb::ndarray<float, nb::ndim<2>, nb::c_contig> out) {
-    const Rows matrix(table, scales, "table");
-    const Array ids(token_ids, "token_ids", 1), pointers(indptr, "indptr", 1);
-    const Span<uint32_t> tokens = ids.span<uint32_t>();
-    const Span<int64_t> offsets = pointers.span<int64_t>();
-    check_indptr(offsets, tokens.size, "indptr");
-    matrix.check_dim(out.shape(1));
-    same_length("indptr and out + 1", offsets.size, out.shape(0) + 1);
-    std::vector<std::unique_ptr<Array>> row_weights;
-    const float* factors = nullptr;
-    if (!weights.is_none()) {
-        row_weights.emplace_back(new Array(weights, "weights", 1));
-        same_length("table and weights", matrix.matrix.n_rows, row_weights[0]->size());
-        factors = row_weights[0]->span<float>().data;
-    }
-    nb::gil_scoped_release released;
-    for (const uint32_t id : tokens) {
-        if (id >= matrix.matrix.n_rows) {
-            throw InvalidInput("term id " + std::to_string(id) + " is outside the vocabulary of " +
-                               std::to_string(matrix.matrix.n_rows));
-        }
-    }
-    mean_rows(matrix.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
-}
-
 // Our exceptions become lightir.errors' exceptions.
 void translate(const std::exception_ptr& failure, void*) {
     const auto raise = [](const char* type, const char* text) {
@@ -228,7 +202,5 @@ NB_MODULE(_native, m) {
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
-    m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
-          nb::arg(), nb::arg(), nb::arg().noconvert());
     bind_query(m);
 }

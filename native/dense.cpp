@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t tile = 256;         // rows scored at a time; a tile is reused by all queries of a group
 constexpr size_t queries_group = 16;
-constexpr size_t queries_chunk = 256;  // queries that a thread of mean_rows takes at a time
 
 void check_finite(const float* queries, size_t n_queries, size_t dim) {
     for (size_t i = 0; i < n_queries * dim; ++i) {
@@ -115,36 +114,6 @@ void dense_pair_scores(const Matrix& rows, Span<uint32_t> doc_ords, const float*
         }
         scores[i] += 0.0f;  // no -0, as in dense_top_k
     }
-}
-
-void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
-               size_t dim, bool normalize, size_t n_threads, float* out) {
-    const size_t n_queries = indptr.size - 1;
-    const auto sum_rows = level().sum_rows[static_cast<size_t>(table.element)];
-    const auto span_of = [&](size_t q) {
-        const size_t begin = static_cast<size_t>(indptr[q]);
-        return Span<uint32_t>{token_ids.data + begin, static_cast<size_t>(indptr[q + 1]) - begin};
-    };
-    const auto one_query = [&](size_t q) {
-        const Span<uint32_t> ids = span_of(q), next = q + 1 < n_queries ? span_of(q + 1) : Span<uint32_t>{};
-        float* row = out + q * dim;
-        sum_rows({static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales, weights, ids.data,
-                  ids.size, next.data, next.size, dim},
-                 row);
-        float divisor = static_cast<float>(ids.size);
-        if (normalize) {
-            divisor = std::sqrt(level().sum_of_squares(row, dim));  // the mean's direction is the sum's
-        } else if (weights != nullptr) {
-            divisor = 0.0f;
-            for (const uint32_t id : ids) divisor += weights[id];
-        }
-        level().scale(row, dim, divisor > 0.0f ? 1.0f / divisor : 0.0f);
-    };
-    const size_t n_chunks = (n_queries + queries_chunk - 1) / queries_chunk;
-    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
-        const size_t last = std::min(n_queries, (chunk + 1) * queries_chunk);
-        for (size_t q = chunk * queries_chunk; q < last; ++q) one_query(q);
-    });
 }
 
 }  // namespace lightir

@@ -16,9 +16,4 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
 // scores[i] = inner product of the query with row doc_ords[i], to the bit as dense_top_k computes it.
 void dense_pair_scores(const Matrix& rows, Span<uint32_t> doc_ords, const float* query, size_t dim, float* scores);
 
-// One (dim,) float row a query: the mean of the table rows named by its token ids, weighted by the table's row
-// weights if there are any, then scaled to length 1 if asked. No tokens, or weights that are all 0: zeros.
-void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
-               size_t dim, bool normalize, size_t n_threads, float* out);
-
 }  // namespace lightir

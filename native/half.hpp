@@ -25,5 +25,13 @@ inline float half_to_float(uint16_t half) {
     return value;
 }
 
+// bfloat16 is the upper half of a float.
+inline float bfloat16_to_float(uint16_t upper) {
+    const uint32_t bits = static_cast<uint32_t>(upper) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
 }  // namespace
 }  // namespace lightir

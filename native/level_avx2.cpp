@@ -16,6 +16,10 @@ struct Avx2 {
     static Floats load_half(const uint16_t* p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
+    static Floats load_bfloat16(const uint16_t* p) {
+        const __m256i upper = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(upper, 16));
+    }
     static Floats load_int8(const int8_t* p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
     }
@@ -25,6 +29,7 @@ struct Avx2 {
     static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
+    static void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
 
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));

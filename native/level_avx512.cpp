@@ -16,6 +16,10 @@ struct Avx512 {
     static Floats load_half(const uint16_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    static Floats load_bfloat16(const uint16_t* p) {
+        const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(upper, 16));
+    }
     static Floats load_int8(const int8_t* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
@@ -25,6 +29,7 @@ struct Avx512 {
     static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
+    static void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
 
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));

@@ -1,6 +1,6 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
 //   V::width, V::Floats, zero(), load_half(p), load_int8(p), load_uint8(p), load_float(p), set(x), add(a, b),
-//   mul(a, b), store(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit l says whether entry l
+//   mul(a, b), store(p, a), stream(p, a), load_bfloat16(p), above_u16(scores, threshold) and above_f32(scores, threshold): bit l says whether entry l
 //   of scan_width is above the threshold.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
@@ -19,6 +19,8 @@ template <typename V, Element E>
 inline typename V::Floats load(const uint8_t* row, size_t j) {
     if constexpr (E == Element::float16) {
         return V::load_half(reinterpret_cast<const uint16_t*>(row) + j);
+    } else if constexpr (E == Element::bfloat16) {
+        return V::load_bfloat16(reinterpret_cast<const uint16_t*>(row) + j);
     } else if constexpr (E == Element::float32) {
         return V::load_float(reinterpret_cast<const float*>(row) + j);
     } else {
@@ -30,6 +32,8 @@ template <Element E>
 inline float load_one(const uint8_t* row, size_t j) {
     if constexpr (E == Element::float16) {
         return half_to_float(reinterpret_cast<const uint16_t*>(row)[j]);
+    } else if constexpr (E == Element::bfloat16) {
+        return bfloat16_to_float(reinterpret_cast<const uint16_t*>(row)[j]);
     } else if constexpr (E == Element::float32) {
         return reinterpret_cast<const float*>(row)[j];
     } else {
@@ -73,10 +77,17 @@ float sum_of_squares(const float* values, size_t n) {
 }
 
 template <typename V>
-void scale(float* values, size_t n, float factor) {
+void scale(const float* values, size_t n, float factor, float* out, bool stream) {
     size_t j = 0;
-    for (; j + V::width <= n; j += V::width) V::store(values + j, V::mul(V::load_float(values + j), V::set(factor)));
-    for (; j < n; ++j) values[j] *= factor;
+    if (stream) {  // whole vectors at addresses that are multiples of one
+        while (j < n && reinterpret_cast<uintptr_t>(out + j) % (V::width * sizeof(float)) != 0) {
+            out[j] = factor * values[j];
+            ++j;
+        }
+        for (; j + V::width <= n; j += V::width) V::stream(out + j, V::mul(V::load_float(values + j), V::set(factor)));
+    }
+    for (; j + V::width <= n; j += V::width) V::store(out + j, V::mul(V::load_float(values + j), V::set(factor)));
+    for (; j < n; ++j) out[j] = factor * values[j];
 }
 
 // The products come first, many at a time: the additions that follow cannot be vectorised.
@@ -126,20 +137,44 @@ inline float row_factor(const RowSum& what, uint32_t id) {
     return factor;
 }
 
-// Columns first .. first + parts * width of the sum, held in registers while the query's rows go by. The same columns
-// of the next query's rows are fetched meanwhile: rows lie scattered over a table that no cache holds.
+constexpr size_t long_row_bytes = 4096;  // rows up to this are fetched a query ahead, longer ones some strips ahead
+constexpr size_t strips_ahead = 4;
+constexpr size_t fetched_at_end = 8;  // rows of a next query that has more of them
+
+// Asks for the bytes that a sum over `bytes` from `first` on needs later: of this query's row t or of the next one's.
+struct Fetch {
+    const RowSum& what;
+    const uint32_t* ids;
+    size_t n_ids;
+    size_t first, bytes;
+
+    Fetch(const RowSum& sum, size_t first_byte, size_t n_bytes, size_t row_bytes, size_t wide_bytes) : what(sum) {
+        first = first_byte + (row_bytes <= long_row_bytes ? row_bytes : strips_ahead * wide_bytes);
+        const bool next = first >= row_bytes;
+        ids = next ? sum.next_ids : sum.ids;
+        n_ids = next ? sum.n_next_ids : sum.n_ids;
+        first -= next ? row_bytes : 0;
+        bytes = first + n_bytes <= row_bytes ? n_bytes : 0;
+    }
+    void row(size_t t) const {
+        if (t >= n_ids) return;
+        const uint8_t* from = what.table + static_cast<size_t>(ids[t]) * what.row_bytes + first;
+        for (size_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+    }
+};
+
+// Columns first .. first + parts * width of the sum, held in registers while the query's rows go by. Columns that are
+// needed soon are fetched meanwhile: rows lie scattered over a table that no cache holds.
 template <typename V, Element E, size_t parts>
 inline void sum_strip(const RowSum& what, size_t first, float* out) {
     typename V::Floats sums[parts];
     for (size_t p = 0; p < parts; ++p) sums[p] = V::zero();
+    constexpr size_t bytes = element_bytes(E);
+    const Fetch fetch(what, first * bytes, parts * V::width * bytes, what.dim * bytes, 8 * V::width * bytes);
     const bool weighted = E == Element::int8 || what.weights != nullptr;
     for (size_t t = 0; t < what.n_ids; ++t) {
         const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
-        if (t < what.n_next_ids) {
-            const uint8_t* next = what.table + static_cast<size_t>(what.next_ids[t]) * what.row_bytes;
-            const size_t begin = first * element_bytes(E), end = (first + parts * V::width) * element_bytes(E);
-            for (size_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
-        }
+        fetch.row(t);
         if (weighted) {
             const typename V::Floats factor = V::set(row_factor<E>(what, what.ids[t]));
             for (size_t p = 0; p < parts; ++p) {
@@ -149,6 +184,7 @@ inline void sum_strip(const RowSum& what, size_t first, float* out) {
             for (size_t p = 0; p < parts; ++p) sums[p] = V::add(sums[p], load<V, E>(row, first + p * V::width));
         }
     }
+    for (size_t t = what.n_ids; t < what.n_ids + fetched_at_end; ++t) fetch.row(t);
     for (size_t p = 0; p < parts; ++p) V::store(out + first + p * V::width, sums[p]);
 }
 
@@ -156,6 +192,7 @@ template <typename V, Element E>
 void sum_rows(const RowSum& what, float* out) {
     size_t j = 0;
     for (; j + 8 * V::width <= what.dim; j += 8 * V::width) sum_strip<V, E, 8>(what, j, out);
+    for (; j + 4 * V::width <= what.dim; j += 4 * V::width) sum_strip<V, E, 4>(what, j, out);
     for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, 1>(what, j, out);
     for (; j < what.dim; ++j) {
         float sum = 0.0f;
@@ -198,7 +235,8 @@ constexpr Level make_level(const char* name) {
         take_above<V, uint16_t>,
         take_above<V, float>,
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
-        {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>},
+        {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>,
+         sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,
         scale<V>,
         add_u8_to_u16,

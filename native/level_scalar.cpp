@@ -26,6 +26,9 @@ struct Scalar {
     static Floats load_half(const uint16_t* p) {
         return each([&](size_t l) { return half_to_float(p[l]); });
     }
+    static Floats load_bfloat16(const uint16_t* p) {
+        return each([&](size_t l) { return bfloat16_to_float(p[l]); });
+    }
     static Floats load_int8(const int8_t* p) {
         return each([&](size_t l) { return static_cast<float>(p[l]); });
     }
@@ -41,6 +44,7 @@ struct Scalar {
     static void store(float* p, const Floats& a) {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
+    static void stream(float* p, const Floats& a) { store(p, a); }
     // Few entries are above: the loop that compilers vectorise asks first whether any is.
     template <typename Score, typename IsAbove>
     static uint64_t mask_of(const Score* scores, IsAbove is_above) {

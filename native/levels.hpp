@@ -7,10 +7,10 @@
 
 namespace lightir {
 
-enum class Element : uint8_t { float16 = 0, float32 = 1, int8 = 2 };
+enum class Element : uint8_t { float16 = 0, float32 = 1, int8 = 2, bfloat16 = 3 };
 
 constexpr size_t element_bytes(Element element) {
-    return element == Element::float16 ? 2 : element == Element::float32 ? 4 : 1;
+    return element == Element::float32 ? 4 : element == Element::int8 ? 1 : 2;
 }
 
 // Partial sums that a dot product keeps: lane l sums the products at l, l + 32, ...; a fixed tree adds the lanes.
@@ -43,11 +43,11 @@ struct Level {
     // scores[i] = rows[i][:dim] . query[:dim], before any row scale; indexed by Element.
     void (*dot_rows[3])(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores);
     // out[j] = sum over ids of weight * scale * row[j], in the order of the ids; indexed by Element.
-    void (*sum_rows[3])(const RowSum& what, float* out);
+    void (*sum_rows[4])(const RowSum& what, float* out);
     // Sum of squares, with the lanes and the tree of a dot product.
     float (*sum_of_squares)(const float* values, size_t n);
-    // values[j] *= factor
-    void (*scale)(float* values, size_t n, float factor);
+    // out[j] = factor * values[j]; past the caches if asked, which takes a fence before another thread may read.
+    void (*scale)(const float* values, size_t n, float factor, float* out, bool stream);
     // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
     void (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
     void (*add_u8_to_f32)(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);

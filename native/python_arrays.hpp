@@ -103,12 +103,16 @@ inline void check_indptr(Span<int64_t> indptr, size_t total, const char* name) {
 // A matrix with its optional row scales.
 class Rows {
 public:
-    Rows(nb::handle rows, nb::handle scales, const char* name) : rows_(rows, name, 2) {
+    // bfloat16: uint16 rows are taken as such (numpy has no type of that name); else they are refused.
+    Rows(nb::handle rows, nb::handle scales, const char* name, bool bfloat16 = false) : rows_(rows, name, 2) {
         const std::string dtype = rows_.dtype();
-        if (dtype != "float16" && dtype != "float32" && dtype != "int8") rows_.wrong_dtype("float16, float32 or int8");
+        if (dtype != "float16" && dtype != "float32" && dtype != "int8" && !(bfloat16 && dtype == "uint16")) {
+            rows_.wrong_dtype(bfloat16 ? "float16, float32, int8 or uint16 (bfloat16)" : "float16, float32 or int8");
+        }
         matrix.element = dtype == "float16"   ? Element::float16
                          : dtype == "float32" ? Element::float32
-                                              : Element::int8;
+                         : dtype == "int8"    ? Element::int8
+                                              : Element::bfloat16;
         matrix.data = rows_.data();
         matrix.n_rows = rows_.size(0);
         matrix.width = rows_.size(1);

@@ -95,14 +95,6 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     const auto hits = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{});
     expect(hits.size() == 2 && hits[1].size() == std::min<size_t>(5, n_rows), "number of dense hits");
     for (size_t i = 0; i < hits[1].size(); ++i) expect(hits[1][i].doc_ord == i, "equal scores stand by doc_ord");
-    if (n_rows == 0) return;
-    const std::vector<uint32_t> ids{0, static_cast<uint32_t>(n_rows - 1), 0};
-    const std::vector<int64_t> indptr{0, 0, 2, 3};
-    std::vector<float> out(3 * dim, -1.0f);
-    mean_rows(rows, nullptr, span(ids), span(indptr), dim, true, 2, out.data());
-    bool all_zero = true;
-    for (const float value : out) all_zero = all_zero && value == 0.0f;
-    expect(all_zero, "the mean of zero rows is zero, and so is that of no rows");
 }
 
 void bad_input_is_refused() {

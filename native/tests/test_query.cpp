@@ -9,7 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dispatch.hpp"
 #include "errors.hpp"
+#include "query.hpp"
 #include "tokenizer.hpp"
 
 using namespace lightir;
@@ -117,9 +119,50 @@ void refused_texts_are_filled_in() {
     expect(thrown, "lists for texts that were not refused");
 }
 
+void means_stay_inside_their_arrays(Element element, size_t width, size_t dim) {
+    const size_t n_rows = 7;
+    const std::vector<uint8_t> data(n_rows * width * element_bytes(element), 0);
+    const std::vector<float> scales(n_rows, 1.0f);
+    const Matrix rows{data.data(), n_rows, width, element, element == Element::int8 ? scales.data() : nullptr};
+    const std::vector<uint32_t> ids{0, 6, 0, 6, 5, 4, 3, 2, 1, 0, 0, 6, 6};
+    const std::vector<int64_t> indptr{0, 0, 2, 13};
+    std::vector<float> out(3 * dim, -1.0f);
+    mean_rows(rows, nullptr, span(ids), span(indptr), dim, true, 2, out.data());
+    bool all_zero = true;
+    for (const float value : out) all_zero = all_zero && value == 0.0f;
+    expect(all_zero, "the mean of zero rows is zero, and so is that of no rows");
+}
+
+void terms_are_counted() {
+    const std::vector<uint32_t> ids{5, 2, 5, 3, 0};
+    const std::vector<int64_t> indptr{0, 4, 4, 5};
+    const std::vector<float> factors{0.5f, 1, 2, 0, 1, 3};
+    const SparseQueries counted = count_terms(span(ids), span(indptr), {6, false, factors.data()});
+    expect(counted.indptr == std::vector<int64_t>{0, 2, 2, 3}, "a term of weight 0 is left out");
+    expect(counted.term_ids == std::vector<uint32_t>{2, 5, 0}, "terms ascend");
+    expect(counted.weights == std::vector<float>{2, 6, 0.5f}, "counts times factors");
+    bool thrown = false;
+    try {
+        count_terms(span(ids), span(indptr), {5, true, nullptr});
+    } catch (const InvalidInput&) {
+        thrown = true;
+    }
+    expect(thrown, "a term outside the vocabulary");
+}
+
 }  // namespace
 
 int main() {
+    for (const std::string& name : available_levels()) {
+        use_level(name);
+        for (const Element element : {Element::float16, Element::float32, Element::int8, Element::bfloat16}) {
+            for (const size_t width : {1, 15, 16, 33, 130, 4099}) {
+                means_stay_inside_their_arrays(element, width, width);
+                means_stay_inside_their_arrays(element, width, (width + 1) / 2);
+            }
+        }
+    }
+    terms_are_counted();
     pairs_are_merged_by_rank();
     pieces_are_the_longest();
     any_text_fits_its_buffers();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as _Tokenizer
 
 from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.kernel.query import ByLibrary
 from lightir.kernel.tokenizer import TextPolicy, TokenizerPath, text_policy, tokenizer_path
 from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
-
-ByLibrary = Callable[[Sequence[int]], tuple[TermIds, IntArray]]
-"""From positions of a batch to the term ids and indptr of those texts, by the tokenizers library alone."""
 
 PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""

@@ -248,7 +248,7 @@ def dense_pair_scores(
 
 
 def mean_rows(
-    table: Rows,
+    table: Rows | npt.NDArray[np.uint16],
     token_ids: npt.NDArray[np.uint32],
     indptr: npt.NDArray[np.int64],
     *,
@@ -261,7 +261,7 @@ def mean_rows(
     """The mean of each query's table rows (LightRetriever, Eq. 6), then scaled to length 1 if asked: in this order.
 
     Args:
-        table: (vocab_size, width) float16, float32 or int8.
+        table: (vocab_size, width) float16, float32 or int8, or uint16, which is taken as bfloat16.
         token_ids: (total,) uint32, all queries' tokens one after the other, repeats counted each time.
         indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
         normalize: L2-normalise the mean. A mean of zeros stays zeros.

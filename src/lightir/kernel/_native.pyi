@@ -52,6 +52,27 @@ def mean_rows(
     /,
 ) -> None: ...
 
+class QueryEncoder:
+    def __init__(
+        self,
+        table: _Array | None,
+        scales: _Array | None,
+        vocab_size: int | None,
+        binary: bool,
+        term_weights: _Array | None,
+        /,
+    ) -> None: ...
+    def encode(
+        self,
+        tokenizer: Tokenizer | None,
+        texts: Sequence[object],
+        policy: TextPolicy,
+        n_threads: int,
+        fallback: Callable[[Sequence[int]], tuple[_Array, _Array]],
+        out: npt.NDArray[np.float32] | None,
+        /,
+    ) -> tuple[_Array, _Array, _Array | None, _Array | None, _Array | None]: ...
+
 class TextPolicy:
     def __init__(self, strip: bool, lower_case: bool, leading_blank: bool, max_ids: int, drop: _Array, /) -> None: ...
 

@@ -101,7 +101,7 @@ def dense_pair_scores(
 
 
 def mean_rows(
-    table: Rows,
+    table: Rows | npt.NDArray[np.uint16],
     token_ids: npt.NDArray[np.uint32],
     indptr: npt.NDArray[np.int64],
     *,
@@ -110,19 +110,36 @@ def mean_rows(
     weights: npt.NDArray[np.float32] | None = None,
     dim: int | None = None,
 ) -> npt.NDArray[np.float32]:
-    """See `lightir.kernel.mean_rows`; sums in float64."""
-    values = _values(table, scales)[:, :dim]
-    factors = np.ones(len(table)) if weights is None else weights.astype(np.float64)
-    out = np.zeros((len(indptr) - 1, values.shape[1]))
-    for i in range(len(out)):
+    """See `lightir.kernel.mean_rows`; the same bits, since it rounds the same sums in the same order."""
+    width = table.shape[1] if dim is None else dim
+    out = np.zeros((len(indptr) - 1, width), dtype=np.float32)
+    for i, row in enumerate(out):
         ids = token_ids[indptr[i] : indptr[i + 1]]
-        total = factors[ids].sum()
-        if total > 0:
-            out[i] = (factors[ids, None] * values[ids]).sum(axis=0) / total
-        length = np.linalg.norm(out[i])
-        if normalize and length > 0:
-            out[i] /= length
-    return out.astype(np.float32)
+        total = np.float32(0)
+        for term_id in ids:
+            weight = np.float32(1) if weights is None else weights[term_id]
+            factor = weight if scales is None else weight * scales[term_id]
+            row += factor * _floats(table[term_id, :width])
+            total += weight
+        if normalize:
+            total = np.sqrt(_sum_of_squares(row))
+        row *= np.float32(1) / total if total > 0 else np.float32(0)
+    return out
+
+
+def _floats(row: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """A table's row as floats: uint16 is bfloat16, the upper half of a float."""
+    return (row.astype(np.uint32) << 16).view(np.float32) if row.dtype == np.uint16 else row.astype(np.float32)
+
+
+def _sum_of_squares(row: npt.NDArray[np.float32]) -> np.float32:
+    """32 lanes, each summed in order, then added in a tree."""
+    lanes = np.zeros(32, dtype=np.float32)
+    for strip in np.pad(row, (0, -len(row) % 32)).reshape(-1, 32):
+        lanes += strip * strip
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return np.float32(lanes[0])
 
 
 def _values(rows: Rows, scales: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float64]:

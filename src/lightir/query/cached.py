@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir import kernel
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.text import TextTokenizer, query_term_ids, sparse_queries
+from lightir.kernel.query import EncodedTexts, TextEncoder
+from lightir.text import TextTokenizer, query_library, query_text_policy
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
 TABLES_FILE = "tables.json"
@@ -25,8 +25,11 @@ TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
 SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
 
-_DTYPES: Mapping[str, Any] = MappingProxyType({"F16": np.float16, "F32": np.float32, "I8": np.int8})
-_DTYPE_NAMES: Mapping[str, str] = MappingProxyType({"float16": "fp16", "float32": "fp32", "int8": "int8"})
+# numpy has no bfloat16: its bits come as uint16.
+_DTYPES: Mapping[str, Any] = MappingProxyType({"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "I8": np.int8})
+_DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
+    {"float16": "fp16", "uint16": "bf16", "float32": "fp32", "int8": "int8"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +37,21 @@ class CachedTable:
     """One instruction's token vectors.
 
     Attributes:
-        embeddings: (n_terms, dim) float16, float32 or int8, a row a term id.
+        embeddings: (n_terms, dim) float16, float32, int8, or uint16 for the bits of bfloat16; a row a term id.
         scales: (n_terms,) float32 for int8: row t stands for scales[t] * embeddings[t]; else None.
         instruction: the instruction that the rows were made with.
     """
 
-    embeddings: npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8]
+    embeddings: npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8] | npt.NDArray[np.uint16]
     scales: Floats | None = None
     instruction: str = ""
 
     def __post_init__(self) -> None:
         rows = self.embeddings
-        if rows.ndim != 2 or rows.dtype not in (np.float16, np.float32, np.int8):
+        if rows.ndim != 2 or rows.dtype not in (np.float16, np.float32, np.int8, np.uint16):
             raise InvalidInput(
-                f"embeddings are {rows.dtype} of shape {rows.shape}; expected float16, float32 or int8 of 2 dimensions"
+                f"embeddings are {rows.dtype} of shape {rows.shape}; "
+                "expected float16, float32, int8 or uint16 (bfloat16) of 2 dimensions"
             )
         if (rows.dtype == np.int8) != (self.scales is not None):
             raise InvalidInput(f"{rows.dtype} embeddings {'with' if self.scales is not None else 'without'} scales")
@@ -84,7 +88,7 @@ class CachedQueryEncoder:
             term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's
                 term_weights are "idf".
             dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
-            threads: for looking up a batch.
+            threads: for a batch; queries of a small one are not divided.
 
         Raises:
             ContractMismatch: tokenizer, vocabulary or width are not the contract's; both values are named.
@@ -99,6 +103,11 @@ class CachedQueryEncoder:
         _check_tables(contract, tokenizer, self.tables)
         _check_term_weights(contract, term_weights)
         self.dim = self._checked_dim(dim)
+        self._encoders: dict[str | None, TextEncoder] = {
+            name: self._text_encoder(table) for name, table in self.tables.items()
+        }
+        if not self.tables:
+            self._encoders[None] = self._text_encoder(None)
 
     @classmethod
     def load(cls, folder: Path | str, *, dim: int | None = None, threads: int = 1) -> CachedQueryEncoder:
@@ -135,43 +144,48 @@ class CachedQueryEncoder:
         """Names of the tables; the first is the default."""
         return tuple(self.tables)
 
-    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+    def encode(self, texts: Sequence[str], *, task: str | None = None, out: Floats | None = None) -> QueryVectors:
         """The queries' vectors; a branch that the contract lacks is None.
 
         Args:
             texts: n queries. One without terms gets a zero dense row and an empty sparse row.
             task: one of `tasks`; None for the default table.
+            out: (n, dim) float32, C-contiguous, that the dense vectors are written to and returned as; None for a new
+                array. Whoever encodes chunk after chunk and is done with each can pass the same one again: to fill a
+                fresh array can take as long as the encoding.
 
         Raises:
             NotFound: no table has that name.
-            InvalidInput: a text is no str, or not representable in UTF-8.
+            InvalidInput: a text is no str, or not representable in UTF-8, or `out` does not fit.
         """
-        policy = self.contract.query
-        term_ids = query_term_ids(self.tokenizer, policy, texts)
-        return QueryVectors(term_ids, self._dense(term_ids, task), self._sparse(term_ids))
+        texts = tuple(texts)
+        by_library = query_library(self.tokenizer, self.contract.query, texts)
+        found = self._encoder(task).encode(texts, by_library, threads=self.threads, out=out)
+        return QueryVectors(Ragged(found.term_ids, found.indptr), found.dense, self._sparse(found))
 
-    def _dense(self, term_ids: Ragged, task: str | None) -> Floats | None:
-        name = next(iter(self.tables), None) if task is None else task
-        if name is None:
-            return None
-        if name not in self.tables:
+    def _encoder(self, task: str | None) -> TextEncoder:
+        name = next(iter(self._encoders)) if task is None else task
+        if name not in self._encoders:
             raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
-        table = self.tables[name]
-        return kernel.mean_rows(
-            table.embeddings,
-            term_ids.term_ids,
-            term_ids.indptr,
-            normalize=True,
-            scales=table.scales,
+        return self._encoders[name]
+
+    def _text_encoder(self, table: CachedTable | None) -> TextEncoder:
+        return TextEncoder(
+            self.tokenizer.path.native,
+            query_text_policy(self.contract.query),
+            table=None if table is None else table.embeddings,
+            scales=None if table is None else table.scales,
             dim=self.dim,
-            threads=self.threads,
+            vocab_size=None if self.contract.sparse is None else self.contract.backbone.vocab_size,
+            binary=self.contract.query.weighting == "binary",
+            term_weights=self.term_weights,
         )
 
-    def _sparse(self, term_ids: Ragged) -> SparseVectors | None:
-        if self.contract.sparse is None:
+    def _sparse(self, found: EncodedTexts) -> SparseVectors | None:
+        if found.sparse_indptr is None or found.sparse_term_ids is None or found.sparse_weights is None:
             return None
         vocab_size = self.contract.backbone.vocab_size
-        return sparse_queries(term_ids, self.contract.query, vocab_size=vocab_size, term_weights=self.term_weights)
+        return SparseVectors(found.sparse_indptr, found.sparse_term_ids, found.sparse_weights, vocab_size)
 
     def _checked_dim(self, dim: int | None) -> int | None:
         if not self.tables:
@@ -269,7 +283,7 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 
     Raises:
         NotFound: there is no such file.
-        FormatError: it is no safetensors file, is cut off, or holds a dtype other than F16, F32, I8.
+        FormatError: it is no safetensors file, is cut off, or holds a dtype other than F16, BF16, F32, I8.
     """
     if not path.is_file():
         raise NotFound(f"{path} does not exist")
@@ -280,7 +294,7 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         header.pop("__metadata__", None)
         return {name: _map_tensor(content, start, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} is no whole safetensors file of F16, F32 or I8 tensors: {error}") from error
+        raise FormatError(f"{path} is no whole safetensors file of F16, BF16, F32 or I8 tensors: {error}") from error
 
 
 def _map_tensor(content: npt.NDArray[np.uint8], start: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:

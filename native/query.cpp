@@ -1,0 +1,95 @@
+#include "query.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "dispatch.hpp"
+#include "errors.hpp"
+#include "parallel.hpp"
+
+namespace lightir {
+namespace {
+
+constexpr size_t queries_chunk = 256;               // queries that a thread takes at a time
+constexpr size_t streamed_bytes = size_t{8} << 20;  // output from which on it is not worth a place in the caches
+constexpr size_t cache_line = 64;
+
+// Floats that begin a cache line.
+class Scratch {
+public:
+    explicit Scratch(size_t n) : kept_(n + cache_line / sizeof(float)) {
+        const uintptr_t address = reinterpret_cast<uintptr_t>(kept_.data());
+        data = kept_.data() + (cache_line - address % cache_line) % cache_line / sizeof(float);
+    }
+    float* data;
+
+private:
+    std::vector<float> kept_;
+};
+
+// What the summed rows are divided by.
+float divisor(const float* sum, size_t dim, Span<uint32_t> ids, const float* weights, bool normalize) {
+    if (normalize) return std::sqrt(level().sum_of_squares(sum, dim));  // the mean's direction is the sum's
+    if (weights == nullptr) return static_cast<float>(ids.size);
+    float total = 0.0f;
+    for (const uint32_t id : ids) total += weights[id];
+    return total;
+}
+
+}  // namespace
+
+void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
+               size_t dim, bool normalize, size_t n_threads, float* out) {
+    const size_t n_queries = indptr.size - 1;
+    const bool stream = n_queries * dim * sizeof(float) >= streamed_bytes;
+    const auto span_of = [&](size_t q) {
+        const size_t begin = static_cast<size_t>(indptr[q]);
+        return Span<uint32_t>{token_ids.data + begin, static_cast<size_t>(indptr[q + 1]) - begin};
+    };
+    const auto one_query = [&](size_t q, float* sum) {
+        const Span<uint32_t> ids = span_of(q), next = q + 1 < n_queries ? span_of(q + 1) : Span<uint32_t>{};
+        const RowSum what{static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales, weights,
+                          ids.data, ids.size, next.data, next.size, dim};
+        level().sum_rows[static_cast<size_t>(table.element)](what, sum);
+        const float total = divisor(sum, dim, ids, weights, normalize);
+        level().scale(sum, dim, total > 0.0f ? 1.0f / total : 0.0f, out + q * dim, stream);
+    };
+    const size_t n_chunks = (n_queries + queries_chunk - 1) / queries_chunk;
+    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
+        Scratch sum(dim);
+        const size_t last = std::min(n_queries, (chunk + 1) * queries_chunk);
+        for (size_t q = chunk * queries_chunk; q < last; ++q) one_query(q, sum.data);
+        if (stream) std::atomic_thread_fence(std::memory_order_seq_cst);
+    });
+}
+
+SparseQueries count_terms(Span<uint32_t> token_ids, Span<int64_t> indptr, const TermWeighting& weighting) {
+    SparseQueries out;
+    out.indptr.reserve(indptr.size);
+    out.term_ids.reserve(token_ids.size);
+    out.weights.reserve(token_ids.size);
+    std::vector<uint32_t> sorted;
+    for (size_t q = 0; q + 1 < indptr.size; ++q) {
+        sorted.assign(token_ids.data + indptr[q], token_ids.data + indptr[q + 1]);
+        std::sort(sorted.begin(), sorted.end());
+        if (!sorted.empty() && sorted.back() >= weighting.vocab_size) {
+            throw InvalidInput("term id " + std::to_string(sorted.back()) + " is outside the vocabulary of " +
+                               std::to_string(weighting.vocab_size));
+        }
+        for (size_t i = 0; i < sorted.size();) {
+            const size_t first = i;
+            while (i < sorted.size() && sorted[i] == sorted[first]) ++i;
+            float weight = weighting.binary ? 1.0f : static_cast<float>(i - first);
+            if (weighting.factors != nullptr) weight *= weighting.factors[sorted[first]];
+            if (weight == 0.0f) continue;
+            out.term_ids.push_back(sorted[first]);
+            out.weights.push_back(weight);
+        }
+        out.indptr.push_back(static_cast<int64_t>(out.term_ids.size()));
+    }
+    return out;
+}
+
+}  // namespace lightir

@@ -1,0 +1,33 @@
+// From a query's term ids to its vectors: the mean of their table rows (dense) and their counts (sparse).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace lightir {
+
+// One (dim,) float row a query: the mean of the table rows named by its token ids, weighted by the table's row
+// weights if there are any, then scaled to length 1 if asked. No tokens, or weights that are all 0: zeros.
+void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
+               size_t dim, bool normalize, size_t n_threads, float* out);
+
+// How a term's count becomes its weight.
+struct TermWeighting {
+    size_t vocab_size = 0;           // ids from here on are InvalidInput
+    bool binary = false;             // 1 in place of the count
+    const float* factors = nullptr;  // (vocab_size,) that the weights are multiplied by, or null
+};
+
+// Sparse rows: within a row term ids ascend and differ, and no weight is 0.
+struct SparseQueries {
+    std::vector<int64_t> indptr{0};
+    std::vector<uint32_t> term_ids;
+    std::vector<float> weights;
+};
+
+SparseQueries count_terms(Span<uint32_t> token_ids, Span<int64_t> indptr, const TermWeighting& weighting);
+
+}  // namespace lightir
