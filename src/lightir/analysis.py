@@ -29,6 +29,16 @@ _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 # Words of two characters and more, as scikit-learn and bm25s cut them: this reproduces the field's BM25 figures.
 _WORD = re.compile(r"\b\w\w+\b")
 _HAN_OR_WORD = re.compile(rf"([{_HAN}]+)|[^\W{_HAN}]+")
+_WORD_BESIDE_HAN = re.compile(rf"[^\W{_HAN}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A place of a text that gives terms: from start to before end."""
+
+    start: int
+    end: int
+    terms: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,22 @@ class Analyzer:
         if self.name == MODEL:
             raise InvalidInput("the 'model' analyzer's terms come from the query encoder, not from text alone")
         return [self._terms(check_text(text, f"text {i}").lower()) for i, text in enumerate(texts)]
+
+    def occurrences(self, text: str, wanted: frozenset[str]) -> list[Occurrence]:
+        """Where a text gives any of the wanted terms, from its beginning on, without overlap.
+
+        A run of Han characters is cut into the wanted pairs and single characters, pairs first.
+        """
+        words = _WORD_BESIDE_HAN if self.name == "chinese" else _WORD
+        distinct = list(set(words.findall(text)))
+        matched = zip(distinct, self.terms(distinct), strict=True)
+        given = {word: found for word, terms in matched if (found := frozenset(wanted.intersection(terms)))}
+        places = [(m.start(), m.end(), given[m.group()]) for m in words.finditer(text) if m.group() in given]
+        han = sorted((term for term in wanted if not _WORD_BESIDE_HAN.match(term)), key=len, reverse=True)
+        if self.name == "chinese" and han:
+            found_han = re.finditer("|".join(map(re.escape, han)), text)
+            places += [(m.start(), m.end(), frozenset(wanted.intersection(_chinese_terms(m[0])))) for m in found_han]
+        return [Occurrence(*place) for place in sorted(places, key=lambda place: place[0])]
 
     def _terms(self, text: str) -> list[str]:
         if self.name == "chinese":

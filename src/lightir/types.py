@@ -94,7 +94,10 @@ class TermScore:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One found document with everything that a page of results shows."""
+    """One found document with everything that a page of results shows.
+
+    The highlights are where the query's terms stand in the snippet: start and end of each, ascending.
+    """
 
     doc_id: str
     score: float
@@ -103,3 +106,4 @@ class Hit:
     metadata: Mapping[str, Any]
     branches: Mapping[Branch, BranchScore]
     terms: tuple[TermScore, ...] = ()
+    highlights: tuple[tuple[int, int], ...] = ()

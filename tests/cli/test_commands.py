@@ -139,8 +139,26 @@ def test_search_json_has_its_promised_shape(bm25_index, capsys):
     hit = found["hits"][0]
     assert hit.keys() == {"doc_id", "score", "title", "snippet", "metadata", "branches", "terms"}
     assert hit["doc_id"] == "d-river"
-    assert hit["branches"]["tokens"].keys() == {"score", "rank"}
+    assert hit["branches"]["tokens"].keys() == {"score", "rank", "normalized", "weight"}
     assert hit["terms"][0].keys() == {"term", "weight", "score"}
+    assert main(["search", str(bm25_index), "about the river", "-k", "3", "--json"]) == 0
+    hit = json.loads(capsys.readouterr().out)["hits"][0]
+    assert hit.keys() == {"doc_id", "score", "title", "snippet", "metadata", "branches"}
+    assert hit["branches"]["tokens"].keys() == {"score", "rank"}
+
+
+def test_a_document_is_explained_found_or_not(bm25_index, capsys):
+    arguments = ["search", str(bm25_index), "about the river", "--doc-id"]
+    assert main([*arguments, "d-river", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    branch = found["branches"]["tokens"]
+    assert (found["doc_id"], found["rank"], found["fusion"]) == ("d-river", 1, "linear:none")
+    assert found["score"] == branch["weight"] * branch["normalized"] == branch["score"]
+    assert sum(term["score"] for term in branch["terms"]) == pytest.approx(branch["score"])
+    assert main(["search", str(bm25_index), "river", "--doc-id", "d-bread"]) == 0
+    assert "not found: none of the 1 candidates" in capsys.readouterr().out
+    assert main([*arguments, "nowhere"]) == 1
+    assert "no document 'nowhere'" in capsys.readouterr().err
 
 
 def test_queries_from_stdin_stream_as_json_lines(lightir, bm25_index):

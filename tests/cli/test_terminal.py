@@ -30,12 +30,13 @@ def test_colour_needs_a_terminal_that_wants_it(monkeypatch):
     assert not terminal.has_colour(Terminal())
 
 
-def test_matched_words_are_painted_by_their_stems_and_nothing_else(monkeypatch):
+def test_matched_words_are_painted_where_they_stand_whole(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal())
-    shown = terminal.highlight("A temporary (Directory) a+b", [" temporari", "direct", "a", "a+b"], terminal.BOLD)
-    assert shown == "A \033[1mtemporary\033[0m (\033[1mDirectory\033[0m) \033[1ma+b\033[0m"
+    shown = terminal.highlight("A temporary (Directory) temporarys 我爱北京", ["temporary", "Directory", "北京"], "1")
+    assert shown == "A \033[1mtemporary\033[0m (\033[1mDirectory\033[0m) temporarys 我爱\033[1m北京\033[0m"
+    assert terminal.highlight("a", [], "1") == "a"
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5, 6, 7])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, paint, shorten, width, wrap
-from lightir.types import Hit
+from lightir.types import Branch, BranchScore, Hit, TermScore
+
+if TYPE_CHECKING:
+    from lightir.search.explain import Explanation
 
 INDENT = "    "
 TERMS_SHOWN = 8
@@ -15,7 +18,7 @@ TERMS_SHOWN = 8
 
 def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     """A hit in the shape that `search --json` promises."""
-    branches = {name: {"score": branch.score, "rank": branch.rank} for name, branch in hit.branches.items()}
+    branches = {name: _branch_json(branch, explain=explain) for name, branch in hit.branches.items()}
     shown = {
         "doc_id": hit.doc_id,
         "score": hit.score,
@@ -25,7 +28,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
         "branches": branches,
     }
     if explain:
-        shown["terms"] = [dataclasses.asdict(term) for term in hit.terms]
+        shown["terms"] = _terms_json(hit.terms)
     return shown
 
 
@@ -42,14 +45,46 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit)}")
         if hit.snippet:
-            print(highlight(wrap(hit.snippet, indent=INDENT), _words(query, hit), BOLD, YELLOW))
+            print(highlight(wrap(hit.snippet, indent=INDENT), _words(hit), BOLD, YELLOW))
+        if explain:
+            print(paint(f"{INDENT}= {sum_line(hit.branches)}", DIM))
         if explain and hit.terms:
-            print(
-                INDENT
-                + paint(
-                    shorten(terms_line([dataclasses.asdict(term) for term in hit.terms]), width() - len(INDENT)), DIM
-                )
-            )
+            print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), width() - len(INDENT)), DIM))
+
+
+def print_explanation(query: str, found: Explanation) -> None:
+    """Why a document has its score, for people: its place, each branch's part, each branch's terms."""
+    place = f"#{found.rank} of {found.n_candidates:,} candidates"
+    if found.rank is None:
+        place = f"not found: none of the {found.n_candidates:,} candidates"
+    print(f"{paint(query, BOLD)}  {paint(f'{found.fusion}, {place}', DIM)}")
+    print(f"{paint(found.doc_id, BOLD, CYAN)}  {found.score:.4f} = {sum_line(found.branches)}")
+    for name, branch in found.branches.items():
+        listed = "not in its list" if branch.rank is None else f"#{branch.rank}"
+        terms = terms_line(_terms_json(found.terms.get(name, ())))
+        print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", width() - len(INDENT)))
+
+
+def explanation_json(query: str, found: Explanation) -> dict[str, Any]:
+    """Why a document has its score, for programs."""
+    branches = {
+        name: {**_branch_json(branch, explain=True), "terms": _terms_json(found.terms.get(name, ()))}
+        for name, branch in found.branches.items()
+    }
+    return {
+        "query": query,
+        "doc_id": found.doc_id,
+        "score": found.score,
+        "rank": found.rank,
+        "candidates": found.n_candidates,
+        "fusion": found.fusion,
+        "branches": branches,
+    }
+
+
+def sum_line(branches: Mapping[Branch, BranchScore]) -> str:
+    """The sum that makes a score."""
+    return " + ".join(f"{each.weight:g} x {each.normalized:.4f} {name}" for name, each in branches.items())
 
 
 def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
@@ -69,6 +104,15 @@ def _rank(rank: int | None) -> str:
     return f" #{rank}" if rank is not None else ""
 
 
-def _words(query: str, hit: Hit) -> list[str]:
-    """What to highlight: the matched terms where they were explained, else the query's longer words."""
-    return [term.term for term in hit.terms] or [word for word in query.split() if len(word) > 3]
+def _words(hit: Hit) -> set[str]:
+    """The snippet's words that match the query."""
+    return {hit.snippet[start:end] for start, end in hit.highlights}
+
+
+def _branch_json(branch: BranchScore, *, explain: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"score": branch.score, "rank": branch.rank}
+    return {**shown, "normalized": branch.normalized, "weight": branch.weight} if explain else shown
+
+
+def _terms_json(terms: Sequence[TermScore]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(term) for term in terms]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.fusion import add_fusion
-from lightir.cli.results import print_result, result_json
+from lightir.cli.results import explanation_json, print_explanation, print_result, result_json
 from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "search an index"
 EXAMPLES = """
   lightir search index "run a function every few seconds" -k 5 --explain
+  lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
     parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
     add_fusion(parser)
-    parser.add_argument("--explain", action="store_true", help="show the terms that matched")
+    parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
+    parser.add_argument("--doc-id", metavar="ID", help="explain this document for the query, found or not")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
     parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("give one of QUERY and --queries")
     if args.run_file is not None and args.queries is None:
         args.parser.error("--run needs --queries")
+    if args.doc_id is not None and args.run_file is not None:
+        args.parser.error("--doc-id explains one document; --run writes rankings")
     from lightir.index import Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         for number, query in enumerate(texts(args)):
             if number and not args.json:
                 print()
-            answer(searcher, query, args)
+            (answer if args.doc_id is None else account)(searcher, query, args)
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:
@@ -87,6 +91,16 @@ def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
         return
     streams = args.queries is not None or args.query == "-"
     (print_json_line if streams else print_json)(result_json(query, mode, took_s, hits, explain=args.explain))
+
+
+def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
+    """Print why the document named has its score for a query."""
+    found = searcher.explain(query, args.doc_id, mode=args.mode, fusion=args.fusion, weights=args.weights)
+    if not args.json:
+        print_explanation(query, found)
+        return
+    streams = args.queries is not None or args.query == "-"
+    (print_json_line if streams else print_json)(explanation_json(query, found))
 
 
 def write_all(searcher: Searcher, args: argparse.Namespace) -> None:

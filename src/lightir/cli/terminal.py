@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 MAX_WIDTH = 110
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
 
 
@@ -67,15 +68,13 @@ def paint(text: str, *codes: str, stream: TextIO | None = None) -> str:
     return f"\033[{';'.join(codes)}m{text}\033[0m"
 
 
-def highlight(text: str, terms: Iterable[str], *codes: str) -> str:
-    """The text with every word that begins with one of the terms painted; terms of one letter are left alone."""
-    wanted = sorted({term.strip().lower() for term in terms if len(term.strip()) > 1}, key=len, reverse=True)
+def highlight(text: str, words: Iterable[str], *codes: str) -> str:
+    """The text with each of the words painted where it stands whole; words of scripts without blanks anywhere."""
+    wanted = sorted(set(words), key=len, reverse=True)
     if not wanted or not has_colour(sys.stdout):
         return text
-    # The Snowball stem of "temporary" is "temporari".
-    starts = [f"{re.escape(term[:-1])}[iy]" if term.endswith("i") else re.escape(term) for term in wanted]
-    pattern = re.compile(rf"\b(?:{'|'.join(starts)})\w*", re.IGNORECASE)
-    return pattern.sub(lambda match: paint(match.group(), *codes), text)
+    parts = [re.escape(word) if _UNSPACED.search(word) else rf"(?<!\w){re.escape(word)}(?!\w)" for word in wanted]
+    return re.sub("|".join(parts), lambda match: paint(match.group(), *codes), text)
 
 
 def shorten(text: str, columns: int) -> str:

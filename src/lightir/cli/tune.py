@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", metavar="MODE", help="the branches to join, as search has them (default hybrid)")
     parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
+    parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
     parser.add_argument(
         "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
     )
@@ -43,11 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit, measure and print."""
     from lightir.index import Index
+    from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
 
     queries, qrels = judged(args)
+    encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
-        found = fit(Searcher(index, task=args.task, threads=args.threads), queries, qrels, args)
+        found = fit(Searcher(index, encoder, task=args.task, threads=args.threads), queries, qrels, args)
     if args.json:
         print_json(found.to_json())
     else:

@@ -67,7 +67,16 @@ def make_hit(query: str, document: Document, fused: Fused, analyzer: Analyzer, t
     shown = snippet(document.text, query, analyzer)
     score = float(fused.scores[0])
     branches = _branch_scores(fused, 0)
-    return Hit(document.doc_id, score, document.title, shown, document.metadata, branches, tuple(terms))
+    return Hit(
+        document.doc_id,
+        score,
+        document.title,
+        shown.text,
+        document.metadata,
+        branches,
+        tuple(terms),
+        shown.highlights,
+    )
 
 
 def matched_terms(

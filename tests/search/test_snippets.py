@@ -1,0 +1,108 @@
+"""Snippets: the passage with the query's terms, whatever the language, and where in it they stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightir.analysis import Analyzer
+from lightir.search.snippets import SEARCHED_CHARACTERS, SNIPPET_CHARACTERS, Snippet, snippet
+
+ENGLISH, CHINESE = Analyzer("english"), Analyzer("chinese")
+FAR = " ".join(["filler"] * 200)
+
+
+def marked(shown: Snippet) -> list[str]:
+    return [shown.text[start:end] for start, end in shown.highlights]
+
+
+def test_a_snippet_is_the_passage_with_the_most_terms() -> None:
+    text = f"{FAR} one cat here {FAR} the cats were\n sleeping at the well {FAR} sleeping cats {FAR}"
+    shown = snippet(text, "sleeping cat well", ENGLISH)
+    assert "cats were sleeping at the well" in shown.text
+    assert marked(shown) == ["cats", "sleeping", "well"]
+    assert (shown.text[0], shown.text[-1]) == ("…", "…")
+    assert " " not in (shown.text[1], shown.text[-2])
+    assert len(shown.text) <= SNIPPET_CHARACTERS + 2
+
+
+def test_of_equal_passages_the_earliest_is_shown() -> None:
+    assert snippet(f"{FAR} cat one {FAR} cat two {FAR}", "cats", ENGLISH).text.count("one") == 1
+
+
+@pytest.mark.parametrize("text", ["", " \n", "Cats!", "  the cat\n\nsleeps "])
+def test_a_short_text_is_shown_whole(text: str) -> None:
+    shown = snippet(text, "cat sleep", ENGLISH)
+    assert shown.text == " ".join(text.split())
+    assert [word.lower() for word in marked(shown)] == [
+        w for w in ("cats", "cat", "sleeps") if w in text.lower().split("!")[0].split()
+    ]
+
+
+@pytest.mark.parametrize("query", ["", "zebra", "the of"])
+def test_a_snippet_without_matches_is_the_beginning(query: str) -> None:
+    shown = snippet(FAR, query, ENGLISH)
+    assert shown.text.startswith("filler filler")
+    assert shown.text.endswith("filler…")
+    assert shown.highlights == ()
+
+
+def test_chinese_is_cut_where_its_terms_stand_without_blanks() -> None:
+    text = "天地玄黄" * 200 + "我们在北京大学学习 Python语言" + "宇宙洪荒" * 200
+    shown = snippet(text, "北京的python", CHINESE)
+    assert "在北京大学学习 Python语言" in shown.text
+    assert marked(shown) == ["北京", "Python"]
+    assert len(shown.text) <= SNIPPET_CHARACTERS + 2
+
+
+def test_chinese_pairs_come_before_their_characters() -> None:
+    shown = snippet("中国人在中文国", "中国人", CHINESE)
+    assert marked(shown) == ["中国", "人", "中", "国"]
+
+
+def test_a_word_longer_than_the_snippet_ends_nothing() -> None:
+    long = "x" * 1000
+    assert "cat dog" in snippet(f"{long} {FAR} {long} cat dog {FAR} cats {long}", f"cat dog {long}", ENGLISH).text
+    shown = snippet(long, long, ENGLISH)
+    assert len(shown.text) <= SNIPPET_CHARACTERS + 2
+    assert shown.highlights == ()
+
+
+def test_no_passage_holds_more_terms() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        words = rng.choice(
+            ["cat", "dog", "fish", "filler", "words", "between"], 120, p=[0.05, 0.05, 0.05, 0.35, 0.3, 0.2]
+        )
+        text = " ".join(words)
+        shown = snippet(text, "cat dog fish", ENGLISH, length=100)
+        best = max(
+            len(
+                {"cat", "dog", "fish"}.intersection(
+                    text[start : start + 60].split(" ")[1:-1] if start else text[:60].split()
+                )
+            )
+            for start in range(len(text))
+        )
+        assert len(set(marked(shown))) >= best
+
+
+def test_of_a_huge_document_the_first_million_characters_are_looked_at() -> None:
+    beyond = "filler " * (SEARCHED_CHARACTERS // 7 + 1) + "cat"
+    assert snippet(beyond, "cat", ENGLISH).highlights == ()
+    assert marked(snippet("filler " * 100_000 + "cat", "cat", ENGLISH)) == ["cat"]
+
+
+@pytest.mark.parametrize("name", ["english", "words", "chinese", "german"])
+def test_occurrences_are_the_analyzers_terms(name: str) -> None:
+    analyzer = Analyzer(name)
+    text = "Cats, the catalogue: cat-nap 中国 CATS çat a中b"
+    terms = analyzer.terms([text])[0]
+    for wanted in {*terms, "zebra"}:
+        places = analyzer.occurrences(text, frozenset([wanted]))
+        assert len(places) == terms.count(wanted)
+        for place in places:
+            assert wanted in analyzer.terms([text[place.start : place.end]])[0]
+            assert place.terms == {wanted}
+    assert analyzer.occurrences(text, frozenset()) == []
+    assert analyzer.occurrences("", frozenset(["cat"])) == []
