@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json, write_json
-from lightir.text import QueryPolicy
+from lightir.text import LATER, QueryPolicy
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
@@ -48,7 +48,7 @@ class BackboneRecord:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPolicy:
-    """How a document's text becomes the model's input: `<bos> prompt text <eos>`, the text cut, the frame never.
+    """How a document's text becomes the model's input: `<bos> prompt text suffix <eos>`, the text cut, the frame never.
 
     Attributes:
         prompt: text in front of every document; "" for none.
@@ -58,6 +58,10 @@ class DocumentPolicy:
         bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one.
         eos: end with the backbone's end token (an encoder's [SEP]).
         max_tokens: longest input, frame included.
+        suffix: text behind every document, in front of the end token.
+        ends: how often the end token stands; "eos" pooling takes their states' mean. Queries end likewise.
+        ends_hash: hash of the embeddings of `ends` distinct end tokens that were trained for this model (LLM-QL's
+            Table 9); "" where the backbone's own end token is used.
     """
 
     prompt: str = ""
@@ -67,6 +71,13 @@ class DocumentPolicy:
     bos: bool = True
     eos: bool = True
     max_tokens: int = 512
+    suffix: str = field(default="", metadata=LATER)
+    ends: int = field(default=1, metadata=LATER)
+    ends_hash: str = field(default="", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if self.ends < 1:
+            raise InvalidInput(f"document ends is {self.ends}; at least 1 is needed (eos: false leaves the end out)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,8 @@ class Contract:
     """One model's record. Written by training, read by everything after it.
 
     Attributes:
-        method: "lightretriever" (trained), or "distilled" (a query table fitted to a frozen document encoder).
+        method: "lightretriever", "sidr" or "llm-ql" (how it was trained), or "distilled" (a query table fitted to a
+            frozen document encoder).
         backbone: the model below.
         attention: "causal", "bidirectional", or "echo" (the text twice, pooled over the second).
         query: how queries become term ids; its instruction is the default table's.
@@ -160,7 +172,7 @@ class Contract:
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits over everything but the fusion."""
-        return _hash({key: value for key, value in to_json(self).items() if key != "fusion"})
+        return _hash({key: value for key, value in _decisive(self).items() if key != "fusion"})
 
     @property
     def document_fingerprint(self) -> str:
@@ -168,7 +180,7 @@ class Contract:
 
         Query encoders with other instructions or fitted tables share it: one index serves all tasks.
         """
-        return _hash({name: to_json(self)[name] for name in DOCUMENT_SIDE})
+        return _hash({name: _decisive(self)[name] for name in DOCUMENT_SIDE})
 
     def save(self, folder: Path) -> None:
         """Write lightir.json into the folder."""
@@ -232,6 +244,18 @@ def to_json(record: Any) -> dict[str, Any]:
     """A dataclass as JSON values."""
     value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(record)))
     return value
+
+
+def _decisive(record: Any) -> dict[str, Any]:
+    """A dataclass as JSON values, without later fields at their default: older records keep their fingerprints."""
+    values = to_json(record)
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        if dataclasses.is_dataclass(value):
+            values[each.name] = _decisive(value)
+        elif LATER.items() <= each.metadata.items() and value == each.default:
+            del values[each.name]
+    return values
 
 
 def from_json(cls: Any, value: Any, where: str) -> Any:

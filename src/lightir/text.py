@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,9 @@ from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
 PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""
 
+LATER = {"later": True}
+"""Marks a field that a record of format 1 may lack: with its default it leaves the contract's fingerprint as it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryPolicy:
@@ -35,6 +38,8 @@ class QueryPolicy:
         term_weights: "idf" multiplies each sparse weight by the encoder's stored weight of the term.
         drop: term ids that are left out of both branches (special tokens never come up in the first place).
         max_tokens: the query is cut after so many tokens.
+        suffix: text behind a query that goes through the whole model, in front of its end token. A model that has one
+            has no light queries.
     """
 
     instruction: str = ""
@@ -44,6 +49,7 @@ class QueryPolicy:
     term_weights: Literal["none", "idf"] = "none"
     drop: tuple[int, ...] = ()
     max_tokens: int = 512
+    suffix: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("count", "binary"):

@@ -123,3 +123,19 @@ def test_array_hash_sees_values_types_and_shapes() -> None:
     variants = [base, base.astype(np.float64), base.reshape(2, 3), base[::-1].copy()]
     assert len({array_hash(each) for each in variants}) == len(variants)
     assert array_hash(base) == array_hash(base.copy())
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "packages").rglob("lightir.json")), ids=str)
+def test_a_record_without_the_later_fields_keeps_its_fingerprint(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert "suffix" not in content["document"]
+    loaded = Contract.load(path.parent)
+    assert loaded.fingerprint == content["fingerprint"]
+    for changed in (
+        dataclasses.replace(loaded, document=dataclasses.replace(loaded.document, suffix="\nSummarization: ")),
+        dataclasses.replace(loaded, document=dataclasses.replace(loaded.document, ends=4)),
+        dataclasses.replace(loaded, query=dataclasses.replace(loaded.query, suffix="?")),
+    ):
+        assert changed.fingerprint != loaded.fingerprint
+        same_documents = changed.document == loaded.document
+        assert (changed.document_fingerprint == loaded.document_fingerprint) == same_documents

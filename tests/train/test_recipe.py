@@ -92,13 +92,14 @@ def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pyt
 def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
     """As it is, but for the size: a tiny model, tiny data, a small batch."""
     kind, given = read_recipe(path)
+    frame = len(given.documents.prompt + given.documents.suffix)
     tiny = dataclasses.replace(
         given,
         model=dataclasses.replace(
             given.model, address=recipe.model.address, first_layer=min(given.model.first_layer, 1), compile=False
         ),
         optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
-        documents=dataclasses.replace(given.documents, max_tokens=48),
+        documents=dataclasses.replace(given.documents, max_tokens=48 + frame),
     )
     shrink = on_corpora if isinstance(tiny, AdaptationRecipe) else on_training_sets
     out = kind.train(shrink(tiny, datasets, tmp_path), tmp_path / "model", device="cpu")
@@ -116,14 +117,16 @@ def on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> An
     """A recipe of a stage that reads queries with their documents, on the tiny data."""
     held_out = write_dataset(folder / "gamma", "gamma")
     development = (DevSet(str(datasets[0]), queries=4, documents=8),)
-    if getattr(tiny.losses, "dims", ()):
+    takes_negatives = tiny.stage != "query_likelihood"
+    if getattr(getattr(tiny, "losses", None), "dims", ()):
         tiny = dataclasses.replace(tiny, losses=dataclasses.replace(tiny.losses, dims=(16,)))
     return dataclasses.replace(
         tiny,
         data=tuple(
             dataclasses.replace(tiny.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
-            for folder, negatives in zip(datasets, ("bm25", ""), strict=True)
+            for folder, negatives in zip(datasets, ("bm25" if takes_negatives else "", ""), strict=True)
         ),
+        optimisation=dataclasses.replace(tiny.optimisation, negatives=min(tiny.optimisation.negatives, 7)),
         held_out=tuple(str(held_out) for _ in tiny.held_out[:1]),
         documents=dataclasses.replace(tiny.documents, train_tokens=0),
         evaluation=dataclasses.replace(tiny.evaluation, sets=development[: len(tiny.evaluation.sets)]),

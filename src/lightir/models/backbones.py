@@ -32,6 +32,7 @@ from transformers import (
 from transformers.utils import logging as hub_logging
 
 from lightir.addresses import resolve_local
+from lightir.contract import array_hash
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import new_folder, read_json, sha256_file, write_json
 from lightir.models import attention
@@ -43,6 +44,10 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 LAYER_LISTS = ("layers", "layer", "h")
 """Names that models give to the list of their layers: Llama and its kin, BERT and its kin, GPT-2."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+OWN_WEIGHTS = "backbone"
+"""In a model folder: the backbone's weights, where all of them were trained."""
+OWN_ENDS = "ends.safetensors"
+"""In a model folder: the embeddings of end tokens of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,9 @@ class Backbone:
         attention: "causal" or "bidirectional"; encoders are bidirectional.
         address: as it was asked for.
         weights_hash: 16 hexadecimal digits over the weight files, without any adapter.
+        files: the folder, in transformers' own form, that it was read from; "" for a model made in memory.
+        end_ids: the ids of end tokens of its own, behind the vocabulary; they are never predicted.
+        whole: all of its weights are trained, so they are saved with the model.
     """
 
     trunk: nn.Module
@@ -76,6 +84,9 @@ class Backbone:
     attention: Attention
     address: str
     weights_hash: str
+    files: str = ""
+    end_ids: tuple[int, ...] = ()
+    whole: bool = False
 
     @property
     def model(self) -> PreTrainedModel:
@@ -118,7 +129,7 @@ def load_backbone(
         raise FormatError(f"{address} is not a model that transformers reads: {error}") from error
     with _quiet():
         model = _load_model(folder, config, dtype)
-    return wrap_model(
+    backbone = wrap_model(
         model,
         TextTokenizer.from_file(_tokenizer_file(folder)),
         special_ids=_special_ids(folder),
@@ -126,6 +137,7 @@ def load_backbone(
         weights_hash=weights_hash,
         attention=attention,
     )
+    return dataclasses.replace(backbone, files=folder)
 
 
 def wrap_model(
@@ -197,6 +209,120 @@ def add_lora(
     chosen = [name for name in names if _layer_of(name) >= first_layer]
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
     return dataclasses.replace(backbone, trunk=get_peft_model(backbone.model, config))
+
+
+def train_all(backbone: Backbone) -> Backbone:
+    """The backbone with all of its weights trainable, the head's too; call it when they are where they are to be."""
+    backbone = dataclasses.replace(backbone, whole=True)
+    for parameter in all_weights(backbone).values():
+        parameter.requires_grad_(True)
+    return backbone
+
+
+def all_weights(backbone: Backbone) -> dict[str, Tensor]:
+    """The trunk's weights by name, and the head's under "head." where they are no copy of the input embeddings."""
+    found: dict[str, Tensor] = dict(backbone.trunk.named_parameters())
+    if (head := backbone.head) is not None:
+        known = {id(each) for each in found.values()}
+        own = {"head.weight": head.weight, "head.bias": head.bias}
+        found |= {name: each for name, each in own.items() if each is not None and id(each) not in known}
+    return found
+
+
+def save_weights(backbone: Backbone, folder: Path | str) -> str:
+    """Write a causal model in transformers' own form, as load_backbone reads it; the hash of its weights comes back.
+
+    Raises:
+        InvalidInput: an encoder, a model with an adapter, or one that was not read from a folder.
+    """
+    if backbone.kind != "causal" or isinstance(backbone.trunk, PeftModel) or not backbone.files:
+        raise InvalidInput(f"{backbone.address}: only causal models without an adapter, from a folder, are saved whole")
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    for path in sorted(Path(backbone.files).iterdir()):
+        if path.suffix in (".json", ".txt", ".model") and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+    prefix = backbone.model.base_model_prefix
+    tensors = {f"{prefix}.{name}": each for name, each in backbone.model.state_dict().items()}
+    embeddings = backbone.model.get_input_embeddings()
+    if isinstance(embeddings, ExtendedEmbedding):
+        tensors = {n.replace(".base.", "."): each for n, each in tensors.items() if not n.endswith(".extra")}
+    head = {name: each for name, each in all_weights(backbone).items() if name.startswith("head.")}
+    tensors |= {name.replace("head.", "lm_head."): each for name, each in head.items()}
+    plain = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
+    save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return _weights_hash(folder)
+
+
+class ExtendedEmbedding(nn.Module):
+    """Input embeddings with some rows more, which belong to no term: ids from the vocabulary's size on."""
+
+    def __init__(self, base: nn.Module, extra: Tensor) -> None:
+        """Put (n, hidden) rows behind those of an embedding module."""
+        super().__init__()
+        self.base = base
+        self.extra = nn.Parameter(extra.detach().clone().float())
+
+    @property
+    def weight(self) -> Tensor:
+        """The vocabulary's own rows."""
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        return weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The rows of the ids."""
+        n = len(self.weight)
+        known: Tensor = self.base(input_ids.clamp(max=n - 1))
+        own = self.extra[(input_ids - n).clamp(min=0)].to(known.dtype)
+        return torch.where((input_ids >= n)[..., None], own, known)
+
+
+def add_ends(backbone: Backbone, embeddings: Tensor, *, trainable: bool = True) -> Backbone:
+    """The backbone with end tokens of its own, whose embeddings are the rows of (n, hidden)."""
+    module = backbone.model.get_input_embeddings()
+    base = module.base if isinstance(module, ExtendedEmbedding) else module
+    extended = ExtendedEmbedding(base, embeddings.to(backbone.device))
+    extended.extra.requires_grad_(trainable)
+    backbone.model.set_input_embeddings(extended)
+    n = len(extended.weight)
+    return dataclasses.replace(backbone, end_ids=tuple(range(n, n + len(embeddings))))
+
+
+def fresh_ends(backbone: Backbone, n: int) -> Tensor:
+    """(n, hidden) fp32 embeddings to start new end tokens from: the end token's, moved apart; drawn by torch."""
+    with torch.no_grad():
+        ids = torch.tensor([backbone.eos_id], device=backbone.device)
+        end: Tensor = backbone.model.get_input_embeddings()(ids).float()
+        return end + 0.1 * end.std() * torch.randn(n, end.shape[1]).to(end.device)
+
+
+def own_ends(backbone: Backbone) -> Tensor | None:
+    """(n, hidden) fp32 embeddings of the backbone's own end tokens; None where it has none."""
+    module = backbone.model.get_input_embeddings()
+    if not isinstance(module, ExtendedEmbedding):
+        return None
+    extra: Tensor = module.extra.detach().float()
+    return extra
+
+
+def save_ends(backbone: Backbone, folder: Path | str) -> str:
+    """Write the embeddings of the backbone's own end tokens, if it has any; their hash comes back, "" without."""
+    ends = own_ends(backbone)
+    if ends is None:
+        return ""
+    save_file({"embeddings": ends.cpu().contiguous()}, str(Path(folder) / OWN_ENDS))
+    return ends_hash(ends.cpu())
+
+
+def ends_hash(embeddings: Tensor) -> str:
+    """16 hexadecimal digits over (n, hidden) fp32 embeddings."""
+    return array_hash(embeddings.numpy())
+
+
+def saved_ends(folder: Path | str) -> Tensor | None:
+    """The embeddings of end tokens that a model folder holds; None without."""
+    path = Path(folder) / OWN_ENDS
+    return load_file(str(path))["embeddings"] if path.is_file() else None
 
 
 def _layer_of(name: str) -> int:

@@ -20,14 +20,20 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import (
+    OWN_WEIGHTS,
     Attention,
     Backbone,
+    add_ends,
+    ends_hash,
     layers_compiled_for_any_shape,
     load_adapter,
     load_backbone,
     merge_adapter,
     save_adapter,
+    save_ends,
+    save_weights,
     saved_adapter_hash,
+    saved_ends,
 )
 from lightir.models.heads import LMHead, activate, calibrate_bias, largest_maxima, projection_max, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
@@ -120,7 +126,10 @@ class LightRetriever(nn.Module):
             save_adapter(self.backbone, folder / "adapter")
         adapter_hash = saved_adapter_hash(folder / "adapter")
         record = dataclasses.replace(self.contract.backbone, adapter_hash=adapter_hash)
-        self.contract = dataclasses.replace(self.contract, backbone=record)
+        if self.backbone.whole:
+            record = dataclasses.replace(record, weights_hash=save_weights(self.backbone, folder / OWN_WEIGHTS))
+        document = dataclasses.replace(self.contract.document, ends_hash=save_ends(self.backbone, folder))
+        self.contract = dataclasses.replace(self.contract, backbone=record, document=document)
         self._rehash()
         if arrays := _head_arrays(self.heads):
             save_file(arrays, str(folder / "head.safetensors"))
@@ -158,24 +167,25 @@ class LightRetriever(nn.Module):
     # ---- text to batches
 
     def frame_documents(self, documents: Sequence[Document | str]) -> list[tuple[list[int], int, int]]:
-        """Token ids of `<bos> prompt text <eos>` with the span of the text; the text is cut, the frame never."""
+        """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never."""
         policy = self.contract.document
         texts = [_document_text(document, policy) for document in documents]
-        return self._frame(policy.prompt, self.backbone.tokenizer.term_ids(texts), policy, policy.max_tokens)
+        term_ids = self.backbone.tokenizer.term_ids(texts)
+        return self._frame(policy.prompt, policy.suffix, term_ids, policy.max_tokens)
 
     def frame_queries(
         self, texts: Sequence[str], *, instruction: str | None = None
     ) -> list[tuple[list[int], int, int]]:
-        """Token ids of `<bos> Inst query <eos>` for the full encoder; the same query terms as light queries have."""
+        """Token ids of `<bos> Inst query suffix <eos>` for the full encoder; the same terms as light queries have."""
         policy = self._query_policy(instruction)
         term_ids = query_term_ids(self.backbone.tokenizer, policy, texts)
-        return self._frame(policy.prompt, term_ids, self.contract.document, None)
+        return self._frame(policy.prompt, policy.suffix, term_ids, None)
 
     def _frame(
-        self, prompt: str, term_ids: Ragged, policy: DocumentPolicy, max_tokens: int | None
+        self, prompt: str, suffix: str, term_ids: Ragged, max_tokens: int | None
     ) -> list[tuple[list[int], int, int]]:
         begin = self._begin_ids(prompt)
-        end = [self.backbone.eos_id] if policy.eos else []
+        end = self._text_ids(suffix) + self.end_ids
         room = None if max_tokens is None else max_tokens - len(begin) - len(end)
         if room is not None and room < 1:
             raise InvalidInput(
@@ -183,6 +193,14 @@ class LightRetriever(nn.Module):
             )
         rows = [term_ids.row(i)[:room].tolist() for i in range(len(term_ids))]
         return [(begin + row + end, len(begin), len(begin) + len(row)) for row in rows]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """What a text ends with: its end tokens, [] where the contract wants none."""
+        policy = self.contract.document
+        if not policy.eos:
+            return []
+        return list(self.backbone.end_ids) if policy.ends_hash else [self.backbone.eos_id] * policy.ends
 
     def _begin_ids(self, prompt: str) -> list[int]:
         begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
@@ -230,9 +248,14 @@ class LightRetriever(nn.Module):
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
-        return self._standardize(
-            pool(states, attention_mask=batch.attention_mask, text_mask=batch.own_mask, pooling=self._dense.pooling)
+        pooled = pool(
+            states,
+            attention_mask=batch.attention_mask,
+            text_mask=batch.own_mask,
+            pooling=self._dense.pooling,
+            ends=self.contract.document.ends,
         )
+        return self._standardize(pooled)
 
     def sparse_from(self, states: Tensor, batch: Batch, *, terms: Tensor | None = None) -> Tensor:
         """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions.
@@ -287,6 +310,8 @@ class LightRetriever(nn.Module):
             cache: from prompt_cache, of the same instruction.
             pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
         """
+        if not self.has_light_queries:
+            raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
         states = token_states(self.backbone, prompt, padded, pooling=self._dense.pooling, cache=cache)
@@ -306,6 +331,12 @@ class LightRetriever(nn.Module):
         states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, Batch(own.long(), own, own))
+
+    @property
+    def has_light_queries(self) -> bool:
+        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
+        document = self.contract.document
+        return not self.contract.query.suffix and document.ends == 1 and not document.ends_hash
 
     def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
         """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
@@ -420,17 +451,19 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
 def contract_backbone(
     folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | None = None
 ) -> Backbone:
-    """The backbone that a model folder's contract names, still without the folder's adapter.
+    """The backbone in a model folder, or the one that its contract names, still without the folder's adapter.
 
     Raises:
-        ContractMismatch: the backbone, tokenizer or adapter found is not the one of the contract.
+        ContractMismatch: the backbone, tokenizer, adapter or end tokens found are not those of the contract.
     """
-    record = contract.backbone
-    backbone = load_backbone(record.address, dtype=dtype, attention=attention)
+    record, own = contract.backbone, folder / OWN_WEIGHTS
+    backbone = load_backbone(own if own.is_dir() else record.address, dtype=dtype, attention=attention)
     _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
     _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
     _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)
-    return backbone
+    ends = saved_ends(folder)
+    _require("document.ends_hash", contract.document.ends_hash, "" if ends is None else ends_hash(ends), folder)
+    return backbone if ends is None else add_ends(backbone, ends, trainable=False)
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:

@@ -13,15 +13,16 @@ Pooling = Literal["eos", "last", "mean", "mean_all"]
 POOLINGS: tuple[Pooling, ...] = ("eos", "last", "mean", "mean_all")
 
 
-def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: Pooling, ends: int = 1) -> Tensor:
     """(batch, hidden) fp32: one vector a row.
 
     Args:
         states: (batch, positions, hidden) last hidden states.
         attention_mask: (batch, positions); true where there is no padding, on whichever side.
         text_mask: (batch, positions); true at the text's own tokens: no padding, special or prompt token.
-        pooling: "eos": the last attended state; "last": the text's last token; "mean": over the text's tokens;
-            "mean_all": over everything attended. A row without text takes what it attends to instead.
+        pooling: "eos": the mean of the last `ends` attended states; "last": the text's last token; "mean": over the
+            text's tokens; "mean_all": over everything attended. A row without text takes what it attends to instead.
+        ends: how many end tokens a row has.
 
     Raises:
         InvalidInput: an unknown pooling.
@@ -30,7 +31,9 @@ def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: 
     text = text_mask.bool()
     text = torch.where(text.any(dim=1, keepdim=True), text, attended)
     if pooling == "eos":
-        return _at(states, attended)
+        if ends == 1:
+            return _at(states, attended)
+        return _mean(states, attended & (attended.flip(1).cumsum(1).flip(1) <= ends))
     if pooling == "last":
         return _at(states, text)
     if pooling == "mean":

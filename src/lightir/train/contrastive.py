@@ -28,7 +28,6 @@ from lightir.train.preparation import (
     open_sets,
     prepare_layers,
     refit_bias,
-    shipped_documents,
 )
 from lightir.train.recipe import Recipe, data_folder
 from lightir.train.teacher import Teacher
@@ -129,7 +128,7 @@ class Contrastive:
         """Write the model under the contract that the recipe describes."""
         refit_bias(self.retriever, self.recipe, self.sets)
         self.retriever.contract = dataclasses.replace(
-            self.retriever.contract, document=shipped_documents(self.recipe), query=self.recipe.query
+            self.retriever.contract, document=self.recipe.documents.policy, query=self.recipe.query
         )
         self.retriever.save(folder)
 
@@ -158,7 +157,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
         [full_queries(retriever, c, None, recipe) for c in _chunks(texts, settings.batch_size, recipe.model.compile)]
     )[: len(texts)]
     scores = {"symmetric": F.normalize(full, dim=-1) @ documents.T}
-    if retriever.contract.attention != "bidirectional":
+    if retriever.has_light_queries and retriever.contract.attention != "bidirectional":
         term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, texts)
         light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
         scores["dense"] = F.normalize(light, dim=-1) @ documents.T

@@ -28,11 +28,23 @@ from lightir.data import (
     title_pairs,
 )
 from lightir.errors import InvalidInput
-from lightir.models.backbones import Backbone, add_lora, compile_layers, continue_adapter, load_backbone
+from lightir.models.backbones import (
+    Backbone,
+    add_ends,
+    add_lora,
+    compile_layers,
+    continue_adapter,
+    fresh_ends,
+    load_adapter,
+    load_backbone,
+    merge_adapter,
+    own_ends,
+    train_all,
+)
 from lightir.models.encoder import LightRetriever, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
-from lightir.train.recipe import DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
+from lightir.train.recipe import WANTED, DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +53,6 @@ DOCUMENTS_FOR_IDF = 20_000
 
 SHAPES = 64
 """Shapes and modes that compiled layers may meet; beyond its default of 8 torch silently runs uncompiled."""
-
-WANTED = "to be fitted"
-"""Stands for a hash in a contract until the array is there."""
 
 
 def open_sets(
@@ -99,6 +108,8 @@ def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
 
 def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
     """The frozen weights' type: bfloat16 under "auto" where the device multiplies it faster than float32."""
+    if model.lora_rank == 0 and model.dtype == "auto":
+        return torch.float32  # a small learning rate's steps are lost in bfloat16
     if model.dtype != "auto":
         return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
     if device == "cpu":
@@ -123,13 +134,30 @@ def load_trainable(model: ModelRecipe, contract: Contract, *, seed: int, device:
     backbone, record = trainable_backbone(model, seed=seed, device=device)
     if backbone.head is None and contract.sparse is not None:
         raise InvalidInput(f"{model.address} has no language-modelling head: set heads.sparse to false")
-    return LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
+    backbone = _with_ends(backbone, contract.document)
+    retriever = LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
+    if model.lora_rank == 0:
+        retriever.backbone = train_all(retriever.backbone)
+    return retriever
+
+
+def _with_ends(backbone: Backbone, policy: DocumentPolicy) -> Backbone:
+    """The backbone with trainable end tokens of its own, those that it has or fresh ones, if the policy wants some."""
+    ends = own_ends(backbone)
+    if not policy.ends_hash:
+        if ends is not None:
+            raise InvalidInput(f"{backbone.address} has {len(ends)} end tokens of its own: set documents.new_ends")
+        return backbone
+    if ends is not None and len(ends) != policy.ends:
+        raise InvalidInput(f"{backbone.address} has {len(ends)} end tokens of its own, not {policy.ends}")
+    return add_ends(backbone, fresh_ends(backbone, policy.ends) if ends is None else ends)
 
 
 def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[Backbone, BackboneRecord]:
     """The backbone with the adapter to be trained, and its record without.
 
-    The adapter is fresh; where the address is a model folder of ours with an adapter, that one is trained on.
+    The adapter is fresh; where the address is a model folder of ours with an adapter, that one is trained on. With
+    lora_rank 0 there is none: a trained one is added into the weights.
 
     Args:
         model: which backbone, and what of it is trained.
@@ -151,8 +179,11 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
         backbone = load_backbone(model.address, dtype=dtype, attention=attention)
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
     shape = {"rank": model.lora_rank, "alpha": model.lora_alpha, "first_layer": model.first_layer}
-    if folder is not None and contract is not None and contract.backbone.adapter_hash:
-        return continue_adapter(backbone, folder / "adapter", dropout=model.lora_dropout, **shape), record
+    trained = folder / "adapter" if folder is not None and contract and contract.backbone.adapter_hash else None
+    if model.lora_rank == 0:
+        return (merge_adapter(load_adapter(backbone, trained)) if trained else backbone), record
+    if trained:
+        return continue_adapter(backbone, trained, dropout=model.lora_dropout, **shape), record
     return add_lora(backbone, dropout=model.lora_dropout, **shape), record
 
 
@@ -161,22 +192,15 @@ def shipped_contract(recipe: Recipe) -> Contract:
     heads = recipe.heads
     sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
     return Contract(
-        method="lightretriever",
+        method=recipe.method,
         backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
         query=recipe.query,
-        document=shipped_documents(recipe),
+        document=recipe.documents.policy,
         dense=DenseHead(heads.pooling, WANTED if heads.standardize else ""),
         sparse=sparse if heads.sparse else None,
         attention=recipe.model.attention,
         fusion=recipe.fusion,
     )
-
-
-def shipped_documents(recipe: Recipe) -> DocumentPolicy:
-    """The document policy of the contract: what encoding will use."""
-    values = dataclasses.asdict(recipe.documents)
-    values.pop("train_tokens")
-    return DocumentPolicy(**values)
 
 
 def training_policies(contract: Contract, recipe: DataStage) -> Contract:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from typing import Any, Literal, Protocol
 
 import yaml
 
-from lightir.contract import Fusion, from_json, to_json
+from lightir.contract import DocumentPolicy, Fusion, from_json, to_json
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.text import QueryPolicy
 
 DATA_VARIABLE = "LIGHTIR_DATA"
 """The environment variable that names the folder in which relative data set names are looked up."""
+
+WANTED = "to be fitted"
+"""Stands for a hash in a contract until the array is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class ModelRecipe:
             is trained on (it keeps its rank and alpha, which must be named again).
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
         attention: "causal" or "bidirectional".
-        lora_rank: rank of the adapter on every linear layer; 0 trains no adapter (then top_layers must not be 0).
+        lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
+            and the model folder holds them (stage query_likelihood).
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
         lora_dropout: in front of the adapter.
         first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
@@ -192,6 +197,9 @@ class Documents:
         eos: end with the end token.
         max_tokens: longest input in the shipped contract: what encoding will use.
         train_tokens: longest input in training; 0 takes max_tokens.
+        suffix: behind every document, in front of the end token.
+        ends: how often the end token stands; "eos" pooling takes their states' mean.
+        new_ends: the end tokens are distinct new ones, whose embeddings are trained.
     """
 
     prompt: str = ""
@@ -202,6 +210,17 @@ class Documents:
     eos: bool = True
     max_tokens: int = 512
     train_tokens: int = 0
+    suffix: str = ""
+    ends: int = 1
+    new_ends: bool = False
+
+    @property
+    def policy(self) -> DocumentPolicy:
+        """The document policy of the contract: what encoding will use."""
+        values = dataclasses.asdict(self)
+        values.pop("train_tokens")
+        ends_hash = WANTED if values.pop("new_ends") else ""
+        return DocumentPolicy(**values, ends_hash=ends_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +274,7 @@ class Recipe:
         fusion: the model's default fusion.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
         stage: which stage the recipe is of.
+        method: the contract's: "llm-ql" for LLM-QL's second stage.
     """
 
     model: ModelRecipe
@@ -270,6 +290,7 @@ class Recipe:
     fusion: Fusion = field(default_factory=Fusion)
     checkpoint_every: int = 200
     stage: Literal["contrastive"] = "contrastive"
+    method: Literal["lightretriever", "llm-ql"] = "lightretriever"
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.contract import BackboneRecord, Contract, DocumentPolicy, Fusion, SparseHead
+from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
 from lightir.data import Batch as DataBatch
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
@@ -30,7 +30,6 @@ from lightir.train.development import Development, load_development, mean_measur
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
 from lightir.train.mining import negatives_files
 from lightir.train.preparation import (
-    WANTED,
     data_record,
     fit_heads,
     load_trainable,
@@ -39,7 +38,7 @@ from lightir.train.preparation import (
     prepare_layers,
     training_policies,
 )
-from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, data_folder
+from lightir.train.recipe import WANTED, DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, data_folder
 from lightir.train.retrieval import BagOfTokens, Retrieval
 
 logger = logging.getLogger(__name__)
@@ -238,13 +237,11 @@ class Sidr:
 def shipped_contract(recipe: SidrRecipe) -> Contract:
     """The contract that the recipe describes, with an empty backbone record."""
     heads = recipe.heads
-    documents = dataclasses.asdict(recipe.documents)
-    documents.pop("train_tokens")
     return Contract(
         method="sidr",
         backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
         query=recipe.query,
-        document=DocumentPolicy(**documents),
+        document=recipe.documents.policy,
         dense=None,
         sparse=SparseHead("elu1p", WANTED if heads.calibrate else "", heads.top_k, heads.scale),
         attention=recipe.model.attention,

@@ -1,0 +1,311 @@
+"""The query-likelihood stage: its loss, what is hidden, its model folder, and the contrastive stage behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from lightir.contract import Contract
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
+from lightir.models.masks import model_mask
+from lightir.text import query_term_ids
+from lightir.train import contrastive
+from lightir.train.loop import Loop, average_gradients
+from lightir.train.query_likelihood import (
+    Corruption,
+    LikelihoodEvaluation,
+    LikelihoodRecipe,
+    batch_losses,
+    hidden,
+    train,
+)
+from lightir.train.query_likelihood import QueryLikelihood as Stage
+from lightir.train.recipe import DevSet, Documents, Heads, Losses, ModelRecipe, Recipe, recipe_yaml
+from lightir.train.stages import read_recipe
+from tiny_models import EOS
+
+FRAME = len(PASSAGE_PROMPT + PASSAGE_SUFFIX)
+
+
+@pytest.fixture
+def likelihood(recipe: Recipe) -> LikelihoodRecipe:
+    """Two data sets, an adapter without dropout, LLM-QL's prompts and room for 40 bytes of text."""
+    given = LikelihoodRecipe(ModelRecipe("x"), recipe.data)
+    return LikelihoodRecipe(
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        data=recipe.data,
+        optimisation=dataclasses.replace(recipe.optimisation, negatives=0),
+        documents=dataclasses.replace(given.documents, max_tokens=FRAME + 41),
+        evaluation=LikelihoodEvaluation(recipe.evaluation.sets, every=3),
+        checkpoint_every=2,
+    )
+
+
+def changed(recipe: LikelihoodRecipe, **settings: object) -> LikelihoodRecipe:
+    return dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, **settings))
+
+
+def log(model: Path, name: str) -> list[float]:
+    records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+    return [each[name] for each in records if name in each]
+
+
+def ends(recipe: LikelihoodRecipe, kind: str) -> LikelihoodRecipe:
+    n, new = {"one": (1, False), "four": (4, False), "four_new": (4, True)}[kind]
+    return dataclasses.replace(recipe, documents=dataclasses.replace(recipe.documents, ends=n, new_ends=new))
+
+
+def test_the_prompts_are_the_papers_and_the_frame_is_never_cut(likelihood: LikelihoodRecipe) -> None:
+    retriever = Stage(likelihood, "cpu").retriever
+    (ids, start, stop), (bare, _, _) = retriever.frame_documents(["a river " * 90, ""])
+    text = retriever.backbone.tokenizer.backend.decode(ids[:-1], skip_special_tokens=False)
+    assert text == (
+        "Instruct: Given a retrieved passage, summarize the passage.\nPassage: "
+        + ("a river " * 90)[:40]
+        + "\nSummarization: "
+    )
+    assert stop - start == 40
+    assert ids[-1] == bare[-1] == EOS
+    assert len(bare) == FRAME + 1
+    query = retriever.frame_queries(["what is it"])[0][0]
+    assert retriever.backbone.tokenizer.backend.decode(query[:-1], skip_special_tokens=False) == (
+        "Instruct: Given a web search query, retrieve the most relevant passage that answers the query.\n"
+        "Query: what is it\nThe most relevant passage: "
+    )
+
+
+def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood: LikelihoodRecipe) -> None:
+    retriever = Stage(likelihood, "cpu").retriever
+    text = "one two three four five six seven eight"
+    plain = retriever.frame_documents([text])[0]
+    for unit in ("word", "token"):
+        recipe = dataclasses.replace(likelihood, corruption=Corruption(unit=unit))
+        found = [hidden(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
+        assert found[0] == found[1] != found[2]
+        for ids, start, stop in found:
+            assert ids[:start] == plain[0][: plain[1]]
+            assert ids[stop:] == plain[0][plain[2] :]
+        assert (found[0][2] == plain[2]) == (unit == "token")
+    recipe = dataclasses.replace(likelihood, corruption=Corruption(unit="token", mask="__"))
+    with pytest.raises(InvalidInput, match="expected one"):
+        hidden(retriever, [text], recipe, seeds=[[0]])
+
+
+def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Tensor:
+    """Eq. 10, pair by pair and token by token; nothing is hidden."""
+    retriever, batch = stage.retriever, stage.mixture.batch(number)
+    backbone = retriever.backbone
+    total = torch.zeros(())
+    for query, document in zip(batch.queries, batch.documents, strict=True):
+        given, start, stop = retriever.frame_documents([document])[0]
+        asked = query_term_ids(backbone.tokenizer, recipe.query, [query]).row(0).tolist()
+        if recipe.direction == "query_to_passage":
+            asked = given[start:stop]
+            given = retriever.frame_queries([query])[0][0]
+        if recipe.learn_end:
+            asked = [*asked, EOS]
+        first, last, ids = len(given) - recipe.documents.ends, len(given) - 1, [*given, *asked]
+        allowed = torch.zeros(1, len(ids), len(ids), dtype=torch.bool)
+        for i in range(len(ids)):
+            for j in range(i + 1):
+                allowed[0, i, j] = not recipe.attention_stop or i <= last or j >= first
+        places = torch.arange(len(ids))[None]
+        mask = model_mask(backbone, allowed, places, places)
+        states = backbone.states(torch.tensor([ids]), mask, position_ids=places, use_cache=False)[0]
+        for i in range(len(given), len(ids)):
+            total = total - torch.log_softmax(backbone.head.weight @ states[i - 1], 0)[ids[i]]
+        for i in range(start, stop) if recipe.passage_lm_weight else ():
+            lm = torch.log_softmax(backbone.head.weight @ states[i - 1], 0)[ids[i]]
+            total = total - recipe.passage_lm_weight * lm
+    return total / len(batch.queries)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention_stop": False},
+        {"learn_end": True},
+        {"passage_lm_weight": 0.5},
+        {"direction": "query_to_passage"},
+        {"ends": "four"},
+        {"ends": "four_new"},
+    ],
+    ids=str,
+)
+def test_the_loss_is_equation_10(likelihood: LikelihoodRecipe, settings: dict[str, object]) -> None:
+    kind = settings.pop("ends", "one")
+    recipe = dataclasses.replace(ends(likelihood, str(kind)), corruption=Corruption(ratio=0.0), **settings)
+    stage = Stage(recipe, "cpu")
+    parts, monitored = stage.losses(3, step=0)
+    found = torch.stack(list(parts.values())).sum()
+    torch.testing.assert_close(found, plain_loss(stage, recipe, 3), rtol=1e-4, atol=1e-3)
+    assert all(np.isfinite(value) for value in monitored.values() if not isinstance(value, str))
+
+
+def test_both_directions_add_up(likelihood: LikelihoodRecipe) -> None:
+    found = {}
+    for direction in ("passage_to_query", "query_to_passage", "both"):
+        stage = Stage(dataclasses.replace(likelihood, direction=direction), "cpu")  # type: ignore[arg-type]
+        found[direction] = {name: float(part.detach()) for name, part in stage.losses(2, step=0)[0].items()}
+    assert found["both"] == found["passage_to_query"] | found["query_to_passage"]
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("one", 4), ("four_new", 4), ("four", 0), ("four_new", 0)])
+def test_the_loss_falls_and_the_folder_holds_what_was_trained(
+    likelihood: LikelihoodRecipe, tmp_path: Path, kind: str, rank: int
+) -> None:
+    recipe = ends(changed(likelihood, steps=10), kind)
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, lora_rank=rank))
+    found: dict[str, torch.Tensor] = {}
+    original = Stage.save
+
+    def kept(self: Stage, folder: Path) -> None:
+        batch = self.retriever.batch(self.retriever.frame_documents(["a river", "bread"]))
+        found["vectors"] = self.retriever.dense_from(self.retriever.states(batch), batch).detach()
+        original(self, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stage, "save", kept)
+        out = train(recipe, tmp_path / "model", device="cpu")
+    losses = log(out, "query")
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    loaded = LightRetriever.load(out)
+    contract = loaded.contract
+    assert contract.method == "llm-ql"
+    assert (contract.document.suffix, contract.query.suffix) == (PASSAGE_SUFFIX, QUERY_SUFFIX)
+    assert contract.document.ends == (1 if kind == "one" else 4)
+    assert (out / "ends.safetensors").is_file() == bool(contract.document.ends_hash) == (kind == "four_new")
+    assert (out / "backbone").is_dir() == (rank == 0)
+    assert (out / "adapter").is_dir() == (rank > 0)
+    batch = loaded.batch(loaded.frame_documents(["a river", "bread"]))
+    vectors = loaded.dense_from(loaded.states(batch), batch)
+    torch.testing.assert_close(vectors, found["vectors"], rtol=0.02, atol=0.02)  # adapters are kept in bfloat16
+    assert read_recipe(out / "training" / "recipe.yaml")[1] == recipe
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("one", 4), ("four_new", 4), ("one", 0)])
+def test_the_contrastive_stage_starts_from_it(
+    likelihood: LikelihoodRecipe, recipe: Recipe, tmp_path: Path, kind: str, rank: int
+) -> None:
+    first = ends(changed(likelihood, steps=3), kind)
+    first = dataclasses.replace(first, model=dataclasses.replace(first.model, lora_rank=rank))
+    out = train(first, tmp_path / "first", device="cpu")
+    second = dataclasses.replace(
+        recipe,
+        method="llm-ql",
+        model=dataclasses.replace(recipe.model, address=str(out), lora_dropout=0.0),
+        optimisation=dataclasses.replace(recipe.optimisation, steps=2),
+        losses=Losses(dense=0, sparse=0, dense_alignment=0, flops=0, temperature=0.01),
+        heads=Heads(pooling="eos", sparse=False),
+        query=first.query,
+        documents=first.documents,
+        evaluation=dataclasses.replace(recipe.evaluation, by="symmetric"),
+    )
+    begun, loaded = contrastive.build_model(second, device="cpu"), LightRetriever.load(out)
+    framed = loaded.frame_documents(["a river in winter", "bread"])
+    states = [each.states(each.batch(framed)) for each in (begun, loaded)]
+    torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-4)
+    model = LightRetriever.load(contrastive.train(second, tmp_path / "second", device="cpu"))
+    assert model.contract.method == "llm-ql"
+    assert model.contract.document == dataclasses.replace(
+        loaded.contract.document, ends_hash=model.contract.document.ends_hash
+    )
+    assert (model.contract.document.ends_hash != loaded.contract.document.ends_hash) == (kind == "four_new")
+    assert not model.has_light_queries
+    with pytest.raises(InvalidInput, match="no light queries"):
+        model.token_vectors(torch.tensor([5]))
+    if kind == "four_new":
+        plain = dataclasses.replace(second, documents=dataclasses.replace(second.documents, new_ends=False))
+        with pytest.raises(InvalidInput, match="new_ends"):
+            contrastive.build_model(plain, device="cpu")
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    likelihood: LikelihoodRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ends(likelihood, "four_new")
+    whole = train(recipe, tmp_path / "whole", device="cpu")
+    original = Loop._optimizer_step
+
+    def killed(self: Loop) -> dict[str, object]:
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(Loop, "_optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
+    assert log(resumed, "query") == log(whole, "query")
+    assert Contract.load(resumed) == Contract.load(whole)
+
+
+def test_the_development_set_decides(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
+    out = train(likelihood, tmp_path / "model", device="cpu")
+    measured = [each["mean"]["log_likelihood"] for each in log(out, "development")]  # type: ignore[index]
+    assert len(measured) == 2
+    assert all(value < 0 for value in measured)
+    kept = json.loads((out / "training" / "environment.json").read_text())["kept"]
+    assert kept["score"] == max(measured)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": ()}, "at least one training set"),
+        ({"corruption": Corruption(ratio=1.5)}, "ratio is 1.5"),
+        ({"documents": Documents(eos=False)}, "eos must be true"),
+        ({"model": ModelRecipe("x", attention="bidirectional")}, "must be causal"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(likelihood: LikelihoodRecipe, change: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        dataclasses.replace(likelihood, **change)
+    with pytest.raises(InvalidInput, match="no negatives"):
+        changed(likelihood, negatives=1)
+    assert "stage: query_likelihood" in recipe_yaml(likelihood)
+    assert DevSet("x").queries == 100
+
+
+def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
+    stage = Stage(recipe, "cpu")
+    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
+        for name, parameter in stage.parameters.items():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    parts, _ = batch_losses(stage.retriever, stage.mixture.batch(0), recipe, number=0)
+    torch.stack(list(parts.values())).sum().backward()
+    average_gradients(list(stage.parameters.values()))
+    return {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
+
+
+def _process(rank: int, world: int, port: int, recipe: LikelihoodRecipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    found = gradients(recipe)
+    if rank == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_four_processes_have_the_gradient_of_one(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(likelihood, direction="both", passage_lm_weight=0.5)
+    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
+    multiprocessing.start_processes(_process, args=(4, port, recipe, str(path)), nprocs=4, start_method="fork")
+    one, four = gradients(recipe), torch.load(path, weights_only=True)
+    assert one.keys() == four.keys()
+    for name, expected in one.items():
+        assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
