@@ -65,8 +65,8 @@ def test_every_command_explains_itself_with_examples(name, capsys):
 def test_examples_in_the_help_can_be_parsed(name):
     for line in load_command(name).EXAMPLES.splitlines():
         for call in re.findall(r"(?<![\w/])lightir ([^|&>()]+)", line):
-            words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', re.split(r"\s{3,}", call)[0])]
-            build_parser().parse_args(words)
+            words = re.findall(r""""[^"]*"|'[^']*'|\S+""", re.split(r"\s{3,}", call)[0])
+            build_parser().parse_args([word.strip("\"'") for word in words])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,60 @@ def test_info_json_has_its_promised_shape(bm25_index, capsys):
     assert main(["info", str(bm25_index), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= found.keys()
-    assert found["bytes"].keys() == {"dense", "sparse", "tokens", "store"}
+    assert found["bytes"].keys() == found["bytes_per_document"].keys() == {"dense", "sparse", "tokens", "store"}
+    assert found["bytes_per_document"]["tokens"] == pytest.approx(
+        found["bytes"]["tokens"] / found["documents"], abs=0.1
+    )
+
+
+def documents_of(index, capsys):
+    assert main(["info", str(index), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["documents"]
+
+
+def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path, capsys):
+    index = shutil.copytree(bm25_index, tmp_path / "index")
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(f'{{"_id": "n{i}", "text": "a new river", "year": {1990 + i}}}\n' for i in range(20)))
+    assert main(["add", str(index), str(more), "--batch", "6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["added"] == 20
+    assert main(["add", str(index), str(more)]) == 1
+    assert "'n0' is in the index already" in capsys.readouterr().err
+    assert main(["add", str(index), str(more), "--replace"]) == 0
+    capsys.readouterr()
+    wanted = '{"year": {"gte": 2000, "lt": 2003}}'
+    assert main(["search", str(index), "river", "--filter", wanted, "--json"]) == 0
+    assert [hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]] == ["n10", "n11", "n12"]
+    assert main(["delete", str(index), "--filter", wanted, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == 3
+    assert main(["snapshot", str(index), str(tmp_path / "backup")]) == 0
+    assert main(["delete", str(index), "n0", "n10", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": 1, "not_there": 1, "documents": 26}
+    (tmp_path / "ids").write_text("n1\n\nn2\n")
+    assert main(["delete", str(index), "--ids", str(tmp_path / "ids")]) == 0
+    assert "2 documents deleted, 0 not there" in capsys.readouterr().err
+    assert main(["compact", str(index), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["segments"], info["deleted"], info["documents"]) == (1, 0, 24)
+    assert main(["verify", str(index)]) == main(["verify", str(tmp_path / "backup")]) == 0
+    assert documents_of(tmp_path / "backup", capsys) == 27
+    assert documents_of(bm25_index, capsys) == 10
+
+
+def test_what_a_changing_command_cannot_do_is_said_in_one_line(bm25_index, tmp_path, capsys):
+    index = shutil.copytree(bm25_index, tmp_path / "index")
+    for arguments in (["x", "--ids", "f"], [], ["--filter", "{"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["delete", str(index), *arguments])
+        assert stop.value.code == 2
+    capsys.readouterr()
+    assert main(["search", str(index), "river", "--filter", '{"and": [{"year": {"gte": []}}]}']) == 1
+    assert "and[0].year.gte" in capsys.readouterr().err
+    from lightir.index import IndexWriter
+
+    with IndexWriter.open(index):
+        assert main(["compact", str(index)]) == 1
+        assert re.search(r"is being written by process \d+ on \S+ since", capsys.readouterr().err)
 
 
 def test_doctor_json_has_its_promised_shape(capsys):

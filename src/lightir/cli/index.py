@@ -1,4 +1,7 @@
-"""Build an index from encoded vectors, or from a plain corpus, which BM25 alone then searches without any model."""
+"""Build an index from encoded vectors, or from a plain corpus, which BM25 alone then searches without any model.
+
+Documents go to the disk in segments of 65,536 as they come: memory holds one segment twice, whatever the corpus's size.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.pipeline import index_vectors
+from lightir.cli.pipeline import are_vectors, index_vectors
 from lightir.cli.terminal import add_json, positive, print_json, say, size
 from lightir.errors import InvalidInput
 
@@ -56,9 +59,8 @@ def run(args: argparse.Namespace) -> None:
 def build(args: argparse.Namespace) -> IndexInfo:
     """The index of what was named: all vectors folders, or all corpora."""
     folders = [Path(each) for each in args.vectors]
-    encoded = [(folder / "manifest.json").is_file() for folder in folders]
     analyzer = None if args.analyzer == NO_ANALYZER else args.analyzer
-    if all(encoded):
+    if are_vectors(folders):
         return index_vectors(
             folders,
             Path(args.out),
@@ -69,8 +71,6 @@ def build(args: argparse.Namespace) -> IndexInfo:
             analyzer=analyzer,
             overwrite=args.overwrite,
         )
-    if any(encoded):
-        raise InvalidInput("some of the folders are vectors and some are not; an index is made of one kind")
     if args.dense_dim or args.dense_dtype or args.sparse_top_k:
         raise InvalidInput("--dense-dim, --dense-dtype and --sparse-top-k are for vectors; a plain corpus has none")
     from lightir.data import read_documents

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightir.cli.terminal import add_json, print_json, size
 from lightir.errors import NotFound
+
+if TYPE_CHECKING:
+    from lightir.index import IndexInfo
 
 HELP = "what an index, vectors, model or query-encoder folder holds"
 EXAMPLES = """
@@ -32,13 +35,13 @@ def run(args: argparse.Namespace) -> None:
         print_json(found)
         return
     for name, value in found.items():
-        if name == "bytes":
+        if name in ("bytes", "bytes_per_document"):
             value = ", ".join(f"{part} {size(n_bytes)}" for part, n_bytes in value.items())
         elif isinstance(value, dict):
             value = ", ".join(f"{key} {each}" for key, each in value.items() if not isinstance(each, dict))
         elif isinstance(value, (list, tuple)):
             value = ", ".join(map(str, value))
-        print(f"{name:<10} {'-' if value is None else value}")
+        print(f"{name:<18} {'-' if value is None else value}")
 
 
 def kind_of(folder: Path) -> str:
@@ -56,6 +59,15 @@ def kind_of(folder: Path) -> str:
     raise NotFound(f"{folder} is neither an index nor vectors, a query encoder or a model")
 
 
+def index_facts(info: IndexInfo) -> dict[str, Any]:
+    """What an index holds, with the bytes that a document takes on average."""
+    found = dataclasses.asdict(info)
+    each = {part: round(n_bytes / max(info.documents, 1), 1) for part, n_bytes in info.bytes.items()}
+    place = list(found).index("bytes") + 1
+    items = list(found.items())
+    return dict([*items[:place], ("bytes_per_document", each), *items[place:]])
+
+
 def facts(address: str) -> dict[str, Any]:
     """What `--json` prints."""
     from lightir.addresses import shipped_models
@@ -67,7 +79,7 @@ def facts(address: str) -> dict[str, Any]:
         from lightir.index import Index
 
         with Index.open(folder) as index:
-            return {"kind": kind, **dataclasses.asdict(index.info())}
+            return {"kind": kind, **index_facts(index.info())}
     contract = Contract.load(folder)
     found: dict[str, Any] = {"kind": kind}
     if kind == "vectors":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.errors import ContractMismatch
+from lightir.errors import ContractMismatch, InvalidInput
 
 if TYPE_CHECKING:
+    from lightir.contract import Contract
     from lightir.encode import EncodeReport
     from lightir.index import IndexInfo
+    from lightir.shards import Shard, VectorsReader
     from lightir.types import Document
 
 QUERY_ENCODER = "query-encoder"
@@ -43,15 +45,8 @@ def index_vectors(
 ) -> IndexInfo:
     """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
     from lightir.index import build_index
-    from lightir.shards import VectorsReader
 
-    readers = [VectorsReader(folder) for folder in folders]
-    for reader in readers[1:]:
-        if reader.contract.fingerprint != readers[0].contract.fingerprint:
-            raise ContractMismatch(
-                f"{readers[0].folder} has contract {readers[0].contract.fingerprint}, but {reader.folder} has "
-                f"{reader.contract.fingerprint}; vectors of one index come from one model"
-            )
+    readers = read_vectors(folders)
     carried = next((folder / QUERY_ENCODER for folder in folders if (folder / QUERY_ENCODER).is_dir()), None)
     return build_index(
         (shard for reader in readers for shard in reader),
@@ -64,3 +59,40 @@ def index_vectors(
         analyzer=analyzer,
         overwrite=overwrite,
     )
+
+
+def are_vectors(paths: Sequence[str | Path]) -> bool:
+    """Whether the paths are folders that `lightir encode` wrote; if not, they name a corpus.
+
+    Raises:
+        InvalidInput: some are and some are not.
+    """
+    encoded = [Path(path, "manifest.json").is_file() for path in paths]
+    if any(encoded) and not all(encoded):
+        raise InvalidInput("some of the folders are vectors and some are not; an index takes one kind at a time")
+    return all(encoded)
+
+
+def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
+    """The readers of vectors folders of one model."""
+    from lightir.shards import VectorsReader
+
+    readers = [VectorsReader(folder) for folder in folders]
+    for reader in readers[1:]:
+        if reader.contract.fingerprint != readers[0].contract.fingerprint:
+            raise ContractMismatch(
+                f"{readers[0].folder} has contract {readers[0].contract.fingerprint}, but {reader.folder} has "
+                f"{reader.contract.fingerprint}; vectors of one index come from one model"
+            )
+    return readers
+
+
+def shards_of(paths: Sequence[str], *, size: int) -> tuple[Iterator[Shard], Contract | None]:
+    """The shards of vectors folders with their contract, or those of a corpus, `size` documents each, without one."""
+    from lightir.data import read_documents
+    from lightir.index import document_shards
+
+    if are_vectors(paths):
+        readers = read_vectors(paths)
+        return (shard for reader in readers for shard in reader), readers[0].contract
+    return document_shards(read_documents(paths), size=size), None

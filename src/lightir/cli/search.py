@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.cli.filters import add_filter
 from lightir.cli.fusion import add_fusion
 from lightir.cli.results import explanation_json, print_explanation, print_result, result_json
 from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
@@ -22,6 +23,7 @@ EXAMPLES = """
   lightir search index "run a function every few seconds" -k 5 --explain
   lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
+  lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
 """
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
     parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
     add_fusion(parser)
+    add_filter(parser)
     parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
     parser.add_argument("--doc-id", metavar="ID", help="explain this document for the query, found or not")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
@@ -52,6 +55,8 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("--run needs --queries")
     if args.doc_id is not None and args.run_file is not None:
         args.parser.error("--doc-id explains one document; --run writes rankings")
+    if args.doc_id is not None and args.filter is not None:
+        args.parser.error("--doc-id explains one document, whatever a --filter leaves")
     from lightir.index import Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
@@ -83,7 +88,15 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
 def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
     """Search one query and print its hits."""
     start = time.perf_counter()
-    hits = searcher.hits(query, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights, explain=args.explain)
+    hits = searcher.hits(
+        query,
+        args.k,
+        mode=args.mode,
+        fusion=args.fusion,
+        weights=args.weights,
+        filter=args.filter,
+        explain=args.explain,
+    )
     took_s = time.perf_counter() - start
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
     if not args.json:
@@ -110,7 +123,9 @@ def write_all(searcher: Searcher, args: argparse.Namespace) -> None:
 
     queries = list(read_queries(args.queries))
     start = time.perf_counter()
-    found = searcher.search(queries, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights)
+    found = searcher.search(
+        queries, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights, filter=args.filter
+    )
     took_s = time.perf_counter() - start
     if args.run_file == "-":
         with tempfile.TemporaryDirectory() as folder:

@@ -188,6 +188,23 @@ class IndexWriter:
         """Put documents in, each in place of the whole document that has its id; returns their number. See `add`."""
         return self._put(Shard(documents, dense, sparse), replace=True)
 
+    def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
+        """Put the documents of all shards in, `size` at a time, each time one change; returns their number.
+
+        Args:
+            shards: documents with vectors or without, see `add`.
+            replace: as `upsert` does; otherwise as `add`.
+            size: the most documents of a change.
+            progress: show a bar when standard error is a terminal.
+        """
+        n_put = 0
+        with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
+            for shard in shards:
+                for piece in sliced(shard, size):
+                    n_put += self._put(piece, replace=replace)
+                    bar.update(len(piece.documents))
+        return n_put
+
     def delete(self, doc_ids: Iterable[str]) -> int:
         """Take documents out; returns how many of them were there."""
         with self._threads:

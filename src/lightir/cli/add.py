@@ -1,0 +1,60 @@
+"""Add documents to an index while others search it, from encoded vectors or from a plain corpus.
+
+Documents of a plain corpus are found by BM25 at once; in an index of a model's vectors they are pending until they get
+their own. Every batch is one change: when the command is cut off, whole batches are in, and --replace may start again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from lightir.cli.pipeline import shards_of
+from lightir.cli.terminal import CORPUS_HELP, add_json, positive, print_json, say
+from lightir.contract import require_same_documents
+from lightir.errors import InvalidInput
+
+HELP = "add documents to an index, or replace them"
+EXAMPLES = """
+  lightir add index new.jsonl
+  lightir add index vectors --replace
+  tail -n 100 corpus.jsonl | lightir add index -
+"""
+BATCH_DOCUMENTS = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("index", metavar="INDEX", help="an index folder")
+    parser.add_argument(
+        "corpus", nargs="+", metavar="FILES", help=f"folders that `lightir encode` wrote, or {CORPUS_HELP}"
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="documents take the place of those with their ids (default: refused)"
+    )
+    parser.add_argument(
+        "--batch", type=positive, default=BATCH_DOCUMENTS, metavar="N", help="documents a change (default %(default)s)"
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Add and say what the index holds."""
+    from lightir.index import IndexWriter
+
+    shards, contract = shards_of(args.corpus, size=args.batch)
+    with IndexWriter.open(args.index) as writer:
+        if contract is not None:
+            if writer.view.contract is None:
+                raise InvalidInput(
+                    f"{args.index} has no model's contract, so it takes no vectors; build it from vectors"
+                )
+            require_same_documents(writer.view.contract, contract, names=("the index", "the vectors"))
+        n_added = writer.add_shards(shards, replace=args.replace, size=args.batch)
+        info = writer.info()
+    if args.json:
+        print_json({"added": n_added, **dataclasses.asdict(info)})
+        return
+    pending = f", {info.pending:,} of them pending" if info.pending else ""
+    say(f"{Path(args.index)}: {n_added:,} documents put in; it holds {info.documents:,}{pending}")
