@@ -31,20 +31,16 @@ struct Avx2 {
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
 
+    // Few entries are above: the least work that tells whether any is comes first.
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));
+        const __m256i* v = reinterpret_cast<const __m256i*>(scores);
+        const __m256i best = _mm256_max_epu16(_mm256_max_epu16(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)),
+                                              _mm256_max_epu16(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3)));
+        const __m256i over = _mm256_subs_epu16(best, limit);
+        if (_mm256_testz_si256(over, over)) return 0;
         uint64_t mask = 0;
-        for (size_t l = 0; l < scan_width; l += 32) {
-            const __m256i* v = reinterpret_cast<const __m256i*>(scores + l);
-            // Saturated differences are 0 at or below the limit; packing keeps their being 0, 16 bits to 8.
-            const __m256i low = _mm256_subs_epu16(_mm256_loadu_si256(v), limit);
-            const __m256i high = _mm256_subs_epu16(_mm256_loadu_si256(v + 1), limit);
-            const __m256i one = _mm256_set1_epi16(1);
-            const __m256i packed = _mm256_packus_epi16(_mm256_min_epu16(low, one), _mm256_min_epu16(high, one));
-            const __m256i in_order = _mm256_permute4x64_epi64(packed, 0xd8);
-            const __m256i at_or_below = _mm256_cmpeq_epi8(in_order, _mm256_setzero_si256());
-            mask |= static_cast<uint64_t>(~static_cast<uint32_t>(_mm256_movemask_epi8(at_or_below))) << l;
-        }
+        for (size_t l = 0; l < scan_width; ++l) mask |= static_cast<uint64_t>(scores[l] > threshold) << l;
         return mask;
     }
     static uint64_t above_f32(const float* scores, float threshold) {

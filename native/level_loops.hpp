@@ -1,7 +1,7 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
-//   V::width, V::Floats, zero(), load_half(p), load_int8(p), load_uint8(p), load_float(p), set(x), add(a, b),
-//   mul(a, b), store(p, a), stream(p, a), load_bfloat16(p), above_u16(scores, threshold) and above_f32(scores, threshold): bit l says whether entry l
-//   of scan_width is above the threshold.
+//   V::width, V::Floats, zero(), load_half(p), load_bfloat16(p), load_int8(p), load_uint8(p), load_float(p), set(x),
+//   add(a, b), mul(a, b), store(p, a), stream(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit
+//   l says whether entry l of scan_width is above the threshold.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
 #pragma once
@@ -223,8 +223,8 @@ size_t take_above(Score* scores, size_t n, Score threshold, uint32_t* positions,
             positions[n_taken] = static_cast<uint32_t>(at);
             values[n_taken++] = static_cast<float>(scores[at]);
         }
-        __builtin_memset(scores + i, 0, scan_width * sizeof(Score));
     }
+    __builtin_memset(scores, 0, n * sizeof(Score));  // all at once: the compiler's own code for short ones is slow
     return n_taken;
 }
 

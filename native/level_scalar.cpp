@@ -45,20 +45,20 @@ struct Scalar {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
-    // Few entries are above: the loop that compilers vectorise asks first whether any is.
-    template <typename Score, typename IsAbove>
+    // Few entries are above: the loop that compilers vectorise (flags as wide as the scores) tells first whether any is.
+    template <typename Flag, typename Score, typename IsAbove>
     static uint64_t mask_of(const Score* scores, IsAbove is_above) {
-        bool any = false;
-        for (size_t l = 0; l < scan_width; ++l) any |= is_above(scores[l]);
+        Flag any = 0;
+        for (size_t l = 0; l < scan_width; ++l) any = static_cast<Flag>(any | static_cast<Flag>(is_above(scores[l])));
         uint64_t mask = 0;
-        for (size_t l = 0; any && l < scan_width; ++l) mask |= static_cast<uint64_t>(is_above(scores[l])) << l;
+        for (size_t l = 0; any != 0 && l < scan_width; ++l) mask |= static_cast<uint64_t>(is_above(scores[l])) << l;
         return mask;
     }
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
-        return mask_of(scores, [=](uint16_t score) { return score > threshold; });
+        return mask_of<uint16_t>(scores, [=](uint16_t score) { return score > threshold; });
     }
     static uint64_t above_f32(const float* scores, float threshold) {
-        return mask_of(scores, [=](float score) { return !(score <= threshold); });
+        return mask_of<uint32_t>(scores, [=](float score) { return !(score <= threshold); });
     }
 };
 
