@@ -57,7 +57,7 @@ class DocumentPolicy:
         title_joiner: between title and text.
         bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one.
         eos: end with the backbone's end token (an encoder's [SEP]).
-        max_tokens: longest input, frame included.
+        max_tokens: longest input, frame included, and with attention "echo" both copies.
         suffix: text behind every document, in front of the end token.
         ends: how often the end token stands; "eos" pooling takes their states' mean. Queries end likewise.
         ends_hash: hash of the embeddings of `ends` distinct end tokens that were trained for this model (LLM-QL's

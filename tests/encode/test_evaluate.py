@@ -18,16 +18,18 @@ from lightir.text import QueryPolicy
 from tiny_models import save_tiny
 
 
-def save_model(folder: Path, *, instruction: str = "find", pooling: str = "eos") -> Path:
+def save_model(
+    folder: Path, *, instruction: str = "find", pooling: str = "eos", method: str = "lightretriever"
+) -> Path:
     if not (folder / "backbone").is_dir():
         save_tiny("llama", folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
     contract = Contract(
-        "lightretriever",
+        method,
         backbone_record(backbone),
         QueryPolicy(instruction, leading_blank=False),
         DocumentPolicy(max_tokens=40),
-        DenseHead(pooling=pooling),  # type: ignore[arg-type]
+        DenseHead(pooling=pooling) if method == "lightretriever" else None,  # type: ignore[arg-type]
         SparseHead(top_k=20),
     )
     model = folder / f"model-{instruction}-{pooling}"
@@ -64,6 +66,41 @@ def test_a_full_query_is_encoded_as_a_document_of_the_same_text_would_be(tmp_pat
     assert not found.dense[1].any()
     with pytest.raises(InvalidInput, match="no table"):
         encoder.encode(["a"], task="x")
+
+
+def test_sparse_queries_through_the_model_are_weighted_as_documents_are_before_the_quantiser(tmp_path: Path) -> None:
+    model = LightRetriever.load(save_model(tmp_path, instruction="", method="csplade"))
+    encoder = FullQueryEncoder(model, sparse=True)
+    texts = ["one query", "", "another and longer query", "x"]
+    found = encoder.encode(texts)
+    assert found.dense is None
+    assert found.sparse is not None
+    _, documents = model.encode_batch(model.batch(model.frame_documents(texts)))
+    assert documents is not None
+    assert model.contract.sparse is not None
+    for query in (0, 2, 3):
+        ids, weights = found.sparse.row(query)
+        assert len(ids) == 20
+        impacts = np.zeros(len(model.backbone.tokenizer.backend.get_vocab()), dtype=np.uint8)
+        impacts[documents.row(query)[0]] = documents.row(query)[1]
+        np.testing.assert_array_equal(model.contract.sparse.quantize(weights), impacts[ids])
+    assert len(found.sparse.row(1)[0]) == 0
+    assert len(encoder.encode([]).sparse or ()) == 0
+    with pytest.raises(InvalidInput, match="no dense branch"):
+        FullQueryEncoder(model)
+
+
+def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path: Path, dataset: Path) -> None:
+    report = evaluate_model(save_model(tmp_path, instruction="", method="csplade"), dataset, tmp_path / "work")
+    assert {"tokens", "sparse", "full-sparse"} <= set(report.systems)
+    assert "full" not in report.systems
+    # Queries and documents of one text have the same vector.
+    assert report.systems["full-sparse"].measures["RR@10"] > 0.7
+    assert report.systems["full-sparse"].measures != report.systems["sparse"].measures
+    both = evaluate_model(
+        save_model(tmp_path, instruction=""), dataset, tmp_path / "other", modes=["full+full-sparse", "full+sparse"]
+    )
+    assert both.systems["full+full-sparse"].n_queries == 8
 
 
 def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(

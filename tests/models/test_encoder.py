@@ -102,7 +102,7 @@ def test_a_light_query_is_the_mean_of_its_tokens_alone(name: str, pooling: Pooli
     light = model.light_queries(term_ids)
     expected = []
     for term in term_ids.row(0).tolist():
-        frame = model._begin_ids(QUERY.prompt)
+        frame = model.frame_queries([""])[0][0][:-1]  # without the end token
         batch = model.batch([([*frame, term, EOS], len(frame), len(frame) + 1)])
         expected.append(model.dense_from(model.states(batch), batch)[0])
     assert error(light[0], torch.stack(expected).mean(0)) < 1e-5

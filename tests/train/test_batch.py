@@ -16,7 +16,7 @@ from lightir.data import Batch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train import batch as batch_module
-from lightir.train.batch import batch_losses, batch_terms, full_queries
+from lightir.train.batch import batch_losses, batch_terms, full_query_states
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Recipe, TeacherRecipe
 from lightir.train.teacher import Teacher, load_teacher
@@ -134,7 +134,8 @@ def test_the_full_encoder_follows_the_teachers_scores(
         return torch.cat(rows).detach().double()
 
     wanted = encoded(judge, judge.frame_queries(data.queries)) @ encoded(judge, judge.frame_documents(data.documents)).T
-    full = F.normalize(full_queries(retriever, data.queries, data.instruction, recipe), dim=-1).detach().double()
+    queries = full_query_states(retriever, data.queries, data.instruction, recipe)
+    full = F.normalize(retriever.dense_from(*queries), dim=-1).detach().double()
     scores = full @ encoded(retriever, retriever.frame_documents(data.documents)).T
     excluded = torch.from_numpy(data.false_negatives)
     p = torch.softmax((wanted / 0.1).masked_fill(excluded, -torch.inf), dim=1)
@@ -157,3 +158,97 @@ def test_a_teacher_without_a_full_encoder_to_teach_is_refused(recipe: Recipe) ->
     losses = dataclasses.replace(recipe.losses, symmetric=0.0)
     with pytest.raises(InvalidInput, match="teaches the full encoder"):
         dataclasses.replace(recipe, losses=losses, teacher=TeacherRecipe("somewhere"))
+
+
+def sparse_on_both_sides(recipe: Recipe, **heads: object) -> Recipe:
+    """CSplade: no dense branch, queries through the sparse head, FLOPS on both sides."""
+    losses = dataclasses.replace(
+        recipe.losses,
+        symmetric=0.0,
+        dense=0.0,
+        dense_alignment=0.0,
+        sparse_alignment=0.0,
+        symmetric_sparse=1.0,
+        flops=0.3,
+        query_flops=0.2,
+        dims=(),
+    )
+    changed = dataclasses.replace(recipe.heads, dense=False, standardize=False, **heads)
+    return dataclasses.replace(recipe, losses=losses, heads=changed, method="csplade")
+
+
+def prepare(recipe: Recipe) -> tuple[LightRetriever, Batch]:
+    sets, _ = open_sets(recipe, negatives=[None, None])
+    retriever = build_model(recipe, device="cpu")
+    fit_heads(retriever, recipe, sets)
+    return retriever, make_mixture(recipe, sets).batch(0)
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional", "echo"])
+def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(plain: Recipe, attention: str) -> None:
+    recipe = sparse_on_both_sides(plain)
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, attention=attention))
+    retriever, data = prepare(recipe)
+    parts, monitored = batch_losses(retriever, data, recipe, step=3)
+
+    def weights(framed: list[tuple[list[int], int, int]]) -> Tensor:
+        rows = []
+        for each in framed:  # one text at a time
+            batch = retriever.batch([each])
+            states = retriever.states(batch).detach().double()[batch.own_mask]
+            assert retriever.backbone.head is not None
+            assert retriever.heads.term_bias is not None
+            logits = states @ retriever.backbone.head.weight.double().T
+            rows.append(torch.log1p(torch.relu(logits.amax(0) + retriever.heads.term_bias.double())))
+        return torch.stack(rows)
+
+    queries = weights(retriever.frame_queries(data.queries, instruction=data.instruction))
+    documents = weights(retriever.frame_documents(data.documents))
+    scores = (queries @ documents.T).masked_fill(torch.from_numpy(data.false_negatives), -torch.inf)
+    contrast = F.cross_entropy(scores, torch.arange(len(data.queries)))
+    assert parts.keys() == {"sparse", "flops", "symmetric_sparse", "query_flops"}
+    assert float(parts["symmetric_sparse"].detach()) == pytest.approx(float(contrast), rel=1e-4)
+    assert float(parts["query_flops"].detach()) == pytest.approx(0.2 * float(queries.mean(0).square().sum()), rel=1e-4)
+    assert float(parts["flops"].detach()) == pytest.approx(0.3 * float(documents.mean(0).square().sum()), rel=1e-4)
+    assert monitored["query_nonzeros"] == pytest.approx(float((queries > 0).sum(1).double().mean()))
+    assert set(monitored) == {"cosine", "nonzeros", "query_nonzeros"}
+    assert retriever.contract.method == "csplade"
+    assert retriever.contract.dense is None
+
+
+def test_the_straight_through_gradient_changes_no_value(plain: Recipe) -> None:
+    hard, soft = sparse_on_both_sides(plain), sparse_on_both_sides(plain, straight_through=True)
+    found = []
+    for recipe in (hard, soft):
+        retriever, data = prepare(recipe)
+        parts, _ = batch_losses(retriever, data, recipe, step=3)
+        learning = [p for p in retriever.trunk.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(torch.stack(list(parts.values())).sum(), learning)
+        found.append((parts, torch.cat([each.flatten() for each in gradients])))
+    (values, one), (same, other) = found
+    for name in values:
+        torch.testing.assert_close(same[name], values[name], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(one, other, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "heads", "message"),
+    [
+        ({"symmetric": 1.0}, {}, "heads.dense is false"),
+        ({}, {"standardize": True}, "standardize false"),
+        ({"sparse_terms": 9}, {}, "must be 0"),
+        ({"symmetric_sparse": 0.0}, {}, "method csplade"),
+        ({}, {"activation": "elu1p", "straight_through": True}, "for the activation"),
+        ({"symmetric_sparse": 0.0, "sparse": 0.0, "query_flops": 0.0}, {}, "must be above 0"),
+    ],
+)
+def test_losses_and_heads_that_contradict_each_other_are_refused(
+    plain: Recipe, losses: dict[str, float], heads: dict[str, object], message: str
+) -> None:
+    recipe = sparse_on_both_sides(plain)
+    with pytest.raises(InvalidInput, match=message):
+        dataclasses.replace(
+            recipe,
+            losses=dataclasses.replace(recipe.losses, **losses),
+            heads=dataclasses.replace(recipe.heads, **heads),
+        )

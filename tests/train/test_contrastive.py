@@ -22,7 +22,7 @@ from lightir.train.batch import batch_losses, share_of
 from lightir.train.contrastive import train
 from lightir.train.loop import Loop, average_gradients, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
-from lightir.train.recipe import Recipe, load_recipe
+from lightir.train.recipe import Losses, Recipe, load_recipe
 
 
 def with_settings(recipe: Recipe, **changes: object) -> Recipe:
@@ -195,3 +195,26 @@ def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path)
         # At a temperature of 0.02 float32 sums in another order differ by about 1e-5 of the whole.
         assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
     assert any(float(g.abs().max()) > 1e-4 for g in one.values())
+
+
+@pytest.mark.parametrize("attention", ["echo", "bidirectional"])
+def test_a_csplade_trains_without_a_dense_branch(recipe: Recipe, tmp_path: Path, attention: str) -> None:
+    losses = Losses(
+        symmetric=0.0, dense=0.0, sparse=0.0, symmetric_sparse=1.0, flops=0.01, query_flops=0.01, flops_ramp_steps=4
+    )
+    csplade = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, attention=attention),
+        losses=losses,
+        heads=dataclasses.replace(recipe.heads, dense=False, standardize=False),
+        evaluation=dataclasses.replace(recipe.evaluation, by="symmetric_sparse"),
+        method="csplade",
+    )
+    out = train(csplade, tmp_path / "model", device="cpu")
+    contract = Contract.load(out)
+    assert (contract.method, contract.attention, contract.dense) == ("csplade", attention, None)
+    found = records(out)
+    assert {"symmetric_sparse", "flops", "query_flops", "nonzeros", "query_nonzeros", "cosine"} <= set(found[0])
+    measured = [each["development"]["mean"] for each in found if "development" in each]  # type: ignore[index]
+    assert set(measured[0]) == {"sparse", "symmetric_sparse"}
+    assert LightRetriever.load(out).contract == contract

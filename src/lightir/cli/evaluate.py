@@ -2,7 +2,8 @@
 
 A model encodes the data set's corpus first; --work keeps the vectors, where a run that was cut off goes on. With a
 model there is one more mode, `full`: the dense branch with queries that go through the whole model, which is what the
-light ones are held against.
+light ones are held against. `full-sparse` is the same for the sparse branch: queries weighted by the model's own sparse
+head, as a CSplade was trained, instead of counted terms.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--modes",
         type=lambda text: text.split(","),
         metavar="A,B,…",
-        help="as search has them, and full for a model (default: all that there are)",
+        help="as search has them, and for a model full and full-sparse (default: all that there are)",
     )
     parser.add_argument(
         "--measures", type=lambda text: text.split(","), metavar="A,B,…", help="names as ir-measures has them"

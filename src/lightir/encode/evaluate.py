@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
 from lightir.addresses import resolve_model_folder
@@ -21,15 +22,19 @@ from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index
 from lightir.models.encoder import LightRetriever
+from lightir.models.heads import top_k_weights
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
 from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import query_term_ids, sparse_queries
-from lightir.vectors import Floats, QueryVectors, Ragged
+from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
 FULL = "full"
 """In a mode: the dense branch with the query through the whole model, as in "full" and "full+tokens"."""
+
+FULL_SPARSE = "full-sparse"
+"""In a mode: the sparse branch with the query through the whole model, as in "full-sparse" and "full+full-sparse"."""
 
 BATCH_TOKENS = 8192
 
@@ -37,15 +42,28 @@ BATCH_TOKENS = 8192
 class FullQueryEncoder:
     """Queries through the whole model, as its documents go: the symmetric encoder that light queries are held against.
 
-    The sparse side is the light one, as it is in the paper's comparison.
+    The sparse side is the light one, as it is in LightRetriever's comparison, or the model's own, as CSplade has it.
     """
 
-    def __init__(self, model: LightRetriever, *, instruction: str | None = None) -> None:
-        """Wrap a model; the instruction is the contract's by default."""
-        if model.contract.dense is None:
+    def __init__(self, model: LightRetriever, *, instruction: str | None = None, sparse: bool = False) -> None:
+        """Wrap a model.
+
+        Args:
+            model: with a dense branch, or with a sparse one and `sparse`.
+            instruction: the contract's by default.
+            sparse: sparse vectors come from the model's sparse head, its strongest terms, as documents' do; not from
+                counted terms.
+
+        Raises:
+            InvalidInput: the model lacks the branch.
+        """
+        if model.contract.dense is None and not sparse:
             raise InvalidInput("this model has no dense branch, so there is no full query encoder")
+        if model.contract.sparse is None and sparse:
+            raise InvalidInput("this model has no sparse branch, so it gives queries no sparse vectors")
         self._model = model
         self._instruction = instruction
+        self._sparse = sparse
 
     @property
     def document_fingerprint(self) -> str:
@@ -53,13 +71,13 @@ class FullQueryEncoder:
         return self._model.contract.document_fingerprint
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
-        """The queries' vectors; one without terms gets a zero dense row. There are no tasks: an instruction is set."""
+        """The queries' vectors; one without terms gets zeros. There are no tasks: an instruction is set."""
         if task is not None:
             raise InvalidInput(f"the full query encoder has no table for task {task!r}; give it the instruction")
         contract, tokenizer = self._model.contract, self._model.backbone.tokenizer
         term_ids = query_term_ids(tokenizer, contract.query, texts)
-        sparse = None
-        if contract.sparse is not None:
+        dense, sparse = self._encode(texts, term_ids)
+        if contract.sparse is not None and not self._sparse:
             weights = self._model.heads.term_weights
             sparse = sparse_queries(
                 term_ids,
@@ -67,23 +85,47 @@ class FullQueryEncoder:
                 vocab_size=contract.backbone.vocab_size,
                 term_weights=None if weights is None else weights.float().cpu().numpy(),
             )
-        return QueryVectors(term_ids, self._dense(texts, term_ids), sparse)
+        return QueryVectors(term_ids, dense, sparse)
 
     @torch.no_grad()
-    def _dense(self, texts: Sequence[str], term_ids: Ragged) -> Floats:
-        dense = self._model.contract.dense
-        assert dense is not None  # the constructor saw to it
-        width = dense.dims[0] if dense.dims else self._model.contract.backbone.hidden_size
-        rows = np.zeros((len(texts), width), dtype=np.float32)
+    def _encode(self, texts: Sequence[str], term_ids: Ragged) -> tuple[Floats | None, SparseVectors | None]:
+        """What goes through the model: dense rows where it has them, sparse ones where they are wanted of it."""
+        model, contract = self._model, self._model.contract
+        rows = None
+        if contract.dense is not None:
+            width = contract.dense.dims[0] if contract.dense.dims else contract.backbone.hidden_size
+            rows = np.zeros((len(texts), width), dtype=np.float32)
+        terms: dict[int, tuple[Tensor, Tensor]] = {}
         asked = np.flatnonzero(term_ids.lengths).tolist()
-        framed = self._model.frame_queries([texts[i] for i in asked], instruction=self._instruction)
+        framed = model.frame_queries([texts[i] for i in asked], instruction=self._instruction)
         with tqdm(total=len(asked), desc="encode queries", unit="query", disable=None) as bar:
             for places in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
-                batch = self._model.batch([framed[place] for place in places])
-                states = self._model.dense_from(self._model.states(batch), batch)[:, :width]
-                rows[[asked[place] for place in places]] = F.normalize(states.float(), dim=-1).cpu().numpy()
+                batch = model.batch([framed[place] for place in places])
+                states, own = model.states(batch), [asked[place] for place in places]
+                if rows is not None:
+                    dense = model.dense_from(states, batch)[:, : rows.shape[1]]
+                    rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
+                if self._sparse and contract.sparse is not None:
+                    weights = top_k_weights(model.sparse_from(states, batch), contract.sparse.top_k).cpu()
+                    terms |= {query: _positive(row) for query, row in zip(own, weights, strict=True)}
                 bar.update(len(places))
-        return rows
+        return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
+
+
+def _positive(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids of the terms above zero, ascending, and their weights."""
+    ids = weights.nonzero()[:, 0]
+    return ids, weights[ids]
+
+
+def _sparse_rows(terms: dict[int, tuple[Tensor, Tensor]], n: int, vocab_size: int) -> SparseVectors:
+    """n rows, those that `terms` lacks empty."""
+    none = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    rows = [terms.get(query, none) for query in range(n)]
+    indptr = np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int64)
+    ids = np.concatenate([np.zeros(0, np.uint32), *(ids.numpy().astype(np.uint32) for ids, _ in rows)])
+    weights = np.concatenate([np.zeros(0, np.float32), *(row.float().numpy() for _, row in rows)])
+    return SparseVectors(indptr, ids, weights, vocab_size)
 
 
 def evaluate_model(
@@ -112,8 +154,9 @@ def evaluate_model(
         work: a folder for this data set and document encoder: vectors (resumed after an interruption, and used again
             by every model whose documents are encoded alike), the query table where the model has none, the index.
         split: whose queries and judgements.
-        modes: those of evaluate_index, and with FULL for "dense" the full query encoder; None for all_modes, and FULL
-            where the model has a dense branch.
+        modes: those of evaluate_index, and with FULL for "dense" the full query encoder, with FULL_SPARSE for "sparse"
+            the model's own sparse query vectors; None for all_modes, FULL where the model has a dense branch, and
+            FULL_SPARSE where it is a CSplade.
         measures: names as ir-measures has them.
         k: see evaluate_index.
         task: the query table to use, whose instruction the full encoder takes; None for the default one.
@@ -159,12 +202,14 @@ def _systems(
     light = Searcher(index, task=task, threads=threads)
     if modes is None:
         modes = [*all_modes(index.branches), *([FULL] if "dense" in index.branches else [])]
+        modes += [FULL_SPARSE] if prepared.contract.method == "csplade" else []
     systems = {}
     for mode in modes:
         parts = mode.split("+")
-        if FULL in parts:
-            searcher = Searcher(index, prepared.full_query_encoder(light, task), threads=threads)
-            systems[mode] = searcher, "+".join("dense" if part == FULL else part for part in parts)
+        if FULL in parts or FULL_SPARSE in parts:
+            encoder = prepared.full_query_encoder(light, task, sparse=FULL_SPARSE in parts)
+            searcher = Searcher(index, encoder, threads=threads)
+            systems[mode] = searcher, "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in parts)
         else:
             systems[mode] = light, mode
     return systems
@@ -214,13 +259,13 @@ class _Prepared:
             cache_vocabulary(self.model, cached, overwrite=True)
         return cached
 
-    def full_query_encoder(self, light: Searcher, task: str | None) -> FullQueryEncoder:
+    def full_query_encoder(self, light: Searcher, task: str | None, *, sparse: bool) -> FullQueryEncoder:
         """With the instruction of the table that the light encoder uses, so that both answer the same question."""
         encoder = light.encoder
         assert isinstance(encoder, CachedQueryEncoder)  # it is the one that the index carries
         name = next(iter(encoder.tables), None) if task is None else task
         if name is None:
-            return FullQueryEncoder(self.model)
+            return FullQueryEncoder(self.model, sparse=sparse)
         if name not in encoder.tables:
             raise InvalidInput(f"no query table for task {name!r}; there are {list(encoder.tables)}")
-        return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction)
+        return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction, sparse=sparse)

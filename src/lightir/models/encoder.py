@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -88,6 +88,11 @@ class LightRetriever(nn.Module):
     def __init__(self, backbone: Backbone, contract: Contract, heads: Heads | None = None) -> None:
         """Join the parts; `contract` names the policies, `heads` the arrays that belong to them."""
         super().__init__()
+        if contract.attention == "echo" and (backbone.attention != "causal" or _pools_everything(contract)):
+            raise InvalidInput(
+                "attention 'echo' pools over a text's second copy, read causally: not with an encoder, "
+                "and not with pooling 'mean_all'"
+            )
         self.backbone = backbone
         self.trunk = backbone.trunk
         self.contract = contract
@@ -107,8 +112,6 @@ class LightRetriever(nn.Module):
         folder = resolve_model_folder(address)
         contract = Contract.load(folder)
         attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
-        if attention == "echo":
-            raise InvalidInput(f"{folder}: attention 'echo' cannot be loaded by this release")
         backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
         if contract.backbone.adapter_hash:
             backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
@@ -167,7 +170,10 @@ class LightRetriever(nn.Module):
     # ---- text to batches
 
     def frame_documents(self, documents: Sequence[Document | str]) -> list[tuple[list[int], int, int]]:
-        """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never."""
+        """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never.
+
+        With attention "echo" of `<bos> prompt text prompt text suffix <eos>`, with the span of the second copy.
+        """
         policy = self.contract.document
         texts = [_document_text(document, policy) for document in documents]
         term_ids = self.backbone.tokenizer.term_ids(texts)
@@ -184,15 +190,21 @@ class LightRetriever(nn.Module):
     def _frame(
         self, prompt: str, suffix: str, term_ids: Ragged, max_tokens: int | None
     ) -> list[tuple[list[int], int, int]]:
-        begin = self._begin_ids(prompt)
+        begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
         end = self._text_ids(suffix) + self.end_ids
-        room = None if max_tokens is None else max_tokens - len(begin) - len(end)
-        if room is not None and room < 1:
-            raise InvalidInput(
-                f"max_tokens {max_tokens} leaves no room for text beside a frame of {len(begin) + len(end)}"
-            )
-        rows = [term_ids.row(i)[:room].tolist() for i in range(len(term_ids))]
-        return [(begin + row + end, len(begin), len(begin) + len(row)) for row in rows]
+        again, before = self.contract.attention == "echo", self._text_ids(prompt)
+        room = None
+        if max_tokens is not None:
+            room = (max_tokens - len(begin) - len(end)) // (1 + again) - len(before)
+            if room < 1:
+                frame = len(begin) + len(before) * (1 + again) + len(end)
+                raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {frame}")
+        framed = []
+        for row in range(len(term_ids)):
+            own = term_ids.row(row)[:room].tolist()
+            head = begin + (before + own if again else []) + before
+            framed.append((head + own + end, len(head), len(head) + len(own)))
+        return framed
 
     @property
     def end_ids(self) -> list[int]:
@@ -201,10 +213,6 @@ class LightRetriever(nn.Module):
         if not policy.eos:
             return []
         return list(self.backbone.end_ids) if policy.ends_hash else [self.backbone.eos_id] * policy.ends
-
-    def _begin_ids(self, prompt: str) -> list[int]:
-        begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
-        return begin + self._text_ids(prompt)
 
     def _text_ids(self, text: str) -> list[int]:
         ids: list[int] = self.backbone.tokenizer.term_ids([text]).row(0).tolist() if text else []
@@ -257,12 +265,15 @@ class LightRetriever(nn.Module):
         )
         return self._standardize(pooled)
 
-    def sparse_from(self, states: Tensor, batch: Batch, *, terms: Tensor | None = None) -> Tensor:
+    def sparse_from(
+        self, states: Tensor, batch: Batch, *, terms: Tensor | None = None, straight_through: bool = False
+    ) -> Tensor:
         """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions.
 
-        With `terms`, (n,) int64 term ids, (B, n): theirs alone, at n / V of the cost.
+        With `terms`, (n,) int64 term ids, (B, n): theirs alone, at n / V of the cost. `straight_through`: see activate.
         """
-        return activate(self._maxima(states, batch, self.heads.term_bias, terms=terms), self._sparse.activation)
+        maxima = self._maxima(states, batch, self.heads.term_bias, terms=terms)
+        return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
     def maxima(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
@@ -310,6 +321,8 @@ class LightRetriever(nn.Module):
             cache: from prompt_cache, of the same instruction.
             pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
         """
+        if self.contract.attention == "echo":
+            return self.dense_from(*self._echoed(token_ids, instruction))
         if not self.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
@@ -326,6 +339,8 @@ class LightRetriever(nn.Module):
         pad_to: int = 1,
     ) -> Tensor:
         """(n, V) float32: the sparse head over each single token in the prompt, all terms; arguments as above."""
+        if self.contract.attention == "echo":
+            return self.sparse_from(*self._echoed(token_ids, instruction))
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
         states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
@@ -338,8 +353,17 @@ class LightRetriever(nn.Module):
         document = self.contract.document
         return not self.contract.query.suffix and document.ends == 1 and not document.ends_hash
 
+    def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, Batch]:
+        """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
+        rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
+        policy = self._query_policy(instruction)
+        batch = self.batch(self._frame(policy.prompt, policy.suffix, rows, None))
+        return self.states(batch), batch
+
     def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
         """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
+        if self.contract.attention == "echo":
+            return None
         return prompt_cache(self.backbone, self._prompt_ids(instruction))
 
     def _prompt_ids(self, instruction: str | None) -> list[int]:
@@ -449,7 +473,7 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
 
 
 def contract_backbone(
-    folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | None = None
+    folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | Literal["echo"] | None = None
 ) -> Backbone:
     """The backbone in a model folder, or the one that its contract names, still without the folder's adapter.
 
@@ -457,13 +481,20 @@ def contract_backbone(
         ContractMismatch: the backbone, tokenizer, adapter or end tokens found are not those of the contract.
     """
     record, own = contract.backbone, folder / OWN_WEIGHTS
-    backbone = load_backbone(own if own.is_dir() else record.address, dtype=dtype, attention=attention)
+    backbone = load_backbone(
+        own if own.is_dir() else record.address, dtype=dtype, attention=backbone_attention(attention)
+    )
     _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
     _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
     _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)
     ends = saved_ends(folder)
     _require("document.ends_hash", contract.document.ends_hash, "" if ends is None else ends_hash(ends), folder)
     return backbone if ends is None else add_ends(backbone, ends, trainable=False)
+
+
+def backbone_attention(attention: Attention | Literal["echo"] | None) -> Attention | None:
+    """How the backbone below attends: an echo is a matter of the texts, and read causally."""
+    return "causal" if attention == "echo" else attention
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:
@@ -485,6 +516,10 @@ def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
     rows, term_ids = np.nonzero(impacts)
     indptr = np.searchsorted(rows, np.arange(len(impacts) + 1)).astype(np.int64)
     return SparseVectors(indptr, term_ids.astype(np.uint32), impacts[rows, term_ids], weights.shape[1])
+
+
+def _pools_everything(contract: Contract) -> bool:
+    return contract.dense is not None and contract.dense.pooling == "mean_all"
 
 
 def _document_text(document: Document | str, policy: DocumentPolicy) -> str:

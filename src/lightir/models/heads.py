@@ -127,8 +127,19 @@ def largest_maxima(
         return _summed_in_fp32(wanted, states, weight, mask.bool()) + offset
 
 
-def activate(maxima: Tensor, activation: Activation = "log1p_relu") -> Tensor:
-    """Weights out of maxima: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below)."""
+def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_through: bool = False) -> Tensor:
+    """Weights out of maxima: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below).
+
+    Args:
+        maxima: any shape; -inf where a text has no position.
+        activation: which of the two.
+        straight_through: ReLU has GELU's gradient, so that a term at zero can come back (CSplade, section 5.4).
+    """
+    if straight_through and activation != "log1p_relu":
+        raise InvalidInput(f"the straight-through gradient is ReLU's; activation {activation!r} needs none")
+    if straight_through:
+        soft = F.gelu(maxima.clamp(min=-100.0))  # gelu(-inf) is not a number
+        return torch.log1p(torch.relu(maxima).detach() + soft - soft.detach())
     if activation == "log1p_relu":
         return torch.log1p(torch.relu(maxima))
     if activation == "elu1p":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightir.data import Batch as DataBatch
 from lightir.errors import InvalidInput
-from lightir.models.encoder import LightRetriever
+from lightir.models.encoder import Batch, LightRetriever
 from lightir.models.losses import (
     alignment_kl,
     flops,
@@ -23,6 +23,7 @@ from lightir.models.losses import (
     matryoshka,
     mean_pairwise_cosine,
     rank,
+    similarity,
     world_size,
 )
 from lightir.text import query_term_ids, sparse_queries
@@ -51,28 +52,44 @@ def batch_losses(
         step: optimizer steps done, for the FLOPS ramp and the sample of terms.
         teacher: whose scores the full encoder learns from.
     """
+    losses, device = recipe.losses, retriever.backbone.device
     share = share_of(batch, process=rank(), processes=world_size())
     documents = retriever.batch(
         retriever.frame_documents(share.documents),
         length=retriever.contract.document.max_tokens if recipe.model.compile else None,
     )
     states = retriever.states(documents)
-    dense = gather(retriever.dense_from(states, documents))
     candidates = Candidates(
-        dense, torch.from_numpy(share.positives).to(dense.device), torch.from_numpy(share.excluded).to(dense.device)
+        gather(retriever.dense_from(states, documents)) if retriever.contract.dense is not None else None,
+        torch.from_numpy(share.positives).to(device),
+        torch.from_numpy(share.excluded).to(device),
     )
-    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates)
+    queries = None
+    if losses.symmetric > 0 or losses.symmetric_sparse > 0:
+        queries = full_query_states(retriever, share.queries, batch.instruction, recipe)
+    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates, queries)
     if teacher is not None and full_scores is not None:
         scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
         kl = alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
         parts["teacher"] = recipe.teacher.weight * kl
-    monitored = {"cosine": mean_pairwise_cosine(dense)}
-    if recipe.losses.sparse > 0 or recipe.losses.flops > 0:
+    monitored = {} if candidates.dense is None else {"cosine": mean_pairwise_cosine(candidates.dense)}
+    if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
         terms = batch_terms(retriever, batch, recipe, step=step)
-        sparse = gather(retriever.sparse_from(states, documents, terms=terms.ids))
+        soft = recipe.heads.straight_through
+        sparse = gather(retriever.sparse_from(states, documents, terms=terms.ids, straight_through=soft))
         parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
-        monitored["nonzeros"] = float((sparse[:, terms.sample].detach() > 0).sum(1).float().mean()) * terms.factor
+        monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
+        if queries is not None and losses.symmetric_sparse > 0:
+            weights = gather(retriever.sparse_from(*queries, straight_through=soft))
+            parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
+            monitored["query_nonzeros"] = nonzeros(weights)
+        monitored.setdefault("cosine", mean_pairwise_cosine(sparse))
     return parts, monitored
+
+
+def nonzeros(weights: Tensor) -> float:
+    """Mean number of terms above zero in a row."""
+    return float((weights.detach() > 0).sum(1).float().mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +97,12 @@ class Candidates:
     """The documents of the whole batch, as every query scores them.
 
     Attributes:
-        dense: (D, H) pooled vectors, not yet normalised.
+        dense: (D, H) pooled vectors, not yet normalised; None without a dense branch.
         positives: (n,) int64, each query's own.
         excluded: (n, D) bool, left out of a query's softmax.
     """
 
-    dense: Tensor
+    dense: Tensor | None
     positives: Tensor
     excluded: Tensor
 
@@ -122,10 +139,17 @@ def batch_terms(retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, 
 
 
 def _dense_losses(
-    retriever: LightRetriever, batch: DataBatch, share: Share, recipe: Recipe, candidates: Candidates
+    retriever: LightRetriever,
+    batch: DataBatch,
+    share: Share,
+    recipe: Recipe,
+    candidates: Candidates,
+    queries: tuple[Tensor, Batch] | None,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Symmetric, light and alignment losses; and the full encoder's scaled scores (n, D), None without it."""
     losses, dense = recipe.losses, candidates.dense
+    if dense is None:
+        return {}, None
     dims = (dense.shape[1], *losses.dims)
     parts: dict[str, Tensor] = {}
     full_scores = None
@@ -141,8 +165,8 @@ def _dense_losses(
     def scaled_scores(queries: Tensor) -> Tensor:
         return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
 
-    if losses.symmetric > 0:
-        full = gather(full_queries(retriever, share.queries, batch.instruction, recipe))
+    if losses.symmetric > 0 and queries is not None:
+        full = gather(retriever.dense_from(*queries))
         parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims=dims)
         full_scores = scaled_scores(full)
     if losses.dense > 0:
@@ -188,11 +212,29 @@ def _sparse_losses(
     return parts
 
 
-def full_queries(retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe) -> Tensor:
+def _symmetric_sparse_losses(
+    queries: Tensor, documents: Tensor, recipe: Recipe, candidates: Candidates, *, step: int
+) -> dict[str, Tensor]:
+    """Contrast and FLOPS of queries (n, V) against documents (D, V), both weighted by the model."""
+    losses = recipe.losses
+    scores = similarity(queries, documents)
+    temperature, excluded = losses.sparse_temperature, candidates.excluded
+    contrast = info_nce(scores, candidates.positives, temperature=temperature, excluded=excluded)
+    parts = {"symmetric_sparse": losses.symmetric_sparse * contrast}
+    if losses.query_flops > 0:
+        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        parts["query_flops"] = losses.query_flops * ramp * flops(queries)
+    return parts
+
+
+def full_query_states(
+    retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe
+) -> tuple[Tensor, Batch]:
+    """The queries' last hidden states through the whole model, and the batch that they are of."""
     framed = retriever.frame_queries(queries, instruction=instruction)
     longest = max(len(ids) for ids, _, _ in framed)
     batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
-    return retriever.dense_from(retriever.states(batch), batch)
+    return retriever.states(batch), batch
 
 
 def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:

