@@ -13,7 +13,7 @@ from lightir.cli import main
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
 from lightir.search.modes import fusion_text
 from lightir.search.tune import METHODS, fusion_grid, tune, weight_grid
@@ -180,3 +180,24 @@ def test_the_command_tells_what_to_do(
     assert report["recommended"] is True
     assert report["options"] in shown
     assert report["default"]["weights"] == {"dense": 0.5, "tokens": 0.5}
+    assert main([*arguments, "--write"]) == 0
+    assert f"{report['options']} is the default now" in capsys.readouterr().err
+    with Index.open(tmp_path / "i") as index:
+        found = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
+        assert (fusion_text(found.default), found.default.weights) == (
+            report["chosen"]["fusion"],
+            report["chosen"]["weights"],
+        )
+        assert not found.recommended
+        hit = Searcher(index, data.encoder).hits(data.queries[0].text, 1)[0]
+        assert hit.branches["dense"].weight == report["chosen"]["weights"]["dense"]
+    assert main([*arguments, "--write"]) == 0
+    captured = capsys.readouterr()
+    assert "keep what is" in captured.out
+    assert "is the default now" not in captured.err
+
+
+def test_an_index_without_a_model_joins_nothing(tmp_path: Path) -> None:
+    build_index(document_shards([Document("a", "cat")]), tmp_path / "i", progress=False)
+    with IndexWriter.open(tmp_path / "i") as writer, pytest.raises(InvalidInput, match="nothing to join"):
+        writer.set_fusion(Fusion())

@@ -50,9 +50,12 @@ def kind_of(folder: Path) -> str:
     Raises:
         NotFound: the folder is none of them.
     """
+    from lightir.contract import FILE_NAME
     from lightir.index.store import STORE_FILE
+    from lightir.query.cached import TABLES_FILE
+    from lightir.shards import MANIFEST
 
-    marks = {"index": STORE_FILE, "vectors": "manifest.json", "query-encoder": "tables.json", "model": "lightir.json"}
+    marks = {"index": STORE_FILE, "vectors": MANIFEST, "query-encoder": TABLES_FILE, "model": FILE_NAME}
     for kind, name in marks.items():
         if (folder / name).is_file():
             return kind

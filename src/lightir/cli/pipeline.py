@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from lightir.shards import Shard, VectorsReader
     from lightir.types import Document
 
-QUERY_ENCODER = "query-encoder"
-
 
 def encode_documents(
     model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None
@@ -24,6 +22,7 @@ def encode_documents(
     """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
     from lightir.addresses import resolve_model_folder
     from lightir.encode import cache_vocabulary, encode_corpus
+    from lightir.encode.documents import QUERY_ENCODER
 
     folder = resolve_model_folder(model)
     report = encode_corpus(folder, documents, vectors, resume=True, n_documents=n_documents, shard_size=1024)
@@ -45,9 +44,10 @@ def index_vectors(
 ) -> IndexInfo:
     """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
     from lightir.index import build_index
+    from lightir.index.reader import ENCODER_FOLDER
 
     readers = read_vectors(folders)
-    carried = next((folder / QUERY_ENCODER for folder in folders if (folder / QUERY_ENCODER).is_dir()), None)
+    carried = next((folder / ENCODER_FOLDER for folder in folders if (folder / ENCODER_FOLDER).is_dir()), None)
     return build_index(
         (shard for reader in readers for shard in reader),
         out,
@@ -67,7 +67,9 @@ def are_vectors(paths: Sequence[str | Path]) -> bool:
     Raises:
         InvalidInput: some are and some are not.
     """
-    encoded = [Path(path, "manifest.json").is_file() for path in paths]
+    from lightir.shards import MANIFEST
+
+    encoded = [Path(path, MANIFEST).is_file() for path in paths]
     if any(encoded) and not all(encoded):
         raise InvalidInput("some of the folders are vectors and some are not; an index takes one kind at a time")
     return all(encoded)

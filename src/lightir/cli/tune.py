@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "fit the weights of an index's branches on judged queries"
 EXAMPLES = """
   lightir tune index nfcorpus/ --split dev
+  lightir tune index nfcorpus/ --split dev --write
   lightir tune index questions.jsonl --qrels judged.tsv --mode dense+sparse+tokens --json
 """
 
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
     parser.add_argument(
         "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="where a change is recommended, make it the index's default"
     )
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
     add_json(parser)
@@ -55,6 +59,12 @@ def run(args: argparse.Namespace) -> None:
         print_json(found.to_json())
     else:
         print_found(found)
+    if args.write and found.recommended:
+        from lightir.index import IndexWriter
+
+        with IndexWriter.open(args.index) as writer:
+            writer.set_fusion(found.chosen)
+        say(f"{args.index}: {found.options} is the default now")
 
 
 def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:

@@ -222,6 +222,10 @@ class Store:
 
     # Writing
 
+    def set_record(self, record: dict[str, Any]) -> None:
+        """Store another record in place of the index's."""
+        self._connection.execute("UPDATE record SET value = ?", (json.dumps(record, ensure_ascii=False),))
+
     def insert(self, rows: Sequence[StoreRow]) -> Keys:
         """Store documents; returns their keys.
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from lightir.analysis import MODEL
-from lightir.contract import Contract
+from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.index import filters
 from lightir.index.bm25 import mean_length
@@ -254,6 +254,19 @@ class IndexWriter:
                         change.added.append(self._with_tokens(rows.take(piece), keys))
                     change.buried.append(np.array(list(keys.values()), dtype=np.int64))
             return left
+
+    def set_fusion(self, fusion: Fusion) -> None:
+        """Join the index's branches like this from now on where a search does not say otherwise.
+
+        Raises:
+            InvalidInput: the index has no contract, which holds it: it has tokens alone.
+        """
+        with self._threads:
+            if self._view.contract is None:
+                raise InvalidInput(f"{self.folder} has no model's contract, so there is nothing to join")
+            contract = dataclasses.replace(self._view.contract, fusion=fusion)
+            with self._changing():
+                self._store.set_record({**self._store.record(), "contract": to_json(contract)})
 
     def compact(self, *, progress: bool = True) -> IndexInfo:
         """Write all segments again, full and without tombstones; readers search on meanwhile. Returns what is there.

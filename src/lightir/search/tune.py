@@ -134,6 +134,24 @@ def tune(
         raise InvalidInput(f"there is nothing to join in {now.branches[0]} alone; name two branches or more")
     missing_documents(searcher, qrels, "the judgements")
     tried = [now.fusion, *fusion_grid(now.branches)]
+    values = fusion_values(
+        searcher, judged, qrels, tried, mode=mode, depth=depth, exclude_same_id=exclude_same_id, progress=progress
+    )
+    return _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
+
+
+def fusion_values(
+    searcher: Searcher,
+    judged: Sequence[Query],
+    qrels: Qrels,
+    tried: Sequence[Fusion],
+    *,
+    mode: Mode = None,
+    depth: int = DEPTH,
+    exclude_same_id: bool = False,
+    progress: bool = True,
+) -> Scores:
+    """(n_queries, n_fusions) nDCG@10 of every query under every fusion, out of one search; arguments as in `tune`."""
     values = np.zeros((len(judged), len(tried)))
     deep = max(CUTOFF, depth) + exclude_same_id  # as a search for ten documents asks each branch
     found = searcher.candidates(judged, mode=mode, depth=deep)
@@ -141,7 +159,7 @@ def tune(
     for i, (query, (doc_ids, fused)) in enumerate(zip(judged, shown, strict=True)):
         banned = query.query_id if exclude_same_id else None
         values[i] = _ndcg(doc_ids, fused, qrels[query.query_id], tried, banned)
-    return _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
+    return values
 
 
 def weight_grid(n_branches: int) -> list[tuple[float, ...]]:
