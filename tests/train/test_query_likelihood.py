@@ -30,7 +30,7 @@ from lightir.train.query_likelihood import (
     train,
 )
 from lightir.train.query_likelihood import QueryLikelihood as Stage
-from lightir.train.recipe import DevSet, Documents, Heads, Losses, ModelRecipe, Recipe, recipe_yaml
+from lightir.train.recipe import DataRecipe, DevSet, Documents, Heads, Losses, ModelRecipe, Recipe, recipe_yaml
 from lightir.train.stages import read_recipe
 from tiny_models import EOS
 
@@ -309,3 +309,14 @@ def test_four_processes_have_the_gradient_of_one(likelihood: LikelihoodRecipe, t
     assert one.keys() == four.keys()
     for name, expected in one.items():
         assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
+
+
+def test_a_file_of_examples_is_trained_on(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
+    lines = [
+        {"query_id": str(i), "query": f"what is {i}", "positives": [{"_id": f"d{i}", "text": f"{i} is {i}"}]}
+        for i in range(9)
+    ]
+    (tmp_path / "made.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stage = Stage(dataclasses.replace(likelihood, data=(DataRecipe(str(tmp_path / "made.jsonl")),)), "cpu")
+    assert len(stage.sets[0]) == 9
+    assert float(stage.losses(0, step=0)[0]["query"].detach()) > 0

@@ -28,6 +28,8 @@ COMMANDS = (
     "search",
     "evaluate",
     "tune",
+    "rerank",
+    "expand",
     "mine",
     "info",
     "verify",

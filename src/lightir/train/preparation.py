@@ -44,7 +44,16 @@ from lightir.models.backbones import (
 from lightir.models.encoder import LightRetriever, backbone_attention, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
 from lightir.text import TextTokenizer
-from lightir.train.recipe import WANTED, DataRecipe, DataStage, FittedStage, ModelRecipe, Recipe, data_folder
+from lightir.train.recipe import (
+    WANTED,
+    DataRecipe,
+    DataStage,
+    FittedStage,
+    ModelRecipe,
+    Recipe,
+    data_folder,
+    examples_file,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +91,8 @@ def open_sets(
 
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
     """One training set as its recipe describes it."""
+    if (file := examples_file(data.name)) is not None:
+        return TrainingSet.open_jsonl(file, instructions=data.instructions or (default_instruction,))
     folder = data_folder(data.name)
     listed = data.instructions == ("listed",)
     instructions = None if listed else data.instructions or (default_instruction,)

@@ -56,7 +56,8 @@ class DataRecipe:
     """One training set.
 
     Attributes:
-        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names.
+        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a JSONL file of training
+            examples, whose split, pairs and negatives are what stands in it.
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
@@ -451,6 +452,14 @@ def _position(values: list[Any], key: str, override: str) -> int:
 def recipe_yaml(recipe: object) -> str:
     """The recipe as YAML with every field, defaults too."""
     return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)
+
+
+def examples_file(name: str) -> Path | None:
+    """The JSONL file of training examples that a data set's name means, found as folders are; None for a folder."""
+    if not name.endswith(".jsonl"):
+        return None
+    found = [path for path in (Path(name), Path(os.environ.get(DATA_VARIABLE, "")) / name) if path.is_file()]
+    return found[0] if found else None
 
 
 def data_folder(name: str) -> Path:

@@ -1,0 +1,207 @@
+"""A run in another order, by query likelihood: how likely each document makes the query (LLM-QL, Table 6)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from tqdm import tqdm
+
+from lightir.addresses import resolve_local
+from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
+from lightir.encode.documents import fast_dtype, length_batches
+from lightir.errors import InvalidInput, NotFound
+from lightir.eval.runs import ranking_of
+from lightir.models.backbones import load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.likelihood import (
+    PASSAGE_PROMPT,
+    PASSAGE_SUFFIX,
+    QUERY_INSTRUCTION,
+    QUERY_SUFFIX,
+    EndStates,
+    Framed,
+    end_states,
+    join,
+    likelihood_from_ends,
+    log_likelihood,
+    require_generator,
+    sequence_states,
+)
+from lightir.text import QueryPolicy, query_term_ids
+from lightir.types import Document, Query, Run
+
+WINDOW = 1024
+"""Documents that are framed together: enough to fill batches with equal lengths, few enough to keep."""
+
+
+@torch.no_grad()
+def rerank(
+    model: LightRetriever | str | os.PathLike[str],
+    run: Run,
+    documents: Iterable[Document],
+    queries: Iterable[Query],
+    *,
+    stop: bool = True,
+    depth: int | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    device: str = "auto",
+) -> Run:
+    """The run with every score replaced by log p(query | document), best first, ties by document id.
+
+    With the attention stop a document is read once, and only its [E] is kept for all queries that found it; a query
+    then costs its own tokens. Without, every pair of document and query is read together.
+
+    Args:
+        model: as load_generator takes it.
+        run: what some first stage found. A query without tokens scores 0 for every document.
+        documents: a corpus that holds the run's documents.
+        queries: the texts of the run's queries; others are left aside.
+        stop: queries see the document through [E] alone.
+        depth: how many of each ranking's best are scored; the rest is left out. None scores all.
+        batch_tokens: most tokens of a forward pass, padding included; a longer text is a batch by itself.
+        dtype: as load_generator takes it.
+        device: likewise.
+
+    Raises:
+        NotFound: a document or a query of the run is not there.
+        InvalidInput: a model that predicts no tokens or has no [E], or a size below 1.
+    """
+    if batch_tokens < 1 or (depth is not None and depth < 1):
+        raise InvalidInput(f"batch_tokens is {batch_tokens} and depth {depth}; both must be at least 1")
+    retriever = load_generator(model, dtype=dtype, device=device)
+    tokens = _query_tokens(retriever, run, queries)
+    askers: dict[str, list[str]] = {}
+    for query_id, ranking in run.items():
+        for doc_id in list(ranking.doc_ids)[:depth]:
+            askers.setdefault(doc_id, []).append(query_id)
+    found: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
+    score = _from_ends if stop else _together
+    with tqdm(total=sum(map(len, askers.values())), desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
+        for window in _windows(_asked(documents, set(askers))):
+            framed = retriever.frame_documents(window)
+            pairs = [(row, asker) for row, each in enumerate(window) for asker in askers[each.doc_id]]
+            asked = [(row, tokens[query_id]) for row, query_id in pairs]
+            for numbers, scores in score(retriever, framed, asked, batch_tokens):
+                for number, value in zip(numbers, scores, strict=True):
+                    row, query_id = pairs[number]
+                    found[query_id][window[row].doc_id] = value
+                bar.update(len(numbers))
+    return {query_id: ranking_of(query_id, scores) for query_id, scores in found.items()}
+
+
+def load_generator(
+    model: LightRetriever | str | os.PathLike[str],
+    *,
+    dtype: Literal["auto", "bf16", "fp32"] = "auto",
+    device: str = "auto",
+) -> LightRetriever:
+    """A model that predicts tokens behind a document's [E].
+
+    Args:
+        model: a loaded model, a model folder or shipped model; or any causal language model, which then gets LLM-QL's
+            prompts: the untrained model of the paper's Table 6.
+        dtype: of the weights: "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
+        device: "auto" takes a GPU where there is one. A loaded model keeps its own dtype and device.
+
+    Raises:
+        InvalidInput: the model attends both ways, has no language-modelling head, or its documents end without [E].
+    """
+    retriever = model if isinstance(model, LightRetriever) else _read_model(os.fspath(model), dtype, device)
+    require_generator(retriever.backbone)
+    if not retriever.end_ids:
+        raise InvalidInput("the model's documents end without an end token; query likelihood needs one to go on from")
+    return retriever
+
+
+def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
+    if dtype not in names:
+        raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")
+    folder = resolve_local(address)
+    if folder is not None and (folder / FILE_NAME).is_file():
+        return LightRetriever.load(folder, dtype=names[dtype], device=place)
+    backbone = load_backbone(address, dtype=names[dtype])
+    contract = Contract(
+        method="untrained",
+        backbone=backbone_record(backbone),
+        query=QueryPolicy(QUERY_INSTRUCTION, lower_case=False, leading_blank=False, suffix=QUERY_SUFFIX),
+        document=DocumentPolicy(PASSAGE_PROMPT, lower_case=False, suffix=PASSAGE_SUFFIX),
+        dense=DenseHead("eos"),
+        sparse=None,
+    )
+    return LightRetriever(backbone, contract).to(place)
+
+
+def _query_tokens(retriever: LightRetriever, run: Run, queries: Iterable[Query]) -> dict[str, list[int]]:
+    wanted = [query for query in queries if query.query_id in run]
+    if missing := sorted(set(run) - {query.query_id for query in wanted}):
+        raise NotFound(f"the run names {len(missing)} queries that the queries don't hold, {missing[0]!r} for one")
+    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [each.text for each in wanted])
+    return {query.query_id: term_ids.row(row).tolist() for row, query in enumerate(wanted)}
+
+
+def _asked(documents: Iterable[Document], wanted: set[str]) -> Iterator[Document]:
+    """The wanted documents, each once, in the corpus's order; at the end none may be missing."""
+    for document in documents if wanted else ():
+        if document.doc_id in wanted:
+            wanted.remove(document.doc_id)
+            yield document
+        if not wanted:
+            return
+    if wanted:
+        raise NotFound(f"the run names {len(wanted)} documents that the corpus does not hold, {min(wanted)!r} for one")
+
+
+def _windows(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    window: list[Document] = []
+    for document in documents:
+        window.append(document)
+        if len(window) == WINDOW:
+            yield window
+            window = []
+    if window:
+        yield window
+
+
+Pairs = Sequence[tuple[int, list[int]]]
+"""Each pair's row among the framed documents, and its query's tokens."""
+
+
+def _from_ends(
+    retriever: LightRetriever, framed: Sequence[Framed], pairs: Pairs, batch_tokens: int
+) -> Iterator[tuple[list[int], list[float]]]:
+    """Numbers of pairs with their log likelihoods; every document goes through the model once."""
+    backbone, n_ends = retriever.backbone, len(retriever.end_ids)
+    asking: dict[int, list[int]] = {}
+    for number, (row, _) in enumerate(pairs):
+        asking.setdefault(row, []).append(number)
+    for rows in length_batches([len(ids) for ids, _, _ in framed], batch_tokens):
+        ends: EndStates = end_states(backbone, [framed[row] for row in rows], n_ends=n_ends)
+        numbers = [(number, place) for place, row in enumerate(rows) for number in asking[row]]
+        for some in length_batches([n_ends + len(pairs[number][1]) for number, _ in numbers], batch_tokens):
+            chosen = [numbers[each] for each in some]
+            kept = ends.take(torch.tensor([place for _, place in chosen], device=backbone.device))
+            scores = likelihood_from_ends(backbone, kept, [pairs[number][1] for number, _ in chosen])
+            yield [number for number, _ in chosen], scores.tolist()
+
+
+def _together(
+    retriever: LightRetriever, framed: Sequence[Framed], pairs: Pairs, batch_tokens: int
+) -> Iterator[tuple[list[int], list[float]]]:
+    """As _from_ends, but each query sees its whole document."""
+    backbone = retriever.backbone
+    for numbers in length_batches([len(framed[row][0]) + len(query) for row, query in pairs], batch_tokens):
+        chosen = [pairs[number] for number in numbers]
+        batch = join(
+            [framed[row] for row, _ in chosen],
+            [query for _, query in chosen],
+            n_ends=len(retriever.end_ids),
+            device=backbone.device,
+        )
+        states = sequence_states(backbone, batch, stop=False)
+        yield numbers, log_likelihood(backbone, states, batch.input_ids, batch.query).tolist()

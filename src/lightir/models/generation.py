@@ -1,0 +1,111 @@
+"""What a passage can be asked: beam search from its [E], which is all that the attention stop lets a query see."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightir.models.backbones import Backbone
+from lightir.models.likelihood import EndStates, continue_from, next_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One generated text.
+
+    Attributes:
+        token_ids: without what ended it.
+        score: mean log probability of a token, the end included where it was reached.
+    """
+
+    token_ids: tuple[int, ...]
+    score: float
+
+
+@torch.no_grad()
+def beam_search(
+    backbone: Backbone, ends: EndStates, *, beams: int, max_tokens: int, stop_ids: Collection[int]
+) -> list[list[Hypothesis]]:
+    """For each of n passages its best texts, at most `beams`, best first; ties by token ids; never an empty text.
+
+    A text that was not ended after max_tokens is taken as it is.
+
+    Args:
+        backbone: the one that made the end states.
+        ends: of n passages.
+        beams: texts that are carried on for each passage.
+        max_tokens: longest text.
+        stop_ids: tokens that end a text; they are no part of it.
+    """
+    n, device = len(ends.states), backbone.device
+    if not n:
+        return []
+    finished: list[dict[tuple[int, ...], float]] = [{} for _ in range(n)]
+    first = _log_probs(backbone, ends.states)
+    first[:, list(stop_ids)] = -torch.inf
+    scores, tokens = first.topk(min(beams, first.shape[1] - len(stop_ids)), dim=1)
+    width = tokens.shape[1]
+    texts: list[list[tuple[int, ...]]] = [[(int(token),) for token in row] for row in tokens.tolist()]
+    kept = ends.take(torch.arange(n, device=device).repeat_interleave(width))
+    for length in range(2, max_tokens + 1):
+        _, kept = continue_from(backbone, kept, tokens.reshape(-1, 1))
+        following = scores[:, :, None] + _log_probs(backbone, kept.states).view(n, width, -1)
+        vocab_size = following.shape[2]
+        # Each beam has one continuation a stop token, so so many more leave `width` that go on.
+        best = following.view(n, -1).topk(min(width * (1 + len(stop_ids)), width * vocab_size), dim=1)
+        texts, scores, tokens, parents = _carry_on(
+            texts, best.values, best.indices, vocab_size, stop_ids, finished, length
+        )
+        scores, tokens, parents = (each.to(device) for each in (scores, tokens, parents))
+        kept = kept.take((torch.arange(n, device=device)[:, None] * width + parents).reshape(-1))
+        if all(map(_is_settled, finished, (scores / length).amax(dim=1).tolist(), [width] * n)):
+            break
+    for found, row, values in zip(finished, texts, scores.tolist(), strict=True):
+        for text, value in zip(row, values, strict=True):
+            found.setdefault(text, value / len(text))
+    return [_best(found, width) for found in finished]
+
+
+def _carry_on(
+    texts: list[list[tuple[int, ...]]],
+    values: Tensor,
+    indices: Tensor,
+    vocab_size: int,
+    stop_ids: Collection[int],
+    finished: list[dict[tuple[int, ...], float]],
+    length: int,
+) -> tuple[list[list[tuple[int, ...]]], Tensor, Tensor, Tensor]:
+    """The beams' next texts with scores, last tokens and the beams they come from; what ended goes to `finished`."""
+    width = len(texts[0])
+    new_texts, new_scores, new_tokens, parents = [], [], [], []
+    for row, (some, places) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
+        chosen: list[tuple[float, int, int]] = []
+        for value, place in zip(some, places, strict=True):
+            beam, token = divmod(place, vocab_size)
+            if token in stop_ids:
+                ended = texts[row][beam]
+                finished[row][ended] = max(value / length, finished[row].get(ended, value / length))
+            elif len(chosen) < width:
+                chosen.append((value, beam, token))
+        new_scores.append([value for value, _, _ in chosen])
+        parents.append([beam for _, beam, _ in chosen])
+        new_tokens.append([token for _, _, token in chosen])
+        new_texts.append([(*texts[row][beam], token) for _, beam, token in chosen])
+    return new_texts, torch.tensor(new_scores), torch.tensor(new_tokens), torch.tensor(parents)
+
+
+def _is_settled(finished: dict[tuple[int, ...], float], best_open: float, width: int) -> bool:
+    """Whether enough texts ended, each better than what is still open is now."""
+    return len(finished) >= width and sorted(finished.values())[-width] >= best_open
+
+
+def _best(found: dict[tuple[int, ...], float], n: int) -> list[Hypothesis]:
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return [Hypothesis(text, score) for text, score in ordered[:n]]
+
+
+def _log_probs(backbone: Backbone, states: Tensor) -> Tensor:
+    return torch.log_softmax(next_logits(backbone, states), dim=1)
