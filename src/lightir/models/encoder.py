@@ -323,7 +323,7 @@ class LightRetriever(nn.Module):
         """
         if self.contract.attention == "echo":
             return self.dense_from(*self._echoed(token_ids, instruction))
-        if not self.has_light_queries:
+        if not self.contract.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
@@ -346,12 +346,6 @@ class LightRetriever(nn.Module):
         states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, Batch(own.long(), own, own))
-
-    @property
-    def has_light_queries(self) -> bool:
-        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
-        document = self.contract.document
-        return not self.contract.query.suffix and document.ends == 1 and not document.ends_hash
 
     def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, Batch]:
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
