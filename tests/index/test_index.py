@@ -20,7 +20,7 @@ import pytest
 from lightir.analysis import Analyzer
 from lightir.contract import DenseHead
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
-from lightir.index import Index, IndexInfo, build_index, document_shards
+from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_shards
 from lightir.shards import Shard
 from lightir.types import Document
 from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word_table, write_folder
@@ -242,6 +242,17 @@ def change_record(folder: Path, **changes: Any) -> None:
     connection.execute("UPDATE record SET value = ?", (json.dumps({**record, **changes}),))
     connection.commit()
     connection.close()
+
+
+def test_an_index_of_the_first_format_is_told_to_be_built_again(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    connection.execute("CREATE TABLE record (value TEXT NOT NULL)")
+    connection.execute("INSERT INTO record VALUES (?)", (json.dumps({"format_version": 1, "written_by": "0.1.0"}),))
+    connection.commit()
+    connection.close()
+    for opened in (Index, IndexWriter):
+        with pytest.raises(FormatError, match=r"format 1.*'0\.1\.0'.*reads 2.*build it again"):
+            opened.open(tmp_path)
 
 
 def test_other_versions_and_other_files_are_refused(tmp_path: Path) -> None:

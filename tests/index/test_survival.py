@@ -196,3 +196,25 @@ def test_a_damaged_store_is_named(folder: Path) -> None:
     (folder / "store.sqlite").write_bytes(content)
     with pytest.raises(FormatError, match=r"store\.sqlite"), Index.open(folder) as index:
         index.verify()
+
+
+def test_the_rest_of_a_damaged_index_says_what_is_missing(tmp_path: Path) -> None:
+    build_index(document_shards(DOCUMENTS, size=10), tmp_path / "i", segment_documents=10, progress=False)
+    segments = tmp_path / "i" / "segments"
+    (segments / "segment-000002" / "tokens.bin").write_bytes(b"short")
+    content = bytearray((segments / "segment-000003" / "documents.bin").read_bytes())
+    content[0] ^= 4
+    (segments / "segment-000003" / "documents.bin").write_bytes(content)
+    for opened in (Index, IndexWriter):
+        with pytest.raises(FormatError, match=r"segment-000002/tokens\.bin has 5 bytes"):
+            opened.open(tmp_path / "i")
+    with Index.open(tmp_path / "i", skip_damaged=True) as index:
+        assert len(index) == 20
+        assert index.view.missing() == [f"d{i}" for i in range(10, 20)]
+        found = Searcher(index).search(["cat"], 100)["0"].doc_ids
+        assert len(found) == 20
+        assert not set(found) & set(index.view.missing())
+        with pytest.raises(FormatError) as refused:
+            index.verify()
+    for said in ("segment-000002/tokens.bin", "segment-000003/documents.bin", "10 of 30 documents are missing"):
+        assert said in str(refused.value)

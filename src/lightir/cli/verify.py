@@ -35,7 +35,7 @@ def verify(folder: Path, kind: str) -> None:
     if kind == "index":
         from lightir.index import Index
 
-        with Index.open(folder) as index:
+        with Index.open(folder, skip_damaged=True) as index:  # so that all damage is told at once
             index.verify()
     elif kind == "vectors":
         from lightir.shards import VectorsReader

@@ -18,7 +18,7 @@ from lightir.contract import Contract
 from lightir.errors import FormatError
 from lightir.files import new_folder
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store
-from lightir.index.view import View
+from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
 
@@ -61,22 +61,28 @@ class Index:
     space of segments that were merged away from being given back.
     """
 
-    def __init__(self, folder: Path, view: View) -> None:
+    def __init__(self, folder: Path, view: View, *, skip_damaged: bool) -> None:
         """For `open`."""
         self.folder = folder
         self._view = view
+        self._skip_damaged = skip_damaged
         self._refreshing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path | str) -> Index:
+    def open(cls, folder: Path | str, *, skip_damaged: bool = False) -> Index:
         """Open an index and check versions and file sizes; `verify` checks every byte.
+
+        Args:
+            folder: the index.
+            skip_damaged: open it without the segments that cannot be opened; `view.damaged` says what is wrong with
+                them, and `view.missing` which documents are not found for it.
 
         Raises:
             NotFound: the folder is no index.
             FormatError: a file is missing, damaged or of another version; the file is named.
         """
         folder = Path(folder)
-        return cls(folder, _newest(folder, None))
+        return cls(folder, _newest(folder, None, skip_damaged), skip_damaged=skip_damaged)
 
     @property
     def view(self) -> View:
@@ -86,7 +92,7 @@ class Index:
     def refresh(self) -> bool:
         """Move on to the newest state; says whether there was a newer one. Searches under way keep theirs."""
         with self._refreshing:
-            newest = _newest(self.folder, self._view)
+            newest = _newest(self.folder, self._view, self._skip_damaged)
             changed = newest is not self._view
             self._view = newest
             return changed
@@ -167,25 +173,27 @@ class Index:
                 shutil.copytree(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
 
 
-def _newest(folder: Path, current: View | None) -> View:
+def _newest(folder: Path, current: View | None, skip_damaged: bool) -> View:
     """The newest view, or the current one where nothing has changed.
 
     The writer may merge a segment away between the look into the store and the opening of the segment's files. A file
-    that is missing is an error only if the store has not changed since.
+    that is missing is damage only if the store has not changed since.
     """
     opened = {} if current is None else {each.number: each.segment for each in current.segments}
-    seen = None
+    seen = -1
     for _ in range(OPEN_TRIES):
         store = Store.open_snapshot(folder / STORE_FILE)
+        generation = -1
         try:
-            if current is not None and store.generation() == current.generation:
+            checked_record(folder, store)
+            generation = store.generation()
+            if current is not None and generation == current.generation:
                 store.close()
                 return current
-            view = View(folder, store, opened)
+            view = View(folder, store, opened, skip_damaged=skip_damaged and generation == seen)
         except FormatError as error:
-            generation = _generation(store)
             store.close()
-            if generation is None or generation == seen:
+            if seen == generation:
                 raise
             seen, failed = generation, error
         except BaseException:
@@ -195,13 +203,6 @@ def _newest(folder: Path, current: View | None) -> View:
             weakref.finalize(view, store.close)
             return view
     raise failed
-
-
-def _generation(store: Store) -> int | None:
-    try:
-        return store.generation()
-    except FormatError:
-        return None
 
 
 def view_info(view: View) -> IndexInfo:
@@ -233,10 +234,23 @@ def view_info(view: View) -> IndexInfo:
 
 
 def verify_view(view: View) -> None:
-    """Nothing, or a FormatError that names what is damaged."""
+    """Nothing, or a FormatError that names everything that is damaged."""
+    view.store.check()
+    problems = list(view.damaged)
     for each in view.segments:
-        each.segment.verify()
-    stored = view.store.check()
+        try:
+            each.segment.verify()
+        except FormatError as error:
+            problems.append(str(error))
+    if view.damaged:
+        problems.append(f"{len(view.missing()):,} of {len(view.store.documents_by_key()):,} documents are missing")
+    if problems:
+        raise FormatError("; ".join(problems))
+    _compare_with_store(view)
+
+
+def _compare_with_store(view: View) -> None:
+    stored = view.store.documents_by_key()
     keys = np.concatenate([np.zeros(0, np.int64), *(each.segment.doc_keys[each.places] for each in view.segments)])
     ids = [each.segment.doc_ids[place] for each in view.segments for place in each.places.tolist()]
     if len(stored) != len(ids):

@@ -183,10 +183,16 @@ def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
 
 def take(vectors: SparseVectors, order: Places) -> SparseVectors:
     """Some rows, in the given order."""
-    lengths = np.diff(vectors.indptr)[order]
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    places = np.arange(indptr[-1]) + np.repeat(vectors.indptr[order] - indptr[:-1], lengths)
+    indptr, places = gathered(vectors.indptr, order)
     return SparseVectors(indptr, vectors.term_ids[places], vectors.weights[places], vectors.vocab_size)
+
+
+def gathered(indptr: Places, order: Places) -> tuple[Places, Places]:
+    """Where some rows begin when they are put one after the other, and where their entries are now."""
+    lengths = indptr[order + 1] - indptr[order]
+    begins = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=begins[1:])
+    return begins, np.arange(begins[-1]) + np.repeat(indptr[order] - begins[:-1], lengths)
 
 
 def of_segment(segment: Segment, places: Places) -> Rows:

@@ -80,7 +80,7 @@ def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: 
             places |= _write_arrays(path, {name: arrays[name] for name in sorted(arrays) if _group(name) == group})
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         manifest = {"format_version": SEGMENT_VERSION, **record, "files": files, "arrays": places}
-        content = json.dumps(manifest, ensure_ascii=False, indent=1).encode()
+        content = json.dumps(manifest, ensure_ascii=False).encode()
         (aside / MANIFEST).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
@@ -116,6 +116,7 @@ class Segment:
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
             raise FormatError(f"{path} is missing or not the one that the index was saved with")
+        self._manifest_bytes = content
         self.manifest: dict[str, Any] = json.loads(content)
         if self.manifest["format_version"] != SEGMENT_VERSION:
             version = self.manifest["format_version"]
@@ -234,8 +235,7 @@ class Segment:
         folder.mkdir(parents=True)
         for name, buffer in self.buffers.items():
             (folder / name).write_bytes(buffer)
-        content = json.dumps(self.manifest, ensure_ascii=False, indent=1).encode()
-        (folder / MANIFEST).write_bytes(content)
+        (folder / MANIFEST).write_bytes(self._manifest_bytes)
 
 
 def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:

@@ -200,8 +200,12 @@ class Store:
         rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
         return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
-    def check(self) -> list[tuple[int, str]]:
-        """Every document's key and id by key, after SQLite's own check.
+    def documents_by_key(self) -> list[tuple[int, str]]:
+        """Every document's key and id, by key."""
+        return self._select("SELECT doc_key, doc_id FROM documents JOIN metadata USING (doc_key) ORDER BY doc_key")
+
+    def check(self) -> None:
+        """Let SQLite read everything.
 
         Raises:
             FormatError: the file is damaged.
@@ -209,7 +213,6 @@ class Store:
         found = self._select("PRAGMA integrity_check")
         if found != [("ok",)]:
             raise FormatError(f"{self.path} is damaged: {found[0][0]}")
-        return self._select("SELECT doc_key, doc_id FROM documents JOIN metadata USING (doc_key) ORDER BY doc_key")
 
     def backup(self, path: Path) -> None:
         """Write the store as this connection sees it to another file."""

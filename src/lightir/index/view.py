@@ -96,6 +96,26 @@ class LiveSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryTerms:
+    """A batch of queries over the term ids of one segment, as SparseVectors but not checked again.
+
+    Attributes:
+        indptr: (n + 1,) int64.
+        term_ids: (nnz,) uint32, ascending within a query.
+        weights: (nnz,) float32.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    term_ids: npt.NDArray[np.uint32]
+    weights: npt.NDArray[np.float32]
+
+    def row(self, position: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+        """Term ids and weights of one query."""
+        span = slice(self.indptr[position], self.indptr[position + 1])
+        return self.term_ids[span], self.weights[span]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenQueries:
     """A batch of queries for the tokens branch.
 
@@ -109,13 +129,17 @@ class TokenQueries:
     vectors: SparseVectors
     places: Sequence[npt.NDArray[np.int64]]
 
-    def of_segment(self, position: int, vocab_size: int) -> SparseVectors:
+    def of_segment(self, position: int) -> QueryTerms:
         """The queries in the term ids of one segment; terms that it lacks are left out."""
         places = self.places[position][self.vectors.term_ids]
+        weights = self.vectors.weights.astype(np.float32, copy=False)
         known = places >= 0
-        before = np.concatenate([[0], np.cumsum(known)]).astype(np.int64)
+        if known.all():
+            return QueryTerms(self.vectors.indptr, places.astype(np.uint32), weights)
+        before = np.zeros(len(known) + 1, dtype=np.int64)
+        np.cumsum(known, out=before[1:])
         indptr = before[self.vectors.indptr]
-        return SparseVectors(indptr, places[known].astype(np.uint32), self.vectors.weights[known], vocab_size)
+        return QueryTerms(indptr, places[known].astype(np.uint32), weights[known])
 
 
 class View:
@@ -124,13 +148,16 @@ class View:
     Within a segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
     """
 
-    def __init__(self, folder: Path, store: Store, opened: Mapping[int, Segment]) -> None:
+    def __init__(
+        self, folder: Path, store: Store, opened: Mapping[int, Segment], *, skip_damaged: bool = False
+    ) -> None:
         """Open the state that a store shows; the view owns the store's connection.
 
         Args:
             folder: of the index.
             store: a snapshot, or the writer's connection.
             opened: segments by number that need not be opened again.
+            skip_damaged: leave segments out that cannot be opened, and list them in `damaged`.
 
         Raises:
             FormatError: a file is missing, damaged or of another version; the file is named.
@@ -144,10 +171,36 @@ class View:
         self.contract: Contract | None = None if contract is None else from_json(Contract, contract, where)
         self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
         self.sizes = Sizes(**self.record["sizes"])
-        self.segments = tuple(_live_segments(folder, store.segments(), opened))
+        self.damaged: list[str] = []
+        """What is wrong with each segment that was left out."""
+        self.segments = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[str, list[Mask]] = OrderedDict()
+
+    def _open(
+        self, stored: Sequence[StoredSegment], opened: Mapping[int, Segment], skip_damaged: bool
+    ) -> Iterator[LiveSegment]:
+        first_ord = 0
+        for each in stored:
+            try:
+                folder = self.folder / SEGMENTS_FOLDER / each.name
+                segment = opened.get(each.number) or Segment(folder, each.manifest_sha256)
+            except FormatError as error:
+                if not skip_damaged:
+                    raise
+                self.damaged.append(str(error))
+                continue
+            yield LiveSegment(each.number, segment, each.deleted, first_ord)
+            first_ord += each.documents
+
+    def missing(self) -> list[str]:
+        """The ids of the documents whose segments were left out as damaged; their texts are still in the store."""
+        if not self.damaged:
+            return []
+        keys = np.concatenate([np.zeros(0, np.int64), *(each.segment.doc_keys[each.places] for each in self.segments)])
+        there = set(keys.tolist())
+        return [doc_id for key, doc_id in self.store.documents_by_key() if key not in there]
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -298,16 +351,6 @@ def checked_record(folder: Path, store: Store) -> dict[str, Any]:
             "build it again with `lightir index`"
         )
     return record
-
-
-def _live_segments(
-    folder: Path, stored: Sequence[StoredSegment], opened: Mapping[int, Segment]
-) -> Iterator[LiveSegment]:
-    first_ord = 0
-    for each in stored:
-        segment = opened.get(each.number) or Segment(folder / SEGMENTS_FOLDER / each.name, each.manifest_sha256)
-        yield LiveSegment(each.number, segment, each.deleted, first_ord)
-        first_ord += each.documents
 
 
 def _fills(each: LiveSegment, branch: Branch) -> bool:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.index import TokenQueries, View
 from lightir.index.bm25 import saturation
-from lightir.index.rows import take
+from lightir.index.rows import gathered
 from lightir.index.segment import Segment, SparseBranch
-from lightir.index.view import LiveSegment, Mask
+from lightir.index.view import LiveSegment, Mask, QueryTerms
 from lightir.search.fusion import BranchList
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
@@ -62,7 +62,8 @@ class BranchSearch:
         self.queries = queries
         self.matching = matching
         self.threads = threads
-        self._token_terms: dict[int, SparseVectors] = {}
+        self._token_terms: dict[int, QueryTerms] = {}
+        self._sparse_terms = None if queries.sparse is None else _as_floats(queries.sparse)
 
     def top(self, branch: Branch, k: int) -> list[BranchList]:
         """Each query's k best documents: score down, then doc_id up."""
@@ -123,23 +124,24 @@ class BranchSearch:
         return [BranchList(doc_ords[i, :n] + first, scores[i, :n]) for i, n in enumerate(counts)]
 
     def _sparse_top(
-        self, branch: Branch, position: int, allowed: npt.NDArray[np.uint8] | None, queries: SparseVectors, k: int
+        self, branch: Branch, position: int, allowed: npt.NDArray[np.uint8] | None, queries: QueryTerms, k: int
     ) -> list[BranchList]:
         each = self.view.segments[position]
         stored = _stored(each.segment, branch)
-        if stored is None:
-            return [_nothing()] * len(queries)
+        n_queries = len(queries.indptr) - 1
+        if stored is None or not len(queries.term_ids):
+            return [_nothing()] * n_queries
         indptr, doc_ords, scores = kernel.sparse_top_k_batch(
             stored.postings,
             queries.indptr,
             queries.term_ids,
-            queries.weights.astype(np.float32, copy=False),
+            queries.weights,
             k=min(k, len(each.segment)),
             threads=self.threads,
             allowed=allowed,
         )
         doc_ords = doc_ords + np.uint32(each.first_ord)
-        spans = [slice(indptr[i], indptr[i + 1]) for i in range(len(queries))]
+        spans = [slice(indptr[i], indptr[i + 1]) for i in range(n_queries)]
         return [BranchList(doc_ords[span], scores[span]) for span in spans]
 
     def _segment_pairs(self, branch: Branch, position: int, places: DocOrds, query: int) -> npt.NDArray[np.float32]:
@@ -154,7 +156,6 @@ class BranchSearch:
         if stored is None:
             return np.zeros(len(places), dtype=np.float32)
         term_ids, weights = self._terms_of_segment(branch, position).row(query)
-        weights = weights.astype(np.float32, copy=False)
         indptr, doc_terms, impacts = stored.indptr, stored.term_ids, stored.weights
         if branch == "tokens":
             indptr, doc_terms, impacts = self._true_weights(segment, stored, places)
@@ -165,10 +166,10 @@ class BranchSearch:
         self, segment: Segment, stored: SparseBranch, places: DocOrds
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
         """The documents' rows with saturations for the mean length of the view."""
-        counts = SparseVectors(stored.indptr, stored.term_ids, stored.weights, stored.postings.vocab_size)
-        rows = take(counts, places.astype(np.int64))
-        weights = saturation(rows.weights, rows.indptr, segment.lengths[places], self.view.mean_length)
-        return rows.indptr, rows.term_ids, weights
+        indptr, entries = gathered(stored.indptr, places.astype(np.int64))
+        lengths = segment.lengths[places]
+        weights = saturation(stored.weights[entries], indptr, lengths, self.view.mean_length)
+        return indptr, stored.term_ids[entries], weights
 
     # All segments
 
@@ -233,8 +234,7 @@ class BranchSearch:
         allowed = each.searchable("tokens", None if self.matching is None else self.matching[position])
         term_ids, weights = self._terms_of_segment("tokens", position).row(query)
         indptr = np.array([0, len(term_ids)], dtype=np.int64)
-        vocab_size = len(each.segment.terms)
-        return self._sparse_top("tokens", position, allowed, SparseVectors(indptr, term_ids, weights, vocab_size), k)[0]
+        return self._sparse_top("tokens", position, allowed, QueryTerms(indptr, term_ids, weights), k)[0]
 
     def _ratio(self, position: int) -> float:
         return self.view.mean_length / self.view.segments[position].segment.mean_length
@@ -242,15 +242,18 @@ class BranchSearch:
     def _is_exact(self, segment: Segment) -> bool:
         return segment.mean_length == self.view.mean_length
 
-    def _terms_of_segment(self, branch: Branch, position: int) -> SparseVectors:
+    def _terms_of_segment(self, branch: Branch, position: int) -> QueryTerms:
         if branch == "sparse":
-            assert self.queries.sparse is not None  # the plan's branches were encoded
-            return self.queries.sparse
+            assert self._sparse_terms is not None  # the plan's branches were encoded
+            return self._sparse_terms
         if position not in self._token_terms:
             assert self.queries.tokens is not None
-            vocab_size = len(self.view.segments[position].segment.terms)
-            self._token_terms[position] = self.queries.tokens.of_segment(position, vocab_size)
+            self._token_terms[position] = self.queries.tokens.of_segment(position)
         return self._token_terms[position]
+
+
+def _as_floats(queries: SparseVectors) -> QueryTerms:
+    return QueryTerms(queries.indptr, queries.term_ids, queries.weights.astype(np.float32, copy=False))
 
 
 def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:

@@ -1,0 +1,124 @@
+"""An index that changes: building and its memory, one document from add to found, searching, filtering, compacting."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.search import Searcher
+from lightir.types import Document
+
+WORDS, WORDS_PER_DOCUMENT = 50_000, 60
+
+
+def main() -> None:
+    """Build, change, search, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n-docs", type=int, default=200_000)
+    parser.add_argument("--n-adds", type=int, default=50)
+    parser.add_argument("--dir", help="where to write (default: the system's folder for temporary files)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
+        bench(Path(folder, "index"), args.n_docs, args.n_adds)
+
+
+def bench(folder: Path, n_docs: int, n_adds: int) -> None:
+    """The steps, one after the other, on one index of tokens."""
+    before = peak_bytes()
+    start = time.perf_counter()
+    build_index(document_shards(documents(0, n_docs)), folder, analyzer="words")
+    took_s = time.perf_counter() - start
+    held = peak_bytes() - before
+    print(f"build     {n_docs / took_s:10,.0f} documents/s, at most {held / 1e6:,.0f} MB more than before")
+    probe_s = probe(folder)
+    queries = [" ".join(f"w{i}" for i in each) for each in np.random.default_rng(1).zipf(1.4, (200, 5)) % WORDS]
+    with IndexWriter.open(folder) as writer, Index.open(folder) as index:
+        searcher = Searcher(index)
+        show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+        more = list(documents(n_docs, n_adds))
+
+        def add(document: Document) -> None:
+            writer.add([document])
+            index.refresh()
+            assert document.doc_id in searcher.search([document.title], 1)["0"].doc_ids
+
+        show("add, found", per_call(more, add), f"; writing and flushing 4 kB alone {probe_s * 1e3:.2f} ms")
+        show(
+            "search",
+            per_call(queries, lambda query: searcher.search([query], 10)),
+            f", {index.info().segments} segments",
+        )
+        start = time.perf_counter()
+        found = searcher.search(queries[:1], 10, filter={"n": {"gte": 10, "lt": 20}})["0"]
+        first_s = time.perf_counter() - start
+        again = per_call(queries, lambda query: searcher.search([query], 10, filter={"n": {"gte": 10, "lt": 20}}))
+        show("filtered", again, f"; the first time {first_s * 1e3:,.0f} ms; {len(found)} found")
+        start = time.perf_counter()
+        writer.delete_where({"n": {"lt": 10}})
+        print(
+            f"delete    {(time.perf_counter() - start) * 1e3:10,.1f} ms for {n_docs + n_adds - len(writer):,} documents"
+        )
+        start = time.perf_counter()
+        writer.compact()
+        print(f"compact   {len(writer) / (time.perf_counter() - start):10,.0f} documents/s")
+        index.refresh()
+        show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+
+
+def documents(first: int, n: int) -> Iterator[Document]:
+    """Zipf-distributed words; the title is a word of its own."""
+    rng = np.random.default_rng(first)
+    for i in range(first, first + n):
+        text = " ".join(f"w{word}" for word in rng.zipf(1.2, WORDS_PER_DOCUMENT) % WORDS)
+        yield Document(f"document-{i:09d}", text, f"unique{i}", {"n": i % 100})
+
+
+def probe(folder: Path) -> float:
+    """Seconds for 4 kB to be written and flushed."""
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        with (folder / "probe").open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        times.append(time.perf_counter() - start)
+    (folder / "probe").unlink()
+    return statistics.median(times)
+
+
+def per_call(each: Sequence[Any], call: Callable[[Any], object]) -> list[float]:
+    """Seconds of each call."""
+    times = []
+    for one in each:
+        start = time.perf_counter()
+        call(one)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def show(name: str, times: list[float], more: str = "") -> None:
+    """One line: the median and the worst of a hundred."""
+    p50, p99 = np.percentile(np.array(times) * 1e3, [50, 99])
+    print(f"{name:<10}{p50:9.2f} ms p50, {p99:.2f} ms p99{more}")
+
+
+def peak_bytes() -> int:
+    """The most memory that the process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()
