@@ -92,7 +92,7 @@ wanted_filters = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 @given(st.lists(metadatas, max_size=5), wanted_filters)
 def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
     connection = sqlite3.connect(":memory:")
