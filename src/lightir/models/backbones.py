@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from lightir.addresses import resolve_local
+from lightir.addresses import cache_folder, resolve_local
 from lightir.contract import array_hash
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import new_folder, read_json, sha256_file, write_json
@@ -325,6 +325,19 @@ def saved_ends(folder: Path | str) -> Tensor | None:
     return load_file(str(path))["embeddings"] if path.is_file() else None
 
 
+def usable_device(name: str) -> str:
+    """The device's name, after a tensor has been put there.
+
+    Raises:
+        InvalidInput: this torch or this machine has no such device.
+    """
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        raise InvalidInput(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return name
+
+
 def _layer_of(name: str) -> int:
     """The layer that a module's name says it is in; 0 outside of layers."""
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
@@ -472,13 +485,6 @@ def saved_adapter_hash(folder: Path | str) -> str:
     return tensors_hash(load_file(str(path))) if path.is_file() else ""
 
 
-def cache_folder() -> Path:
-    """Where unpacked models are kept: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
-    if own := os.environ.get("LIGHTIR_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightir"
-
-
 def _model_files(address: str) -> tuple[str, str]:
     """A folder in transformers' own form, and the hash of its weights."""
     path = resolve_local(address)
@@ -589,7 +595,8 @@ def _lm_head(model: PreTrainedModel) -> LMHead | None:
         transform = next((module for name, module in model.named_modules() if name.endswith(".transform")), None)
         if transform is None:
             raise InvalidInput(f"the masked-LM head of {type(model).__name__} is of an unknown form")
-    return LMHead(weight=output.weight, bias=bias, transform=transform)
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    return LMHead(weight=output.weight, bias=bias, transform=transform, softcap=softcap)
 
 
 def _tokenizer_file(folder: str) -> Path:

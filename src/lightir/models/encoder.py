@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lightir.addresses import resolve_model_folder
-from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import (
     OWN_WEIGHTS,
@@ -34,8 +34,17 @@ from lightir.models.backbones import (
     save_weights,
     saved_adapter_hash,
     saved_ends,
+    usable_device,
 )
-from lightir.models.heads import LMHead, activate, calibrate_bias, largest_maxima, projection_max, top_k_weights
+from lightir.models.heads import (
+    LMHead,
+    activate,
+    calibrate_bias,
+    largest_maxima,
+    projection_max,
+    soft_capped,
+    top_k_weights,
+)
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
 from lightir.models.pooling import Standardization, pool
 from lightir.text import QueryPolicy, query_term_ids
@@ -108,7 +117,9 @@ class LightRetriever(nn.Module):
 
         Raises:
             ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
+            InvalidInput: a device that is not there.
         """
+        usable_device(device)
         folder = resolve_model_folder(address)
         contract = Contract.load(folder)
         attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
@@ -138,6 +149,9 @@ class LightRetriever(nn.Module):
             save_file(arrays, str(folder / "head.safetensors"))
         self.backbone.tokenizer.save(folder / "tokenizer.json")
         self.contract.save(folder)
+        mode = (folder / FILE_NAME).stat().st_mode  # a new file's, as the umask says
+        for path in folder.rglob("*.safetensors"):  # safetensors writes for the owner alone
+            path.chmod(mode)
         return self.contract
 
     def _rehash(self) -> None:
@@ -161,7 +175,7 @@ class LightRetriever(nn.Module):
         if (head := self.backbone.head) is not None:
             bias = None if head.bias is None else head.bias.to(device)
             transform = None if head.transform is None else head.transform.to(device)
-            moved_head = LMHead(head.weight.to(device), bias, transform)
+            moved_head = dataclasses.replace(head, weight=head.weight.to(device), bias=bias, transform=transform)
             self.backbone = dataclasses.replace(self.backbone, head=moved_head)
         if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
             self.backbone.model.set_attn_implementation("sdpa")
@@ -280,14 +294,21 @@ class LightRetriever(nn.Module):
         return self._maxima(states, batch, None)
 
     def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None, *, terms: Tensor | None = None) -> Tensor:
-        head, bias = self._head, self._bias(term_bias)
+        head = self._head
+        # The calibrated bias belongs to the capped logits, so with a cap it cannot go into the projection.
+        inside = None if head.softcap is not None else term_bias
+        bias = self._bias(inside)
         # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
-        low = states.dtype == torch.bfloat16 and term_bias is not None
+        low = states.dtype == torch.bfloat16 and inside is not None
         search_dtype = torch.bfloat16 if low else None
         weight, features = head.weight, head.features(states)
         if terms is not None:
             weight, bias = weight[terms], None if bias is None else bias[terms]
-        return projection_max(features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)[0]
+        maxima, _ = projection_max(features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)
+        if head.softcap is None:
+            return maxima
+        capped = soft_capped(maxima, head.softcap)
+        return capped if term_bias is None else capped + (term_bias if terms is None else term_bias[terms])
 
     def full_queries(
         self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None
@@ -323,7 +344,7 @@ class LightRetriever(nn.Module):
         """
         if self.contract.attention == "echo":
             return self.dense_from(*self._echoed(token_ids, instruction))
-        if not self.contract.has_light_queries:
+        if not self.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
@@ -346,6 +367,12 @@ class LightRetriever(nn.Module):
         states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, Batch(own.long(), own, own))
+
+    @property
+    def has_light_queries(self) -> bool:
+        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
+        document = self.contract.document
+        return not self.contract.query.suffix and document.ends == 1 and not document.ends_hash
 
     def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, Batch]:
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
@@ -422,6 +449,8 @@ class LightRetriever(nn.Module):
     def _stored_weights(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
         sparse, head = self._sparse, self._head
+        if head.softcap is not None:
+            return top_k_weights(self.sparse_from(states, batch), sparse.top_k)
         maxima = largest_maxima(
             head.features(states),
             head.weight,

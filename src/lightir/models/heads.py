@@ -32,11 +32,13 @@ class LMHead:
         weight: (vocabulary, hidden); often the input embeddings themselves.
         bias: (vocabulary,), or None.
         transform: what an encoder's masked-LM head does to the states before it projects them; None for causal models.
+        softcap: logits are squeezed into -softcap..softcap by a tanh (Gemma 2); None where they are left alone.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     transform: nn.Module | None = None
+    softcap: float | None = None
 
     def features(self, states: Tensor) -> Tensor:
         """The states as they meet the weight."""
@@ -145,6 +147,16 @@ def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_
     if activation == "elu1p":
         return F.elu(maxima) + 1.0
     raise InvalidInput(f"activation {activation!r}: expected 'log1p_relu' or 'elu1p'")
+
+
+def soft_capped(maxima: Tensor, softcap: float | None) -> Tensor:
+    """Maxima of the logits as a model with a final soft cap gives them; a row of -inf (no position) stays so.
+
+    A tanh is monotone, so capping the maxima equals the maxima of capped logits, at the same positions.
+    """
+    if softcap is None:
+        return maxima
+    return torch.where(maxima.isinf(), maxima, softcap * torch.tanh(maxima / softcap))
 
 
 def top_k_weights(weights: Tensor, k: int) -> Tensor:

@@ -28,6 +28,7 @@ import lightir
 from lightir.contract import to_json
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
+from lightir.models.backbones import usable_device
 from lightir.models.losses import rank, world_size
 from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
 from lightir.train.recipe import Optimisation, recipe_yaml
@@ -131,7 +132,7 @@ def run_stage(
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
     keep_heap_whole()
-    device = join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = usable_device(join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     folder = _open_folder(recipe, out, resume=resume)
     loop = Loop(recipe, make(device), folder, device)
     if resume:
