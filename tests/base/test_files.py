@@ -57,12 +57,22 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.parametrize("name", ["taken", "nowhere/a"])
+def test_a_write_that_the_system_refuses_names_the_file_that_was_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - which one depends on the reason
+        write_bytes(tmp_path / name, b"x")
+    assert caught.value.filename == str(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_json_errors_name_the_file(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"ü": 1})
     assert read_json(tmp_path / "a.json") == {"ü": 1}
-    (tmp_path / "b.json").write_text("{")
-    with pytest.raises(FormatError, match=r"b\.json"):
-        read_json(tmp_path / "b.json")
+    for content in ("{", "[" * 100_000):
+        (tmp_path / "b.json").write_text(content)
+        with pytest.raises(FormatError, match=r"b\.json"):
+            read_json(tmp_path / "b.json")
     with pytest.raises(NotFound, match=r"c\.json"):
         read_json(tmp_path / "c.json")
 

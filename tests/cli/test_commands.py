@@ -16,6 +16,7 @@ from lightir.cli.app import COMMANDS, build_parser, load_command, main
 from lightir.cli.completion import commands
 
 ROOT = Path(__file__).resolve().parents[2]
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def test_the_command_line_is_built_without_torch():
@@ -70,7 +71,15 @@ def test_examples_in_the_help_can_be_parsed(name):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nope"], ["search"], ["search", "i", "q", "--k", "1"], ["search", "i", "q", "-k", "0"]]
+    "arguments",
+    [
+        [],
+        ["nope"],
+        ["search"],
+        ["search", "i", "q", "--k", "1"],
+        ["search", "i", "q", "-k", "0"],
+        ["search", "i", "q", "--weights", "tokens=1,tokens=2"],
+    ],
 )
 def test_misuse_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -98,13 +107,14 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
         (["verify", "nowhere"], "nowhere"),
         (["index", "nowhere.jsonl", "--out", "{tmp}/i"], "nowhere.jsonl"),
         (["evaluate", "nowhere", "--dataset", "{tmp}"], "{tmp}"),
-        (["encode", "nowhere/model", "{tmp}/c.jsonl", "--out", "{tmp}/v"], "c.jsonl"),
-        (["train", "nowhere.yaml", "--out", "{tmp}/m"], "nowhere.yaml"),
-        (["bench", "nothing"], "nothing"),
+        pytest.param(["encode", "nowhere/model", "{tmp}/c.jsonl", "--out", "{tmp}/v"], "c.jsonl", marks=needs_torch),
+        pytest.param(["train", "nowhere.yaml", "--out", "{tmp}/m"], "nowhere.yaml", marks=needs_torch),
+        (["search", "{index}", "river", "--task", "nope"], "nope"),
+        (["bench", "nothing"], "bench"),  # that it is unknown, or that there are none without a checkout
     ],
 )
-def test_what_is_missing_is_named_in_one_line(arguments, said, tmp_path, capsys):
-    code = main([each.format(tmp=tmp_path) for each in arguments])
+def test_what_is_missing_is_named_in_one_line(arguments, said, bm25_index, tmp_path, capsys):
+    code = main([each.format(tmp=tmp_path, index=bm25_index) for each in arguments])
     captured = capsys.readouterr()
     assert code == 1
     assert captured.out == ""
@@ -302,6 +312,7 @@ def test_bash_completes_commands_options_and_choices(lightir):
         assert done.stdout.split() == [expected], done.stderr
 
 
+@needs_torch
 def test_the_generated_pages_are_current():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)

@@ -127,6 +127,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b"[1]", "line 2: list where an object was expected"),
+        (b"[" * 100_000, "line 2: not JSON"),
         (b'{"text": "x"}', r"line 2: no id: the fields are \['text'\]"),
         (b'{"_id": "b"}', "line 2: no text"),
         (b'{"_id": " ", "text": "x"}', "line 2: _id is empty"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -152,16 +151,3 @@ def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> Non
     manifest.write_text(json.dumps({"format_version": 1, "complete": False, "shards": []}))
     evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
     assert len(VectorsReader(tmp_path / "work" / "vectors")) == 8
-
-
-def test_a_model_without_light_queries_is_measured_with_full_ones(dataset: Path, tmp_path: Path) -> None:
-    model = LightRetriever.load(save_model(tmp_path))
-    query = dataclasses.replace(model.contract.query, suffix="\nThe passage: ")
-    document = dataclasses.replace(model.contract.document, suffix="\nSo: ", ends=4)
-    model.contract = dataclasses.replace(model.contract, method="llm-ql", query=query, document=document, sparse=None)
-    model.save(tmp_path / "llm-ql")
-    report = evaluate_model(tmp_path / "llm-ql", dataset, tmp_path / "work", measures=["nDCG@10"])
-    assert set(report.systems) == {"tokens", "full"}
-    assert not (tmp_path / "work" / "query-encoder").exists()
-    with pytest.raises(InvalidInput, match="no light queries"):
-        evaluate_model(tmp_path / "llm-ql", dataset, tmp_path / "work", modes=["full"], task="nfcorpus")

@@ -40,6 +40,7 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: Recipe, tmp_path: Path) -> No
         (MINIMAL + "heads: {sparse: false}\n", "must be 0"),
         (MINIMAL + "optimisation: {steps: 0}\n", "steps is 0"),
         ("a: [", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
         ("just text", "expected"),
     ],
 )

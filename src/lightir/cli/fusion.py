@@ -33,6 +33,9 @@ def add_fusion(parser: argparse.ArgumentParser) -> None:
 def weights(text: str) -> dict[str, float]:
     """An argparse type: `dense=0.7,sparse=0.3`."""
     try:
-        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+        pairs = [(name.strip(), float(value)) for name, value in (part.split("=") for part in text.split(","))]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form dense=0.7,sparse=0.3") from None
+    if len(found := dict(pairs)) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} names a branch twice")
+    return found

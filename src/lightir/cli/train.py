@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train and name the model's folder."""
-    from lightir.contract import Contract
     from lightir.train.stages import train_file
 
     out = args.out or Path(args.recipe).stem
@@ -37,5 +36,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"model": str(model)})
     else:
-        light = Contract.load(model).has_light_queries
-        say(f"{model} is trained\nnext: lightir {'cache' if light else 'encode'} {model}{'' if light else ' CORPUS'}")
+        say(f"{model} is trained\nnext: lightir cache {model}")

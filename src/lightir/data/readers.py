@@ -272,7 +272,7 @@ def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Recor
     for number, line in lines:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
             raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
         if not isinstance(record, dict):
             raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")

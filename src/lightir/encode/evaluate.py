@@ -155,9 +155,8 @@ def evaluate_model(
             by every model whose documents are encoded alike), the query table where the model has none, the index.
         split: whose queries and judgements.
         modes: those of evaluate_index, and with FULL for "dense" the full query encoder, with FULL_SPARSE for "sparse"
-            the model's own sparse query vectors; None for all_modes (of the tokens
-            branch alone where the model has no light queries), FULL where the model has a dense branch, and FULL_SPARSE
-            where it is a CSplade.
+            the model's own sparse query vectors; None for all_modes, FULL where the model has a dense branch, and
+            FULL_SPARSE where it is a CSplade.
         measures: names as ir-measures has them.
         k: see evaluate_index.
         task: the query table to use, whose instruction the full encoder takes; None for the default one.
@@ -202,8 +201,7 @@ def _systems(
 ) -> dict[str, tuple[Searcher, str]]:
     light = Searcher(index, task=task, threads=threads)
     if modes is None:
-        searched = index.branches if prepared.contract.has_light_queries else ("tokens",)
-        modes = [*all_modes(searched), *([FULL] if "dense" in index.branches else [])]
+        modes = [*all_modes(index.branches), *([FULL] if "dense" in index.branches else [])]
         modes += [FULL_SPARSE] if prepared.contract.method == "csplade" else []
     systems = {}
     for mode in modes:
@@ -252,10 +250,8 @@ class _Prepared:
                 f"choose another work folder for each data set"
             )
 
-    def query_encoder(self) -> Path | None:
-        """The model's own query-encoder folder, or one computed in the work folder; None without light queries."""
-        if not self.contract.has_light_queries:
-            return None
+    def query_encoder(self) -> Path:
+        """The model's own query-encoder folder, or one computed in the work folder."""
         own, cached = self.folder / QUERY_ENCODER, self.work / QUERY_ENCODER
         if own.is_dir():
             return own
@@ -266,10 +262,7 @@ class _Prepared:
     def full_query_encoder(self, light: Searcher, task: str | None, *, sparse: bool) -> FullQueryEncoder:
         """With the instruction of the table that the light encoder uses, so that both answer the same question."""
         encoder = light.encoder
-        if encoder is None and task is None:
-            return FullQueryEncoder(self.model, sparse=sparse)
-        if not isinstance(encoder, CachedQueryEncoder):
-            raise InvalidInput(f"the model has no light queries, so no table for task {task!r}")
+        assert isinstance(encoder, CachedQueryEncoder)  # it is the one that the index carries
         name = next(iter(encoder.tables), None) if task is None else task
         if name is None:
             return FullQueryEncoder(self.model, sparse=sparse)

@@ -293,7 +293,7 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         header = json.loads(content[8:start].tobytes())
         header.pop("__metadata__", None)
         return {name: _map_tensor(content, start, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is no whole safetensors file of F16, BF16, F32 or I8 tensors: {error}") from error
 
 

@@ -47,6 +47,7 @@ class Searcher:
 
         Raises:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
+            InvalidInput: a task, but no encoder.
         """
         self.index = index
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
@@ -54,6 +55,10 @@ class Searcher:
         self.threads = threads
         if self.encoder is not None:
             _require_fit(index, self.encoder)
+        elif task is not None:
+            raise InvalidInput(
+                f"task {task!r} names a query table, but there is no query encoder: the index has BM25 only"
+            )
 
     def search(
         self,

@@ -413,7 +413,7 @@ def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
         raise NotFound(f"recipe {path} does not exist")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path} is not valid YAML: {error}") from error
     for override in overrides:
         _override(content, override)
@@ -427,7 +427,7 @@ def _override(content: Any, override: str) -> None:
     *parents, last = key.split(".")
     try:
         parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
     for parent in parents:
         content = (
