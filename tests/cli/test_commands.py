@@ -326,7 +326,8 @@ def test_the_readme_names_only_commands_that_parse():
     assert len(lines) >= 8
     for line in lines:
         command = re.split(r"\s{2,}", line.removeprefix("lightir "))[0]
-        build_parser().parse_args([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)])
+        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
+        assert build_parser().parse_args(words).command == words[0]
     assert set(commands(build_parser())) == set(COMMANDS)
 
 

@@ -197,6 +197,13 @@ def test_the_command_tells_what_to_do(
     assert "is the default now" not in captured.err
 
 
+def test_a_split_and_a_file_of_judgements_are_not_both_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", "index", "queries.jsonl", "--qrels", "qrels", "--split", "dev"])
+    assert stop.value.code == 2
+    assert "--split is of a BEIR folder" in capsys.readouterr().err
+
+
 def test_an_index_without_a_model_joins_nothing(tmp_path: Path) -> None:
     build_index(document_shards([Document("a", "cat")]), tmp_path / "i", progress=False)
     with IndexWriter.open(tmp_path / "i") as writer, pytest.raises(InvalidInput, match="nothing to join"):

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("index", metavar="INDEX", help="an index folder")
     parser.add_argument("queries", metavar="QUERIES", help="a BEIR folder, or with --qrels a file of queries")
-    parser.add_argument("--split", default="dev", help="of the BEIR folder (default %(default)s)")
+    parser.add_argument("--split", help="of the BEIR folder (default dev)")
     parser.add_argument("--qrels", metavar="FILE", help="judgements of a file of queries, as BEIR or TREC writes them")
     parser.add_argument("--mode", metavar="MODE", help="the branches to join, as search has them (default hybrid)")
     parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
 
+    if args.qrels is not None and args.split is not None:
+        args.parser.error("--split is of a BEIR folder; --qrels goes with a file of queries")
     queries, qrels = judged(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
@@ -73,10 +75,11 @@ def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:
 
     if args.qrels is not None:
         return list(read_queries(args.queries)), read_qrels(args.qrels)
-    if args.split == "test":
+    split = args.split or "dev"
+    if split == "test":
         say("tuned on a test split: what is measured on it afterwards says nothing about other queries")
     dataset = Dataset.open(args.queries)
-    return list(dataset.queries(args.split)), dataset.qrels(args.split)
+    return list(dataset.queries(split)), dataset.qrels(split)
 
 
 def fit(searcher: Searcher, queries: list[Query], qrels: Qrels, args: argparse.Namespace) -> Tuning:

@@ -10,7 +10,7 @@ from lightir.analysis import Analyzer, Occurrence
 
 SNIPPET_CHARACTERS = 240
 SEARCHED_CHARACTERS = 1_000_000
-"""How far into a document passages are looked for: a tenth of a second's work."""
+"""How far into a document passages are looked for, so that a page of huge documents is no long wait."""
 
 _LEAD = 40  # characters in front of the first match
 
