@@ -207,7 +207,7 @@ def _sparse_losses(
             alignment = alignment_kl(student, full_scores, excluded=candidates.excluded)
             parts["sparse_alignment"] = losses.sparse_alignment * alignment
     if losses.flops > 0:
-        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        ramp = 1.0 if losses.flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
         parts["flops"] = losses.flops * ramp * terms.factor * flops(sparse[:, terms.sample])
     return parts
 
@@ -222,7 +222,7 @@ def _symmetric_sparse_losses(
     contrast = info_nce(scores, candidates.positives, temperature=temperature, excluded=excluded)
     parts = {"symmetric_sparse": losses.symmetric_sparse * contrast}
     if losses.query_flops > 0:
-        ramp = flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        ramp = 1.0 if losses.query_flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
         parts["query_flops"] = losses.query_flops * ramp * flops(queries)
     return parts
 

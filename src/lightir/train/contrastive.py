@@ -31,6 +31,7 @@ from lightir.train.preparation import (
     refit_bias,
 )
 from lightir.train.recipe import Recipe, data_folder
+from lightir.train.sparsity import SparsityControl
 from lightir.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
@@ -84,13 +85,15 @@ class Contrastive:
         taught = recipe.teacher.address
         max_tokens = self.retriever.contract.document.max_tokens
         self.teacher = Teacher.load(taught, max_tokens=max_tokens, device=device) if taught else None
+        self.controls = sparsity_controls(recipe)
         self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
 
     @property
     def fixed(self) -> dict[str, Tensor]:
-        """The head arrays."""
+        """The head arrays, and the state of what sets the FLOPS weights."""
         heads = {f.name: getattr(self.retriever.heads, f.name) for f in dataclasses.fields(self.retriever.heads)}
-        return {name: tensor for name, tensor in heads.items() if tensor is not None}
+        states = {f"control of {name}": control.state for name, control in self.controls.items()}
+        return states | {name: tensor for name, tensor in heads.items() if tensor is not None}
 
     @property
     def texts_per_step(self) -> int:
@@ -99,15 +102,24 @@ class Contrastive:
         return settings.batch_size * (1 + settings.negatives) * settings.accumulation
 
     def restore(self, fixed: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's head arrays."""
-        self.retriever.heads = dataclasses.replace(self.retriever.heads, **fixed)
+        """Take a checkpoint's head arrays and states."""
+        for name, control in self.controls.items():
+            control.restore(fixed[f"control of {name}"])
+        heads = {name: tensor for name, tensor in fixed.items() if not name.startswith("control of ")}
+        self.retriever.heads = dataclasses.replace(self.retriever.heads, **heads)
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the mixture's batch."""
         batch = self.mixture.batch(number)
+        weights: dict[str, Any] = {name: control.weight for name, control in self.controls.items()}
+        recipe = dataclasses.replace(self.recipe, losses=dataclasses.replace(self.recipe.losses, **weights))
         with autocast(self.device, self.retriever.backbone.model.dtype):
-            parts, monitored = batch_losses(self.retriever, batch, self.recipe, step=step, teacher=self.teacher)
-        return parts, {**monitored, "dataset": batch.dataset}
+            parts, monitored = batch_losses(self.retriever, batch, recipe, step=step, teacher=self.teacher)
+        for name, control in self.controls.items():
+            control.observe(monitored["nonzeros" if name == "flops" else "query_nonzeros"])
+            if (number + 1) % self.recipe.optimisation.accumulation == 0:
+                control.adjust()
+        return parts, {**monitored, **{f"{n}_weight": w for n, w in weights.items()}, "dataset": batch.dataset}
 
     def evaluate(self) -> Measured | None:
         """nDCG@10 on every development set, and the mean; the recipe says which branch decides."""
@@ -137,6 +149,13 @@ class Contrastive:
         """What was trained on, and what was left out of it."""
         found: dict[str, object] = {"data": data_record(self.sets, self.mixture)}
         return found if self.report is None else found | {"decontamination": self.report.to_json()}
+
+
+def sparsity_controls(recipe: Recipe) -> dict[str, SparsityControl]:
+    """What sets the FLOPS weights that have a target, by the weight's name in the recipe."""
+    losses = recipe.losses
+    wanted = {"flops": losses.flops_target, "query_flops": losses.query_flops_target}
+    return {name: SparsityControl(getattr(losses, name), target) for name, target in wanted.items() if target}
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: Recipe) -> dict[str, float]:

@@ -122,7 +122,10 @@ class Losses:
         sparse_alignment: the same to the sparse ones.
         flops: FLOPS regulariser of the documents' sparse vectors (Eq. 9).
         query_flops: FLOPS regulariser of the queries' sparse vectors; it wants symmetric_sparse.
-        flops_ramp_steps: the weight of both rises quadratically to this step.
+        flops_ramp_steps: the weight of both rises quadratically to this step; a weight with a target does not.
+        flops_target: the mean number of non-zeros wanted of a document in training: the weight begins at `flops` and is
+            then set after every step so that documents come near it; 0 leaves the weight as it is.
+        query_flops_target: the same for queries and `query_flops`.
         sparse_terms: 0 projects documents on the whole vocabulary in training; n projects them on the terms of the
             batch's queries, which is all that the contrastive loss reads, and on n terms drawn anew for every batch,
             which FLOPS is estimated from without bias. A small model's step is a third cheaper that way.
@@ -140,6 +143,8 @@ class Losses:
     flops: float = 0.001
     query_flops: float = 0.0
     flops_ramp_steps: int = 4000
+    flops_target: int = 0
+    query_flops_target: int = 0
     sparse_terms: int = 0
     temperature: float = 0.02
     sparse_temperature: float = 1.0
@@ -326,6 +331,12 @@ class Recipe:
             )
         if losses.symmetric_sparse > 0 and losses.sparse_terms:
             raise InvalidInput("losses.symmetric_sparse compares all terms: losses.sparse_terms must be 0")
+        for name in ("flops", "query_flops"):
+            target = getattr(losses, f"{name}_target")
+            if target < 0 or (target and getattr(losses, name) <= 0):
+                raise InvalidInput(
+                    f"losses.{name}_target is {target}: expected 0 or more, and losses.{name} to begin with"
+                )
         if self.method == "csplade" and losses.symmetric_sparse <= 0:
             raise InvalidInput(
                 "method csplade sends queries through the sparse head: losses.symmetric_sparse must be > 0"
