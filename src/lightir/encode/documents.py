@@ -88,8 +88,8 @@ def encode_corpus(
             Must be "auto" for a loaded model, which has its own.
         device: "auto" takes a GPU where there is one. Must be "auto" for a loaded model.
         compile: run the model's layers compiled, which needs a C++ compiler and on a CPU makes encoding 1.3 to 1.7
-            times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes, and says
-            so in the log; where it does not work there, that is a warning and layers run as they are.
+            times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes,
+            and says so in the log; where it does not work there, that is a warning and layers run as they are.
         resume: go on with a folder that was cut off; a complete one is left as it is.
         shard_size: documents that are written, and at most lost, together.
         n_documents: how many there are, for the time left; None when not known.
