@@ -31,27 +31,89 @@ void score_rows(const Matrix& rows, size_t first, size_t n, const float* query, 
     }
 }
 
-// The best rows of first .. last for one query, tile after tile.
+// Upper bounds of int8 rows' scores from integer arithmetic, several times as fast as the scores themselves.
+class Coarse {
+public:
+    Coarse() = default;
+
+    // A query that is all zeros, too wide, or so large or small that floats over- or underflow is left to the scores.
+    Coarse(const float* query, size_t dim) {
+        float most = 0.0f;
+        for (size_t j = 0; j < dim; ++j) most = std::max(most, std::fabs(query[j]));
+        if (dim > widest_coarse || !(most > 1e-25f && most < 1e25f)) return;
+        const size_t padded = (dim + 63) / 64 * 64;
+        values_.resize(padded);
+        high_.resize(padded);
+        low_.resize(padded);
+        step_ = most / static_cast<float>(coarse_limit);
+        double error = 0.0, magnitude = 0.0;
+        for (size_t j = 0; j < dim; ++j) {
+            const int value = std::clamp(static_cast<int>(std::lrintf(query[j] / step_)), -coarse_limit, coarse_limit);
+            const int high = (value + 64) >> 7;  // -64 <= low < 64
+            values_[j] = static_cast<int16_t>(value);
+            high_[j] = static_cast<int8_t>(high);
+            low_[j] = static_cast<int8_t>(value - 128 * high);
+            high_lanes_[j / 4 % 16] += high_[j];
+            low_lanes_[j / 4 % 16] += low_[j];
+            error += std::fabs(static_cast<double>(query[j]) - static_cast<double>(step_) * value);
+            magnitude += std::fabs(static_cast<double>(query[j]));
+        }
+        // No value of a row is beyond 128. The second term is for the roundings: those of the score (a product, a sum a
+        // strip of 32 columns, 5 sums of lanes, the scale) and those made here, 64 and fewer.
+        const double roundings = static_cast<double>(dim) / n_lanes + 128.0;
+        slack_ = static_cast<float>(128.0 * (error + magnitude * roundings * 0x1p-24) * 1.001);
+        dim_ = dim;
+    }
+
+    bool usable() const { return dim_ > 0; }
+
+    // bounds[i] >= the score of row first + i, as score_rows computes it; NaN where the row's scale is not a number.
+    void bound_rows(const Matrix& rows, size_t first, size_t n, float* bounds) const {
+        const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_, dim_};
+        level().coarse_dot_rows(rows.row(first), n, rows.row_bytes(), query, bounds);
+        for (size_t i = 0; i < n; ++i) {
+            const float scale = rows.scales[first + i];
+            bounds[i] = scale * (bounds[i] * step_) + std::fabs(scale) * slack_ + std::numeric_limits<float>::min();
+        }
+    }
+
+private:
+    std::vector<int16_t> values_;
+    std::vector<int8_t> high_, low_;
+    int32_t high_lanes_[16] = {}, low_lanes_[16] = {};
+    float step_ = 0.0f, slack_ = 0.0f;
+    size_t dim_ = 0;
+};
+
+// The best rows of first .. last for one query, tile after tile. int8 rows are bounded first, and only those whose bound
+// beats the threshold are scored: the result is the same.
 class Scan {
 public:
-    Scan(const float* query, size_t dim, size_t k)
-        : query_(query), dim_(dim), best_(k, std::numeric_limits<float>::quiet_NaN()) {}
+    Scan(const Matrix& rows, const float* query, size_t dim, size_t k)
+        : rows_(rows), query_(query), dim_(dim), best_(k, std::numeric_limits<float>::quiet_NaN()) {
+        if (rows.element == Element::int8) coarse_ = Coarse(query, dim);
+    }
 
-    void visit(const Matrix& rows, size_t first, size_t n, Bitmap allowed) {
+    void visit(size_t first, size_t n, Bitmap allowed) {
         alignas(64) float scores[tile];
-        uint32_t positions[tile + 1];
-        float values[tile + 1];
-        score_rows(rows, first, n, query_, dim_, scores);
+        uint32_t positions[tile];
+        float values[tile];
+        if (coarse_.usable()) {
+            coarse_.bound_rows(rows_, first, n, scores);
+        } else {
+            score_rows(rows_, first, n, query_, dim_, scores);
+        }
         // A scan takes whole groups of 64: what stands behind the last row is filled up and left out below.
         std::fill(scores + n, scores + tile, 0.0f);
         const size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
         for (size_t i = 0; i < n_found && positions[i] < n; ++i) {
             const size_t doc = first + positions[i];
             if (!allowed(doc)) continue;
+            if (coarse_.usable()) score_rows(rows_, doc, 1, query_, dim_, values + i);
             if (std::isnan(values[i])) {
                 throw InvalidInput("row " + std::to_string(doc) + " scores NaN: its values or scale are not numbers");
             }
-            best_.push(static_cast<uint32_t>(doc), values[i]);
+            if (!(values[i] <= best_.threshold())) best_.push(static_cast<uint32_t>(doc), values[i]);
         }
         best_.shrink();
     }
@@ -59,8 +121,10 @@ public:
     std::vector<Hit> finish() { return best_.finish(); }
 
 private:
+    const Matrix& rows_;
     const float* query_;
     size_t dim_;
+    Coarse coarse_;
     TopK best_;
 };
 
@@ -89,10 +153,10 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
         const size_t group = task / n_parts, part = task % n_parts;
         const size_t first_query = group * queries_group, last_query = std::min(n_queries, first_query + queries_group);
         std::vector<Scan> scans;
-        for (size_t q = first_query; q < last_query; ++q) scans.emplace_back(queries + q * dim, dim, k);
+        for (size_t q = first_query; q < last_query; ++q) scans.emplace_back(rows, queries + q * dim, dim, k);
         for (size_t t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {
             const size_t n = std::min(tile, rows.n_rows - t * tile);
-            for (Scan& scan : scans) scan.visit(rows, t * tile, n, allowed);
+            for (Scan& scan : scans) scan.visit(t * tile, n, allowed);
         }
         for (size_t q = first_query; q < last_query; ++q) found[q][part] = scans[q - first_query].finish();
     });

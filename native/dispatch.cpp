@@ -22,7 +22,8 @@ std::vector<const Level*> find_levels() {
     if (!f16c || !__builtin_cpu_supports("avx2")) return found;
     found.push_back(&avx2_level);
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vnni")) {
         found.push_back(&avx512_level);
     }
 #endif

@@ -31,6 +31,23 @@ struct Avx2 {
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
 
+    static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
+        __m256i sums = _mm256_setzero_si256();
+        size_t j = 0;
+        for (; j + 16 <= query.dim; j += 16) {
+            const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.values + j));
+            const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + j)));
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(wide, values));
+        }
+        int32_t rest = 0;
+        for (; j < query.dim; ++j) rest += row[j] * query.values[j];
+        const __m256 lanes = _mm256_cvtepi32_ps(sums);
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        four = _mm_add_ss(four, _mm_shuffle_ps(four, four, 1));
+        return _mm_cvtss_f32(four) + static_cast<float>(rest);
+    }
+
     // Few entries are above: the least work that tells whether any is comes first.
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));

@@ -1,4 +1,4 @@
-// Compiled with AVX-512 F, BW, DQ and VL; entered only where the processor has them all.
+// Compiled with AVX-512 F, BW, DQ, VL and VNNI; entered only where the processor has them all.
 #include <immintrin.h>
 
 #include "level_loops.hpp"
@@ -31,6 +31,23 @@ struct Avx512 {
     static void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
 
+    // VNNI multiplies unsigned by signed: a row's bytes get 128 added, and the sums start that much lower.
+    static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
+        const __m512i flip = _mm512_set1_epi8(-128);
+        __m512i high = _mm512_slli_epi32(_mm512_loadu_si512(query.high_lanes), 7);
+        __m512i low = _mm512_slli_epi32(_mm512_loadu_si512(query.low_lanes), 7);
+        high = _mm512_sub_epi32(_mm512_setzero_si512(), high);
+        low = _mm512_sub_epi32(_mm512_setzero_si512(), low);
+        for (size_t j = 0; j < query.dim; j += 64) {
+            const size_t left = query.dim - j;
+            const __m512i part = left >= 64 ? _mm512_loadu_si512(row + j)
+                                            : _mm512_maskz_loadu_epi8((uint64_t{1} << left) - 1, row + j);
+            const __m512i bytes = _mm512_xor_si512(part, flip);
+            high = _mm512_dpbusd_epi32(high, bytes, _mm512_loadu_si512(query.high + j));
+            low = _mm512_dpbusd_epi32(low, bytes, _mm512_loadu_si512(query.low + j));
+        }
+        return _mm512_reduce_add_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low)));
+    }
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));
         const uint64_t low = _mm512_cmpgt_epu16_mask(_mm512_loadu_si512(scores), limit);

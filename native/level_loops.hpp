@@ -1,7 +1,7 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
 //   V::width, V::Floats, zero(), load_half(p), load_bfloat16(p), load_int8(p), load_uint8(p), load_float(p), set(x),
 //   add(a, b), mul(a, b), store(p, a), stream(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit
-//   l says whether entry l of scan_width is above the threshold.
+//   l says whether entry l of scan_width is above the threshold; coarse_dot(row, query), see CoarseQuery.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
 #pragma once
@@ -69,6 +69,13 @@ inline float dot(const uint8_t* row, const float* query, size_t dim) {
 template <typename V, Element E>
 void dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores) {
     for (size_t i = 0; i < n_rows; ++i) scores[i] = dot<V, E>(rows + i * row_bytes, query, dim);
+}
+
+template <typename V>
+void coarse_dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const CoarseQuery& query, float* products) {
+    for (size_t i = 0; i < n_rows; ++i) {
+        products[i] = V::coarse_dot(reinterpret_cast<const int8_t*>(rows + i * row_bytes), query);
+    }
 }
 
 template <typename V>
@@ -235,6 +242,7 @@ constexpr Level make_level(const char* name) {
         take_above<V, uint16_t>,
         take_above<V, float>,
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
+        coarse_dot_rows<V>,
         {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>,
          sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,

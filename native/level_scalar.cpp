@@ -45,6 +45,18 @@ struct Scalar {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
+    static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
+        constexpr size_t strip = 256;
+        float total = 0.0f;
+        for (size_t first = 0; first < query.dim; first += strip) {
+            const size_t n = query.dim - first < strip ? query.dim - first : strip;
+            int32_t sum = 0;
+            for (size_t j = 0; j < n; ++j) sum += row[first + j] * query.values[first + j];
+            total += static_cast<float>(sum);
+        }
+        return total;
+    }
+
     // Few entries are above: the loop that compilers vectorise (flags as wide as the scores) tells first whether any is.
     template <typename Flag, typename Score, typename IsAbove>
     static uint64_t mask_of(const Score* scores, IsAbove is_above) {

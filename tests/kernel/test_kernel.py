@@ -170,6 +170,47 @@ def test_dense_search_equals_its_twin(level, seed, n, width, cut, n_queries, k, 
         same([reference.dense_pair_scores(rows, doc_ords, query, scales=scales)], [scores])
 
 
+def by_pair_scores(rows: np.ndarray, query: np.ndarray, k: int, scales: np.ndarray | None):
+    """What a search has to find, from every row's own score."""
+    scores = kernel.dense_pair_scores(rows, np.arange(len(rows), dtype=np.uint32), query, scales=scales)
+    order = np.lexsort((np.arange(len(rows)), -scores))[:k]
+    return order.astype(np.uint32), scores[order]
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32),
+    width=st.sampled_from([1, 15, 63, 64, 65, 300, 8192, 8200]),
+    spread=st.sampled_from([0.0, 1.0, 8.0]),
+    k=st.sampled_from([1, 10, 400]),
+    alike=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+)
+def test_bounds_of_int8_rows_lose_no_hit(level, seed, width, spread, k, alike, threads) -> None:
+    """Rows are left out by a bound on their score; whatever the query's spread, the best stay, to the bit."""
+    rng = np.random.default_rng(seed)
+    n = 900 if width < 1000 else 300
+    rows = rng.integers(-128, 128, (n, width), dtype=np.int8)
+    if alike:  # scores that differ in their last bits only
+        rows[:] = rows[0]
+    scales = (rng.choice([-1, 1, 1, 1], n) * (1 + 1e-6 * rng.random(n)) * 0.01).astype(np.float32)
+    queries = (rng.standard_normal((2, width)) * np.exp(spread * rng.standard_normal((2, width)))).astype(np.float32)
+    doc_ords, scores = kernel.dense_top_k(rows, queries, k=k, scales=scales, threads=threads)
+    for i, query in enumerate(queries):
+        same([doc_ords[i], scores[i]], by_pair_scores(rows, query, k, scales))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30, 3e37])
+@pytest.mark.parametrize("scale", [1e-38, 1.0, 1e30])
+def test_very_small_and_very_large_numbers_are_ranked_by_their_scores(level, size: float, scale: float) -> None:
+    rng = np.random.default_rng(7)
+    rows = rng.integers(-3, 4, (700, 5), dtype=np.int8)
+    scales = np.full(700, scale, np.float32)
+    query = F32([size, 0, size / 2, 0, 0])
+    got = kernel.dense_top_k(rows, query[None], k=9, scales=scales)
+    same([got[0][0], got[1][0]], by_pair_scores(rows, query, 9, scales))
+
+
 @few
 @given(
     seed=st.integers(0, 2**32),
