@@ -55,7 +55,8 @@ def slow_mask(length: int, first: int, last: int, valid: list[bool]) -> list[lis
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("n_ends", [1, 4])
 def test_the_stop_is_where_each_row_has_its_end(side: str, n_ends: int) -> None:
-    batch = join(passages(n_ends), QUERIES, n_ends=n_ends, padding_side=side)
+    batch = join(passages(n_ends), QUERIES, n_ends=n_ends, padding_side=side, pad_to=8)
+    assert batch.input_ids.shape[1] % 8 == 0
     mask = attention_stop(batch.valid, batch.first_end, batch.last_end)
     for row in range(4):
         assert batch.input_ids[row, batch.first_end[row] : batch.last_end[row] + 1].tolist() == [EOS] * n_ends

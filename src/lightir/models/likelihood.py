@@ -83,8 +83,17 @@ def join(
     n_ends: int,
     device: torch.device | str = "cpu",
     padding_side: Literal["left", "right"] = "right",
+    pad_to: int = 1,
 ) -> Sequences:
     """Each framed passage, which ends in n_ends times [E], with its query's tokens behind it.
+
+    Args:
+        framed: the passages.
+        queries: a list of token ids for each.
+        n_ends: how often [E] stands.
+        device: for the tensors.
+        padding_side: of shorter rows.
+        pad_to: the length is padded up to a multiple, so that compiled layers meet few shapes.
 
     Raises:
         InvalidInput: a frame without an end.
@@ -92,7 +101,7 @@ def join(
     if n_ends < 1:
         raise InvalidInput("the passage's frame needs an end token: what follows sees the passage through it")
     rows = [[*ids, *query] for (ids, _, _), query in zip(framed, queries, strict=True)]
-    length = max(map(len, rows), default=1)
+    length = -(-max(map(len, rows), default=1) // pad_to) * pad_to
     shape = (len(rows), length)
     ids = np.zeros(shape, dtype=np.int64)
     valid, passage, query_mask = (np.zeros(shape, dtype=bool) for _ in range(3))

@@ -92,6 +92,8 @@ def open_sets(
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
     """One training set as its recipe describes it."""
     if (file := examples_file(data.name)) is not None:
+        if data.pairs != "judged" or data.negatives or data.instructions == ("listed",) or data.split != "train":
+            raise InvalidInput(f"data set {data.name!r} is a file of examples, with no splits or pairs to choose")
         return TrainingSet.open_jsonl(file, instructions=data.instructions or (default_instruction,))
     folder = data_folder(data.name)
     listed = data.instructions == ("listed",)

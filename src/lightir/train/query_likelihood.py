@@ -36,6 +36,7 @@ from lightir.models.likelihood import (
 )
 from lightir.models.losses import rank, world_size
 from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.batch import SHAPE_STEP
 from lightir.train.development import Development, load_development
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.preparation import (
@@ -308,7 +309,8 @@ def _losses(
 ) -> tuple[Tensor, Tensor | None]:
     """-Σ log p of what follows [E], and the weighted one of the text in front of it (None without a weight)."""
     backbone = retriever.backbone
-    batch = join(framed, targets, n_ends=len(retriever.end_ids), device=backbone.device)
+    pad_to = SHAPE_STEP if recipe.model.compile else 1
+    batch = join(framed, targets, n_ends=len(retriever.end_ids), device=backbone.device, pad_to=pad_to)
     states = sequence_states(backbone, batch, stop=recipe.attention_stop)
     after = -log_likelihood(backbone, states, batch.input_ids, batch.query).mean()
     if not recipe.passage_lm_weight:
@@ -328,7 +330,8 @@ def measure(retriever: LightRetriever, development: Development, recipe: Likelih
     for start in range(0, len(queries), size):
         framed = retriever.frame_documents(documents[start : start + size])
         some = queries[start : start + size]
-        batch = join(framed, some, n_ends=len(retriever.end_ids), device=backbone.device)
+        pad_to = SHAPE_STEP if recipe.model.compile else 1
+        batch = join(framed, some, n_ends=len(retriever.end_ids), device=backbone.device, pad_to=pad_to)
         states = sequence_states(backbone, batch, stop=recipe.attention_stop)
         total += float(log_likelihood(backbone, states, batch.input_ids, batch.query).sum())
     return total / max(1, sum(map(len, queries)))

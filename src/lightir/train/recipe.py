@@ -57,7 +57,7 @@ class DataRecipe:
 
     Attributes:
         name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a JSONL file of training
-            examples, whose split, pairs and negatives are what stands in it.
+            examples, which brings its own negatives and has no splits, pairs or listed instructions.
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
