@@ -1,0 +1,96 @@
+"""CSplade's two next-token losses in chunks against plain autograd: peak extra memory and time, forward and backward.
+
+Each variant runs in a process of its own, on one thread; extra memory is the resident peak while it works, less what
+was resident before and less the gradient of the states. Plain is the paper's appendix A: logits of all positions, and
+two cross entropies of them. Run: python bench/bench_adaptation_loss.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightir.models.lm_losses import next_token_losses
+
+VARIANTS = ("plain", "chunks", "chunks bf16")
+
+
+def loss(variant: str, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    if variant != "plain":
+        return next_token_losses(states, weight, targets).total
+    logits = states @ weight.T
+    adapted = torch.log(1 + torch.relu(logits))
+    return F.cross_entropy(logits, targets, reduction="sum") + F.cross_entropy(adapted, targets, reduction="sum")
+
+
+def resident(field: str) -> int:
+    """Bytes that /proc says of this process: VmRSS now, VmHWM at its highest since the last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def measure(variant: str, *, positions: int, vocabulary: int, hidden: int, repeats: int) -> dict[str, float]:
+    """Seconds (best of the repeats) and peak extra bytes of one forward and backward pass, and the loss a position."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if "bf16" in variant else torch.float32
+    states = torch.randn(positions, hidden).to(dtype).requires_grad_()
+    weight = (torch.randn(vocabulary, hidden) / hidden**0.5).to(dtype)
+    targets = torch.randint(vocabulary, (positions,))
+    seconds, peak, value = [], 0, 0.0
+    torch.autograd.backward(loss(variant, states[:2], weight[:64], targets[:2] % 64))  # loads code
+    for _ in range(repeats):
+        states.grad = None
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        start = time.perf_counter()
+        found = loss(variant, states, weight, targets)
+        torch.autograd.backward(found)
+        seconds.append(time.perf_counter() - start)
+        peak = max(peak, resident("VmHWM") - before - states.numel() * states.element_size())
+        value = float(found.detach()) / positions
+    return {"seconds": min(seconds), "extra_bytes": peak, "loss": value}
+
+
+def in_own_process(variant: str, shape: dict[str, int]) -> dict[str, float]:
+    command = [sys.executable, __file__, "--variant", variant, *(f"--{k}={v}" for k, v in shape.items())]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variant", choices=VARIANTS)
+    for name, value in (("positions", 1024), ("vocabulary", 49_152), ("hidden", 576), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    arguments = vars(parser.parse_args())
+    variant = arguments.pop("variant")
+    if variant:
+        json.dump(measure(variant, **arguments), sys.stdout)
+        return
+    results = {name: in_own_process(name, arguments) for name in VARIANTS}
+    base = results["plain"]
+    for name, result in results.items():
+        print(
+            f"V={arguments['vocabulary']} n={arguments['positions']} H={arguments['hidden']} {name:12s}"
+            f" {result['seconds']:7.2f} s  {result['extra_bytes'] / 2**20:8.1f} MiB extra"
+            f"  {base['extra_bytes'] / max(result['extra_bytes'], 1):6.1f}x less memory"
+            f"  {base['seconds'] / result['seconds']:5.2f}x the speed  (loss {result['loss']:.4f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
