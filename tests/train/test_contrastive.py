@@ -186,7 +186,11 @@ def _process(rank: int, world: int, port: int, recipe: Recipe, path: str) -> Non
 
 
 def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, lora_dropout=0.0))
+    recipe = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
+    )
     path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
     multiprocessing.start_processes(_process, args=(4, port, recipe, str(path)), nprocs=4, start_method="fork")
     one, four = gradients(recipe), torch.load(path, weights_only=True)

@@ -37,6 +37,10 @@ LIGHT_TOKENS_STEP = 256
 """The same for the distinct tokens of a batch's light queries."""
 
 
+WATCHED = 64
+"""Documents whose sparse vectors' mean cosine is logged where there are no dense ones: they are wide."""
+
+
 def batch_losses(
     retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int, teacher: Teacher | None = None
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -83,7 +87,8 @@ def batch_losses(
             weights = gather(retriever.sparse_from(*queries, straight_through=soft))
             parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
             monitored["query_nonzeros"] = nonzeros(weights)
-        monitored.setdefault("cosine", mean_pairwise_cosine(sparse))
+        if candidates.dense is None:
+            monitored["cosine"] = mean_pairwise_cosine(sparse[:WATCHED])
     return parts, monitored
 
 
