@@ -139,6 +139,27 @@ def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, bat
                 np.testing.assert_array_equal(found[query_id].scores, ranking.scores)
 
 
+@pytest.mark.parametrize("k", [1, 3, 7, 50])
+def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
+    """Long documents, far down in the order of the day they came, are the best ones since longer ones have come."""
+    short = [Document(f"short{i:03d}", "cat and dog") for i in range(200)]
+    long = [Document(f"long{i}", "cat " * 3 + "fish " * 27) for i in range(5)]
+    tiny = [Document(f"tiny{i:03d}", "fish") for i in range(600)]
+    longest = [Document(f"longest{i:03d}", "fish " * 500) for i in range(100)]
+    with IndexWriter.create(tmp_path / "grown", analyzer="words") as writer:
+        writer.add([*short, *long, *tiny])
+        with Index.open(tmp_path / "grown") as grown:
+            assert Searcher(grown).search(["cat"], 1)["0"].doc_ids[0] == "short000"
+        writer.add(longest)
+    build_index(document_shards([*short, *long, *tiny, *longest]), tmp_path / "once", analyzer="words", progress=False)
+    with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
+        assert len(grown.view.segments) == 2
+        expected, found = (Searcher(each).search(["cat"], k)["0"] for each in (once, grown))
+        assert found.doc_ids[0] == "long0"
+        assert list(found.doc_ids) == list(expected.doc_ids)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
 @pytest.mark.parametrize(
     ("documents", "vectors", "says"),
     [

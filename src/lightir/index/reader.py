@@ -179,7 +179,6 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool) -> View:
     The writer may merge a segment away between the look into the store and the opening of the segment's files. A file
     that is missing is damage only if the store has not changed since.
     """
-    opened = {} if current is None else {each.number: each.segment for each in current.segments}
     seen = -1
     for _ in range(OPEN_TRIES):
         store = Store.open_snapshot(folder / STORE_FILE)
@@ -190,7 +189,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool) -> View:
             if current is not None and generation == current.generation:
                 store.close()
                 return current
-            view = View(folder, store, opened, skip_damaged=skip_damaged and generation == seen)
+            view = View(folder, store, before=current, skip_damaged=skip_damaged and generation == seen)
         except FormatError as error:
             store.close()
             if seen == generation:

@@ -21,6 +21,7 @@ from lightir.index import filters
 from lightir.index.bm25 import idf, mean_length
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
+from lightir.index.rows import gathered
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
 from lightir.types import BRANCHES, Branch, Document
@@ -29,6 +30,9 @@ from lightir.vectors import Ragged, SparseVectors
 INDEX_VERSION = 2
 FILTERS_KEPT = 16
 """Bitmaps of so many filters are kept with a view."""
+
+TERMS_KEPT = 100_000
+"""So many query terms' places in the segments are kept with a view."""
 
 Mask = npt.NDArray[np.bool_]
 Allowed = npt.NDArray[np.uint8] | None
@@ -44,6 +48,14 @@ class LiveSegment:
         self.segment = segment
         self.deleted = deleted
         self.first_ord = first_ord
+
+    def equals(self, other: LiveSegment) -> bool:
+        """Whether number, tombstones and place are the same."""
+        if (self.number, self.first_ord) != (other.number, other.first_ord):
+            return False
+        if self.deleted is None or other.deleted is None:
+            return self.deleted is other.deleted
+        return np.array_equal(self.deleted, other.deleted)
 
     @cached_property
     def live(self) -> Mask:
@@ -81,8 +93,8 @@ class LiveSegment:
         tokens = self.segment.tokens
         if self.deleted is None or tokens is None:
             return {}
-        gone = np.repeat(self.deleted, np.diff(tokens.indptr))
-        places, counts = np.unique(tokens.term_ids[gone], return_counts=True)
+        _, entries = gathered(tokens.indptr, np.flatnonzero(self.deleted))
+        places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
         return dict(zip(places.tolist(), counts.tolist(), strict=True))
 
     def searchable(self, branch: Branch, matching: Mask | None) -> Allowed:
@@ -148,15 +160,13 @@ class View:
     Within a segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
     """
 
-    def __init__(
-        self, folder: Path, store: Store, opened: Mapping[int, Segment], *, skip_damaged: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, store: Store, *, before: View | None = None, skip_damaged: bool = False) -> None:
         """Open the state that a store shows; the view owns the store's connection.
 
         Args:
             folder: of the index.
             store: a snapshot, or the writer's connection.
-            opened: segments by number that need not be opened again.
+            before: an earlier view, whose segments need not be opened again.
             skip_damaged: leave segments out that cannot be opened, and list them in `damaged`.
 
         Raises:
@@ -173,25 +183,29 @@ class View:
         self.sizes = Sizes(**self.record["sizes"])
         self.damaged: list[str] = []
         """What is wrong with each segment that was left out."""
-        self.segments = tuple(self._open(store.segments(), opened, skip_damaged))
+        opened = {} if before is None else {each.number: each for each in before.segments}
+        self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[str, list[Mask]] = OrderedDict()
 
     def _open(
-        self, stored: Sequence[StoredSegment], opened: Mapping[int, Segment], skip_damaged: bool
+        self, stored: Sequence[StoredSegment], opened: Mapping[int, LiveSegment], skip_damaged: bool
     ) -> Iterator[LiveSegment]:
         first_ord = 0
         for each in stored:
+            known = opened.get(each.number)
             try:
                 folder = self.folder / SEGMENTS_FOLDER / each.name
-                segment = opened.get(each.number) or Segment(folder, each.manifest_sha256)
+                segment = Segment(folder, each.manifest_sha256) if known is None else known.segment
             except FormatError as error:
                 if not skip_damaged:
                     raise
                 self.damaged.append(str(error))
                 continue
-            yield LiveSegment(each.number, segment, each.deleted, first_ord)
+            live = LiveSegment(each.number, segment, each.deleted, first_ord)
+            # What an earlier view has counted of a segment that is still the same need not be counted again.
+            yield live if known is None or not known.equals(live) else known
             first_ord += each.documents
 
     def missing(self) -> list[str]:
@@ -264,7 +278,7 @@ class View:
         return self.store.documents(doc_ids)
 
     def pending(self) -> Iterator[str]:
-        """The ids of the documents that wait for their vectors, those that wait longest first."""
+        """The ids of the documents that wait for their vectors, segment by segment."""
         for each in self.segments:
             if each.n_pending:
                 for place in np.flatnonzero(each.segment.pending & each.live).tolist():
@@ -333,6 +347,8 @@ class View:
             pairs = zip(self.segments, places, strict=True)
             df = sum(each.df(place) for each, place in pairs if place is not None)
             found = df, tuple(-1 if place is None else place for place in places)
+            if len(self._terms) >= TERMS_KEPT:
+                self._terms.clear()
             self._terms[term] = found
         return found
 

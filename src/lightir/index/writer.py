@@ -116,7 +116,7 @@ class IndexWriter:
         try:
             lock = WriterLock(folder)
             try:
-                view = View(folder, store, {})
+                view = View(folder, store)
                 _sweep(folder, view)
                 return cls(folder, lock, store, view)
             except BaseException:
@@ -369,8 +369,7 @@ class IndexWriter:
             raise WriteFailed(f"{self.folder} cannot be changed: {error}; it is as it was before") from error
         finally:
             # Also after a failure: what was written for nothing goes, what is listed stays, whatever went wrong.
-            opened = {each.number: each.segment for each in self._view.segments}
-            self._view = View(self.folder, self._store, opened)
+            self._view = View(self.folder, self._store, before=self._view)
             _sweep(self.folder, self._view)
 
     def _apply(self, change: _Change, progress: bool) -> None:
