@@ -142,6 +142,9 @@ class VectorsReader:
         self.folder = Path(folder)
         self.contract = Contract.load(self.folder)
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
+        if not isinstance(self.manifest, dict):
+            found = type(self.manifest).__name__
+            raise FormatError(f"{self.folder / MANIFEST} holds {found}; expected a JSON object")
         version = self.manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise FormatError(f"{self.folder} has vectors format {version!r}; this release reads {FORMAT_VERSION}")

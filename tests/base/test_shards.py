@@ -111,6 +111,14 @@ def test_another_format_version_is_refused(tmp_path: Path) -> None:
         VectorsReader(tmp_path / "v")
 
 
+@pytest.mark.parametrize("content", ["null", "[[1]]", "5", "["])
+def test_a_manifest_that_is_no_object_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    write(tmp_path / "v").finish()
+    (tmp_path / "v" / "manifest.json").write_text(content)
+    with pytest.raises(FormatError, match=r"manifest\.json"):
+        VectorsReader(tmp_path / "v")
+
+
 def test_a_folder_that_is_none_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         VectorsReader(tmp_path / "nothing")

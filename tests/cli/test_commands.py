@@ -64,10 +64,11 @@ def test_every_command_explains_itself_with_examples(name, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_in_the_help_can_be_parsed(name):
-    for line in load_command(name).EXAMPLES.splitlines():
-        for call in re.findall(r"(?<![\w/])lightir ([^|&>()]+)", line):
-            words = re.findall(r""""[^"]*"|'[^']*'|\S+""", re.split(r"\s{3,}", call)[0])
-            build_parser().parse_args([word.strip("\"'") for word in words])
+    calls = re.findall(r"(?<![\w/])lightir ([^|&>()\n]+)", load_command(name).EXAMPLES)
+    assert calls
+    for call in calls:
+        words = re.findall(r""""[^"]*"|'[^']*'|\S+""", re.split(r"\s{3,}", call)[0])
+        assert build_parser().parse_args([word.strip("\"'") for word in words]).command in COMMANDS
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import Gemma2ForCausalLM
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.errors import ContractMismatch, InvalidInput
+from lightir.errors import ContractMismatch, FormatError, InvalidInput
 from lightir.models.backbones import Attention, add_lora, load_backbone, wrap_model
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
@@ -250,3 +250,29 @@ def test_the_tokenizer_in_the_folder_is_the_backbones(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_refused(device: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=f"device '{device}' cannot be used"):
         LightRetriever.load(tmp_path, device=device)
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[[1]]", b'{"a": 1}' * 40, b"\xff" * 100])
+@pytest.mark.parametrize(
+    "name", ["head.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"]
+)
+def test_a_damaged_file_is_named(saved: Path, name: str, content: bytes) -> None:
+    whole = (saved / name).read_bytes()
+    try:
+        (saved / name).write_bytes(content)
+        with pytest.raises(FormatError, match=name.rpartition("/")[2].replace(".", r"\.")):
+            LightRetriever.load(saved)
+    finally:
+        (saved / name).write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with an adapter and head arrays; its backbone lies beside it."""
+    folder = tmp_path_factory.mktemp("saved")
+    save_tiny("llama", folder / "base")
+    model = retriever(address=folder / "base", sparse=SparseHead(bias_hash="wanted"))
+    model = LightRetriever(add_lora(model.backbone, rank=4, dropout=0.0), model.contract)
+    model.calibrate(TEXTS, quantile=0.5)
+    model.save(folder / "model")
+    return folder / "model"

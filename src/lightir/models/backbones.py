@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.fx.experimental._config as shape_config
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -127,8 +128,11 @@ def load_backbone(
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, OSError) as error:
         raise FormatError(f"{address} is not a model that transformers reads: {error}") from error
-    with _quiet():
-        model = _load_model(folder, config, dtype)
+    try:
+        with _quiet():
+            model = _load_model(folder, config, dtype)
+    except SafetensorError as error:
+        raise FormatError(f"the weights of {address} are damaged: {error}") from error
     backbone = wrap_model(
         model,
         TextTokenizer.from_file(_tokenizer_file(folder)),
@@ -322,7 +326,7 @@ def ends_hash(embeddings: Tensor) -> str:
 def saved_ends(folder: Path | str) -> Tensor | None:
     """The embeddings of end tokens that a model folder holds; None without."""
     path = Path(folder) / OWN_ENDS
-    return load_file(str(path))["embeddings"] if path.is_file() else None
+    return read_tensors(path)["embeddings"] if path.is_file() else None
 
 
 def usable_device(name: str) -> str:
@@ -348,9 +352,12 @@ def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = Fa
 
     Raises:
         NotFound: the folder holds no adapter.
+        FormatError: its adapter_config.json is damaged.
     """
     if not (Path(folder) / "adapter_config.json").is_file():
         raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
+    if not isinstance(read_json(Path(folder) / "adapter_config.json"), dict):
+        raise FormatError(f"{folder}/adapter_config.json holds no JSON object; it is damaged")
     trunk = PeftModel.from_pretrained(backbone.model, str(folder), is_trainable=trainable)
     return dataclasses.replace(backbone, trunk=trunk)
 
@@ -479,10 +486,22 @@ def tensors_hash(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        FormatError: it is cut off, or something else.
+    """
+    try:
+        return load_file(str(path))
+    except SafetensorError as error:
+        raise FormatError(f"{path} is no whole safetensors file: {error}") from error
+
+
 def saved_adapter_hash(folder: Path | str) -> str:
     """The hash of an adapter folder's weights; "" where there is none."""
     path = Path(folder) / "adapter_model.safetensors"
-    return tensors_hash(load_file(str(path))) if path.is_file() else ""
+    return tensors_hash(read_tensors(path)) if path.is_file() else ""
 
 
 def _model_files(address: str) -> tuple[str, str]:

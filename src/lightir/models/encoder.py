@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lightir.addresses import resolve_model_folder
@@ -29,6 +29,7 @@ from lightir.models.backbones import (
     load_adapter,
     load_backbone,
     merge_adapter,
+    read_tensors,
     save_adapter,
     save_ends,
     save_weights,
@@ -559,7 +560,7 @@ def _head_arrays(heads: Heads) -> dict[str, Tensor]:
 
 def _load_heads(folder: Path, contract: Contract) -> Heads:
     path = folder / "head.safetensors"
-    arrays = load_file(str(path)) if path.is_file() else {}
+    arrays = read_tensors(path) if path.is_file() else {}
     heads = Heads(**arrays)
     standardized = array_hash(arrays["mean"].numpy(), arrays["deviation"].numpy()) if "mean" in arrays else ""
     bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
