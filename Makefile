@@ -79,8 +79,8 @@ wheel-check: setup
 	cd build/wheel-check && venv/bin/python "$(CURDIR)/tests/light_rooms.py"
 
 bench: setup
-	$(BIN)/python bench/bench_search_kernel.py
 	$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements/bench.txt
+	$(BIN)/python bench/bench_engine.py
 	$(BIN)/python bench/bench_query_encoding.py
 
 docs: setup
