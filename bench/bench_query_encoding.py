@@ -1,7 +1,9 @@
 """Query encoding without a model, as in LightRetriever's Table 1: lightir, torch and the static-embedding libraries.
 
-Real questions, SmolLM2's tokenizer, random tables of its vocabulary; one thread; every contender in one run, medians
-of interleaved rounds. "rows to vector" starts from token ids, "text to vector" from strings.
+Real questions, SmolLM2's tokenizer, random tables of its vocabulary, one thread, every contender in the same run.
+"rows to vector" starts from term ids, "text to vector" from strings, "one query" is a call with one question.
+Batches are encoded in chunks, and a chunk's vectors are thrown away. Their time is the processor's, the least of
+several interleaved rounds, so that other load on the machine counts less; that of one query is wall time.
 """
 
 from __future__ import annotations
@@ -11,10 +13,9 @@ import gzip
 import importlib.util
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -32,51 +33,62 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import AutoTokenizer
 
 from lightir import kernel
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
+from lightir.vectors import Ragged
 
 DATA = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).resolve().parents[1] / "../shared/data"))
-COLLECTIONS = ("squadshifts", "medquad", "nq-utd")
+COLLECTIONS = ("squadshifts", "medquad", "nfcorpus", "scifact", "pubmedqa-l", "limit-small", "cranfield", "nq-utd")
 POLICY = QueryPolicy(lower_case=False, leading_blank=False)  # what the peers do with a text: nothing
+ROWS, TEXT, ONE = "rows to vector", "text to vector", "one query"
+CHUNK = 1024
 
 
 def main() -> int:
-    """Measure and print one table; with --json also one JSON document."""
+    """Measure and print one Markdown table; with --json also one JSON document."""
     args = parse_arguments()
     torch.set_num_threads(1)
-    questions = load_questions(args.n_queries)
+    questions, n_different = load_questions(args.n_queries)
     tokenizer = smollm2_tokenizer()
+    print(
+        f"{len(questions):,} questions ({n_different:,} different, {np.mean([len(q.split()) for q in questions]):.1f} "
+        f"words on average), kernel {kernel.dispatch()}, one thread\n"
+    )
+    print("| H | stage | contender | µs a query | times lightir float16 | lowest cosine |\n|---|---|---|---|---|---|")
     rows: list[dict[str, Any]] = []
     for width in args.widths:
-        rows += measure_width(questions, tokenizer, width=width, rounds=args.rounds)
-    print_table(rows, n_queries=len(questions))
+        measured = Bench(questions, tokenizer, width).measure(rounds=args.rounds, n_single=args.n_single)
+        for row in measured:
+            print("| " + " | ".join(cells(row)) + " |", flush=True)
+        rows += measured
     if args.json:
-        args.json.write_text(
-            json.dumps({"n_queries": len(questions), "kernel": kernel.dispatch(), "rows": rows}, indent=2)
-        )
+        args.json.write_text(json.dumps({"n_queries": len(questions), "kernel": kernel.dispatch(), "rows": rows}))
     return 0
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="2,048 questions, two widths, three rounds")
+    parser.add_argument("--quick", action="store_true", help="4,096 questions, two widths, two rounds")
     parser.add_argument("--n-queries", type=int, default=None, help="default 65,536; repeated where there are fewer")
     parser.add_argument("--widths", type=int, nargs="+", default=None, help="default 256 576 2048 4096")
-    parser.add_argument("--rounds", type=int, default=None, help="default 5")
+    parser.add_argument("--rounds", type=int, default=None, help="default 4")
+    parser.add_argument("--n-single", type=int, default=2000, help="calls with one question")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    args.n_queries = args.n_queries or (2_048 if args.quick else 65_536)
+    args.n_queries = args.n_queries or (4096 if args.quick else 65_536)
     args.widths = args.widths or ([256, 576] if args.quick else [256, 576, 2048, 4096])
-    args.rounds = args.rounds or (3 if args.quick else 5)
+    args.rounds = args.rounds or (2 if args.quick else 4)
     return args
 
 
-def load_questions(n_queries: int) -> list[str]:
-    """The collections' questions one after the other, repeated to the number wanted."""
-    texts: list[str] = []
+def load_questions(n_queries: int) -> tuple[list[str], int]:
+    """The collections' different questions one after the other, repeated to the number wanted."""
+    texts: dict[str, None] = {}
     for name in COLLECTIONS:
         with gzip.open(DATA / name / "queries.jsonl.gz", "rt", encoding="utf-8") as lines:
-            texts += [json.loads(line)["text"] for line in lines]
-    return list(islice(cycle(texts), n_queries))
+            texts |= dict.fromkeys(json.loads(line)["text"] for line in lines)
+    return list(islice(cycle(texts), n_queries)), min(len(texts), n_queries)
 
 
 def smollm2_tokenizer() -> Any:
@@ -88,84 +100,208 @@ def smollm2_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name).backend_tokenizer
 
 
-def measure_width(questions: list[str], tokenizer: Any, *, width: int, rounds: int) -> list[dict[str, Any]]:
-    """All contenders at one width: median seconds, microseconds a query, cosine against the float32 mean."""
-    ours = TextTokenizer(tokenizer)
-    ragged = query_term_ids(ours, POLICY, questions)
-    table = np.random.default_rng(0).standard_normal((ours.vocab_size, width), dtype=np.float32)
-    half = table.astype(np.float16)
-    scales = np.abs(table).max(axis=1) / 127
-    int8 = np.rint(table / scales[:, None]).astype(np.int8)
-    bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(half), mode="mean")
-    ids, offsets = torch.from_numpy(ragged.term_ids.astype(np.int64)), torch.from_numpy(ragged.indptr[:-1].copy())
-    model2vec = StaticModel(table, tokenizer, normalize=True)
-    sentence_transformers = SentenceTransformer(
-        modules=[StaticEmbedding(tokenizer, embedding_weights=table)], device="cpu"
-    )
-
-    def torch_bag(ids: torch.Tensor, offsets: torch.Tensor) -> np.ndarray:
-        with torch.inference_mode():
-            return torch.nn.functional.normalize(bag(ids, offsets), dim=1).numpy()
-
-    def text_to_vector(table: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-        tokens = query_term_ids(ours, POLICY, questions)
-        return kernel.mean_rows(table, tokens.term_ids, tokens.indptr, normalize=True, scales=scales)
-
-    contenders: dict[tuple[str, str], Callable[[], np.ndarray]] = {
-        ("rows to vector", "lightir float16"): lambda: kernel.mean_rows(
-            half, ragged.term_ids, ragged.indptr, normalize=True
-        ),
-        ("rows to vector", "lightir int8"): lambda: kernel.mean_rows(
-            int8, ragged.term_ids, ragged.indptr, normalize=True, scales=scales
-        ),
-        ("rows to vector", "torch EmbeddingBag float16"): lambda: torch_bag(ids, offsets),
-        ("text to vector", "lightir float16"): lambda: text_to_vector(half, None),
-        ("text to vector", "lightir int8"): lambda: text_to_vector(int8, scales),
-        ("text to vector", "sentence-transformers"): lambda: sentence_transformers.encode(
-            questions, batch_size=1024, normalize_embeddings=True, show_progress_bar=False
-        ),
-        ("text to vector", "model2vec"): lambda: model2vec.encode(
-            questions, max_length=None, use_multiprocessing=False, show_progress_bar=False
-        ),
-    }
-    expected = kernel.mean_rows(table, ragged.term_ids, ragged.indptr, normalize=True)
-    return time_contenders(contenders, expected, width=width, rounds=rounds)
+def make_encoder(tokenizer: TextTokenizer, table: CachedTable, *, sparse: bool) -> CachedQueryEncoder:
+    """A query encoder over a table, with the sparse branch if wanted."""
+    backbone = BackboneRecord("bench", "causal", "", "", tokenizer.hash, tokenizer.vocab_size, table.dim)
+    head = SparseHead() if sparse else None
+    contract = Contract("lightretriever", backbone, POLICY, DocumentPolicy(), DenseHead(), head)
+    return CachedQueryEncoder(contract, tokenizer, tables={"": table})
 
 
-def time_contenders(
-    contenders: dict[tuple[str, str], Callable[[], np.ndarray]], expected: np.ndarray, *, width: int, rounds: int
-) -> list[dict[str, Any]]:
-    """One warm-up each, which also checks the vectors, then rounds in which every contender runs once."""
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in contenders}
-    cosine = {key: float((run() * expected).sum(axis=1).min()) for key, run in contenders.items()}
-    for _ in range(rounds):
-        for key, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            seconds[key].append(time.perf_counter() - start)
-    ours = {stage: statistics.median(seconds[stage, "lightir float16"]) for stage, _ in contenders}
-    return [
-        {
-            "width": width,
-            "stage": stage,
-            "contender": name,
-            "seconds": statistics.median(times),
-            "us_per_query": statistics.median(times) / len(expected) * 1e6,
-            "times_lightir_float16": statistics.median(times) / ours[stage],
-            "lowest_cosine": cosine[stage, name],
+def chunks(n: int) -> Iterable[slice]:
+    return (slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
+
+
+class Bench:
+    """All contenders at one width, over the same random rows."""
+
+    def __init__(self, questions: list[str], tokenizer: Any, width: int) -> None:
+        self.questions, self.width = questions, width
+        self.tokenizer = TextTokenizer(tokenizer)
+        self.ids = query_term_ids(self.tokenizer, POLICY, questions)
+        self.table = np.random.default_rng(0).standard_normal((self.tokenizer.vocab_size, width), dtype=np.float32)
+        self.half = CachedTable(self.table.astype(np.float16))
+        scales = np.abs(self.table).max(axis=1) / 127
+        self.int8 = CachedTable(np.rint(self.table / scales[:, None]).astype(np.int8), scales)
+        self.bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(self.half.embeddings), mode="mean")
+        self.model2vec = StaticModel(self.table, tokenizer, normalize=True)
+        static = StaticEmbedding(tokenizer, embedding_weights=self.table)
+        self.sentence_transformers = SentenceTransformer(modules=[static], device="cpu")
+        self.out = np.empty((CHUNK, width), dtype=np.float32)
+
+    def measure(self, *, rounds: int, n_single: int) -> list[dict[str, Any]]:
+        """One row a contender: stage, contender, us_per_query, times_lightir, and the lowest cosine or the p99."""
+        batches = self.rows_to_vector() | self.text_to_vector()
+        seconds = {
+            key: min(times) for key, times in timed(batches, n_questions=len(self.questions), rounds=rounds).items()
         }
-        for (stage, name), times in seconds.items()
+        rows = []
+        for (stage, name), least in seconds.items():
+            row = {"width": self.width, "stage": stage, "contender": name}
+            row["us_per_query"] = least / len(self.questions) * 1e6
+            row["times_lightir"] = least / seconds[stage, "lightir float16"]
+            row["lowest_cosine"] = self.lowest_cosine(batches[stage, name]) if "roof" not in name else None
+            rows.append(row)
+        return rows + self.single_queries(n_single)
+
+    def rows_to_vector(self) -> dict[tuple[str, str], Callable[[slice], np.ndarray]]:
+        """From term ids: ours, torch's, and no more than copying the rows into a buffer."""
+        ragged, half = self.ids, self.half.embeddings
+        rows_a_block = max(1, (1 << 20) // (2 * self.width))
+        block = np.empty((rows_a_block, self.width), dtype=np.float16)
+        ids64 = ragged.term_ids.astype(np.int64)
+
+        def ours(table: CachedTable) -> Callable[[slice], np.ndarray]:
+            def run(chunk: slice) -> np.ndarray:
+                part = part_of(ragged, chunk)
+                out = self.out[: len(part)]
+                kernel._native.mean_rows(table.embeddings, table.scales, None, part.term_ids, part.indptr, True, 1, out)
+                return out
+
+            return run
+
+        def embedding_bag(chunk: slice) -> np.ndarray:
+            part = part_of(ragged, chunk)
+            ids = torch.from_numpy(ids64[ragged.indptr[chunk.start] : ragged.indptr[chunk.stop]])
+            with torch.inference_mode():
+                means = self.bag(ids, torch.from_numpy(part.indptr[:-1]))
+                return torch.nn.functional.normalize(means, dim=1).numpy()
+
+        def copied_rows(chunk: slice) -> np.ndarray:
+            ids = ids64[ragged.indptr[chunk.start] : ragged.indptr[chunk.stop]]
+            for start in range(0, len(ids), rows_a_block):
+                some = ids[start : start + rows_a_block]
+                np.take(half, some, axis=0, out=block[: len(some)], mode="clip")
+            return block
+
+        return {
+            (ROWS, "lightir float16"): ours(self.half),
+            (ROWS, "lightir int8"): ours(self.int8),
+            (ROWS, "torch EmbeddingBag float16"): embedding_bag,
+            (ROWS, "roof: copying the float16 rows"): copied_rows,
+        }
+
+    def text_to_vector(self) -> dict[tuple[str, str], Callable[[slice], np.ndarray]]:
+        """From strings: ours, the library's tokenizer with torch, and the two static-embedding libraries."""
+        backend = self.tokenizer.backend
+
+        def ours(table: CachedTable, *, sparse: bool = False, reuse: bool = True) -> Callable[[slice], np.ndarray]:
+            encoder = make_encoder(self.tokenizer, table, sparse=sparse)
+
+            def run(chunk: slice) -> np.ndarray:
+                texts = self.questions[chunk]
+                dense = encoder.encode(texts, out=self.out[: len(texts)] if reuse else None).dense
+                assert dense is not None
+                return dense
+
+            return run
+
+        def tokenizers_and_bag(chunk: slice) -> np.ndarray:
+            encodings = backend.encode_batch_fast(self.questions[chunk], add_special_tokens=False)
+            lists = [encoding.ids for encoding in encodings]
+            offsets = np.cumsum([0, *map(len, lists)])[:-1]
+            ids = torch.tensor([term_id for ids in lists for term_id in ids], dtype=torch.int64)
+            with torch.inference_mode():
+                return torch.nn.functional.normalize(self.bag(ids, torch.from_numpy(offsets)), dim=1).numpy()
+
+        return {
+            (TEXT, "lightir float16"): ours(self.half),
+            (TEXT, "lightir int8"): ours(self.int8),
+            (TEXT, "lightir float16, dense and sparse"): ours(self.half, sparse=True),
+            (TEXT, "lightir float16, a fresh array a chunk"): ours(self.half, reuse=False),
+            (TEXT, "tokenizers and EmbeddingBag float16"): tokenizers_and_bag,
+            (TEXT, "sentence-transformers float32"): lambda chunk: self.sentence_transformers.encode(
+                self.questions[chunk], batch_size=CHUNK, normalize_embeddings=True, show_progress_bar=False
+            ),
+            (TEXT, "model2vec float32"): lambda chunk: self.model2vec.encode(
+                self.questions[chunk], max_length=None, use_multiprocessing=False, show_progress_bar=False
+            ),
+        }
+
+    def lowest_cosine(self, run: Callable[[slice], np.ndarray]) -> float:
+        """Against the float32 means, over one chunk."""
+        chunk = next(iter(chunks(len(self.questions))))
+        part = part_of(self.ids, chunk)
+        expected = kernel.mean_rows(self.table, part.term_ids, part.indptr, normalize=True)
+        return float((run(chunk) * expected).sum(axis=1).min())
+
+    def single_queries(self, n: int) -> list[dict[str, Any]]:
+        """Microseconds of calls with one question: median and 99th percentile; different questions, each once."""
+        encoder = make_encoder(self.tokenizer, self.half, sparse=True)
+        inner, policy = encoder._encoders[""], encoder.tokenizer.path.native
+        out, none = np.empty((1, self.width), np.float32), np.empty((0, self.width), np.float32)
+
+        def by_library(positions: object) -> Any:
+            raise AssertionError("an ASCII question was refused")
+
+        def native(texts: tuple[str, ...], out: np.ndarray) -> object:
+            return inner._native.encode(policy, texts, inner._policy, 1, by_library, out)
+
+        plain = [question for question in self.questions if question.isascii()]
+        calls: dict[str, tuple[Callable[[str], object], int]] = {
+            "lightir's kernel: the call": (lambda text: native((text,), out), n),
+            "lightir's kernel: the call without a question": (lambda text: native((), none), n),
+            "lightir, dense and sparse": (lambda text: encoder.encode([text]), n),
+            "model2vec, dense": (lambda text: self.model2vec.encode([text], use_multiprocessing=False), n // 10),
+            "sentence-transformers, dense": (lambda text: self.sentence_transformers.encode([text]), n // 10),
+        }
+        found = {name: latencies(call, plain[:count]) for name, (call, count) in calls.items()}
+        ours = found["lightir, dense and sparse"][0]
+        return [
+            {
+                "width": self.width,
+                "stage": ONE,
+                "contender": name,
+                "us_per_query": p50,
+                "p99_us": p99,
+                "times_lightir": p50 / ours,
+            }
+            for name, (p50, p99) in found.items()
+        ]
+
+
+def part_of(ragged: Ragged, chunk: slice) -> Ragged:
+    """Some of the rows."""
+    first, last = ragged.indptr[chunk.start], ragged.indptr[chunk.stop]
+    return Ragged(ragged.term_ids[first:last], ragged.indptr[chunk.start : chunk.stop + 1] - first)
+
+
+def timed(
+    runs: dict[tuple[str, str], Callable[[slice], Any]], *, n_questions: int, rounds: int
+) -> dict[tuple[str, str], list[float]]:
+    """Processor seconds of every round; in each round every contender runs once over all chunks."""
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    for _ in range(rounds):
+        for key, run in runs.items():
+            start = time.process_time()
+            for chunk in chunks(n_questions):
+                run(chunk)
+            seconds[key].append(time.process_time() - start)
+    return seconds
+
+
+def latencies(call: Callable[[str], object], texts: list[str]) -> tuple[float, float]:
+    times = []
+    for text in texts:
+        start = time.perf_counter_ns()
+        call(text)
+        times.append((time.perf_counter_ns() - start) / 1000)
+    return float(np.percentile(times, 50)), float(np.percentile(times, 99))
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One line of the table."""
+    p99 = row.get("p99_us")
+    time_cell = f"{row['us_per_query']:.2f}" + (f" (p99 {p99:.1f})" if p99 is not None else "")
+    cosine = row.get("lowest_cosine")
+    return [
+        str(row["width"]),
+        row["stage"],
+        row["contender"],
+        time_cell,
+        f"{row['times_lightir']:.2f}",
+        f"{cosine:.5f}" if cosine is not None else "",
     ]
-
-
-def print_table(rows: list[dict[str, Any]], *, n_queries: int) -> None:
-    print(f"{n_queries:,} questions, one thread, kernel {kernel.dispatch()}; peers' tables are float32 unless said")
-    print(f"{'H':>5}  {'stage':<15} {'contender':<28} {'seconds':>9} {'us/query':>9} {'x ours':>7} {'cosine':>8}")
-    for row in rows:
-        print(
-            f"{row['width']:>5}  {row['stage']:<15} {row['contender']:<28} {row['seconds']:>9.4f} "
-            f"{row['us_per_query']:>9.3f} {row['times_lightir_float16']:>7.2f} {row['lowest_cosine']:>8.5f}"
-        )
 
 
 if __name__ == "__main__":

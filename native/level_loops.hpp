@@ -147,42 +147,42 @@ inline float row_factor(const RowSum& what, uint32_t id) {
 constexpr size_t long_row_bytes = 4096;  // rows up to this are fetched a query ahead, longer ones some strips ahead
 constexpr size_t strips_ahead = 4;
 constexpr size_t fetched_at_end = 8;  // rows of a next query that has more of them
+constexpr size_t fetched_line = 64;
 
-// Asks for the bytes that a sum over `bytes` from `first` on needs later: of this query's row t or of the next one's.
+// Which bytes to ask for while a strip is summed: those `ahead` further on, in this query's rows or in the next one's.
 struct Fetch {
-    const RowSum& what;
     const uint32_t* ids;
     size_t n_ids;
-    size_t first, bytes;
+    size_t first;
 
-    Fetch(const RowSum& sum, size_t first_byte, size_t n_bytes, size_t row_bytes, size_t wide_bytes) : what(sum) {
-        first = first_byte + (row_bytes <= long_row_bytes ? row_bytes : strips_ahead * wide_bytes);
-        const bool next = first >= row_bytes;
-        ids = next ? sum.next_ids : sum.ids;
-        n_ids = next ? sum.n_next_ids : sum.n_ids;
-        first -= next ? row_bytes : 0;
-        bytes = first + n_bytes <= row_bytes ? n_bytes : 0;
-    }
-    void row(size_t t) const {
-        if (t >= n_ids) return;
-        const uint8_t* from = what.table + static_cast<size_t>(ids[t]) * what.row_bytes + first;
-        for (size_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+    Fetch(const RowSum& what, size_t first_byte, size_t used_bytes, size_t strip_bytes) {
+        first = first_byte + (used_bytes <= long_row_bytes ? used_bytes : strips_ahead * strip_bytes);
+        const bool next = first >= used_bytes;
+        ids = next ? what.next_ids : what.ids;
+        n_ids = next ? what.n_next_ids : what.n_ids;
+        first -= next ? used_bytes : 0;
     }
 };
 
+// A macro: gcc drops calls of functions that do nothing but fetch.
+#define LIGHTIR_FETCH_ROW(what, fetch, t, bytes)                                                              \
+    if ((t) < (fetch).n_ids) {                                                                                \
+        const uint8_t* from = (what).table + static_cast<size_t>((fetch).ids[t]) * (what).row_bytes + (fetch).first; \
+        for (size_t byte = 0; byte < (bytes); byte += fetched_line) __builtin_prefetch(from + byte, 0, 2);    \
+    }
+
 // Columns first .. first + parts * width of the sum, held in registers while the query's rows go by. Columns that are
 // needed soon are fetched meanwhile: rows lie scattered over a table that no cache holds.
-template <typename V, Element E, size_t parts>
+template <typename V, Element E, bool weighted, size_t parts>
 inline void sum_strip(const RowSum& what, size_t first, float* out) {
+    constexpr size_t bytes = parts * V::width * element_bytes(E);
+    const Fetch fetch(what, first * element_bytes(E), what.dim * element_bytes(E), bytes);
     typename V::Floats sums[parts];
     for (size_t p = 0; p < parts; ++p) sums[p] = V::zero();
-    constexpr size_t bytes = element_bytes(E);
-    const Fetch fetch(what, first * bytes, parts * V::width * bytes, what.dim * bytes, 8 * V::width * bytes);
-    const bool weighted = E == Element::int8 || what.weights != nullptr;
     for (size_t t = 0; t < what.n_ids; ++t) {
         const uint8_t* row = what.table + static_cast<size_t>(what.ids[t]) * what.row_bytes;
-        fetch.row(t);
-        if (weighted) {
+        LIGHTIR_FETCH_ROW(what, fetch, t, bytes)
+        if constexpr (weighted) {
             const typename V::Floats factor = V::set(row_factor<E>(what, what.ids[t]));
             for (size_t p = 0; p < parts; ++p) {
                 sums[p] = V::add(sums[p], V::mul(factor, load<V, E>(row, first + p * V::width)));
@@ -191,16 +191,19 @@ inline void sum_strip(const RowSum& what, size_t first, float* out) {
             for (size_t p = 0; p < parts; ++p) sums[p] = V::add(sums[p], load<V, E>(row, first + p * V::width));
         }
     }
-    for (size_t t = what.n_ids; t < what.n_ids + fetched_at_end; ++t) fetch.row(t);
+    for (size_t t = what.n_ids; t < what.n_ids + fetched_at_end; ++t) {
+        LIGHTIR_FETCH_ROW(what, fetch, t, bytes)
+    }
     for (size_t p = 0; p < parts; ++p) V::store(out + first + p * V::width, sums[p]);
 }
+#undef LIGHTIR_FETCH_ROW
 
-template <typename V, Element E>
-void sum_rows(const RowSum& what, float* out) {
+template <typename V, Element E, bool weighted>
+void sum_columns(const RowSum& what, float* out) {
     size_t j = 0;
-    for (; j + 8 * V::width <= what.dim; j += 8 * V::width) sum_strip<V, E, 8>(what, j, out);
-    for (; j + 4 * V::width <= what.dim; j += 4 * V::width) sum_strip<V, E, 4>(what, j, out);
-    for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, 1>(what, j, out);
+    for (; j + 12 * V::width <= what.dim; j += 12 * V::width) sum_strip<V, E, weighted, 12>(what, j, out);
+    for (; j + 4 * V::width <= what.dim; j += 4 * V::width) sum_strip<V, E, weighted, 4>(what, j, out);
+    for (; j + V::width <= what.dim; j += V::width) sum_strip<V, E, weighted, 1>(what, j, out);
     for (; j < what.dim; ++j) {
         float sum = 0.0f;
         for (size_t t = 0; t < what.n_ids; ++t) {
@@ -209,6 +212,12 @@ void sum_rows(const RowSum& what, float* out) {
         }
         out[j] = sum;
     }
+}
+
+template <typename V, Element E>
+void sum_rows(const RowSum& what, float* out) {
+    if (E == Element::int8 || what.weights != nullptr) sum_columns<V, E, true>(what, out);
+    else sum_columns<V, E, false>(what, out);
 }
 
 template <typename V>

@@ -15,8 +15,8 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "WordCache::key takes a word's bytes from the low end");
 
 constexpr size_t texts_chunk = 256;        // texts that a thread takes at a time
-constexpr size_t cache_entries = 1 << 15;  // of 64 bytes: fits in a core's own cache
-constexpr size_t key_bytes = 16;           // read from a word on, so many must follow the text
+constexpr size_t cache_entries = 1 << 16;  // of 64 bytes
+constexpr size_t key_bytes = 24;           // read from a word on, so many must follow the text
 constexpr uint64_t no_pair = std::numeric_limits<uint64_t>::max();
 constexpr uint32_t no_rank = std::numeric_limits<uint32_t>::max();
 
@@ -41,6 +41,33 @@ std::string_view strip(std::string_view text) {
     while (!text.empty() && is_stripped(text.front())) text.remove_prefix(1);
     while (!text.empty() && is_stripped(text.back())) text.remove_suffix(1);
     return text;
+}
+
+// Copies text of printable bytes, lowered if asked, and moves out to its end; false for any other text. In a form that
+// compilers vectorise.
+bool copy_printable(std::string_view text, bool lower_case, char*& out) {
+    const uint8_t lower = lower_case ? 0x20 : 0;
+    unsigned other = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+        const uint8_t c = static_cast<uint8_t>(text[i]);
+        other |= static_cast<uint8_t>(c - 0x20) > 0x7e - 0x20;
+        out[i] = static_cast<char>(c | (static_cast<uint8_t>(c - 'A') <= 'Z' - 'A' ? lower : 0));
+    }
+    if (other != 0) return false;
+    out += text.size();
+    return true;
+}
+
+// Copies any text byte by byte under a map; false when a byte is refused.
+bool map_bytes(std::string_view text, const ByteMap& bytes, char*& out) {
+    bool readable = true;
+    for (const char c : text) {
+        const uint8_t byte = bytes[static_cast<uint8_t>(c)];
+        *out = static_cast<char>(byte);
+        out += byte != byte_dropped;
+        readable &= byte != byte_refused;
+    }
+    return readable;
 }
 
 // Which of the pairs ASCII text can come to: the others would only thin out the table.
@@ -146,24 +173,27 @@ size_t WordPieces::ids(const char* word, size_t size, uint32_t* out) const {
 
 WordCache::WordCache() : entries_(cache_entries) {}
 
-WordCache::Key WordCache::key(const char* word, size_t size) {
-    Key key;
-    std::memcpy(&key.low, word, 8);
-    std::memcpy(&key.high, word + 8, 8);
-    const size_t low_bits = 8 * std::min<size_t>(size, 8), high_bits = 8 * size - low_bits;
-    key.low &= low_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << low_bits) - 1;
-    key.high &= (uint64_t{1} << high_bits) - 1;
-    key.high |= static_cast<uint64_t>(size) << 56;
+// The first n_bytes of eight, the others 0.
+inline uint64_t first_bytes(const char* from, size_t n_bytes) {
+    uint64_t bytes;
+    std::memcpy(&bytes, from, 8);
+    return n_bytes >= 8 ? bytes : bytes & ((uint64_t{1} << (8 * n_bytes)) - 1);
+}
+
+inline WordCache::Key WordCache::key(const char* word, size_t size) {
+    Key key{first_bytes(word, size), 0, static_cast<uint64_t>(size) << 56};
+    if (size > 8) key.middle = first_bytes(word + 8, size - 8);
+    if (size > 16) key.high |= first_bytes(word + 16, size - 16);
     return key;
 }
 
-size_t WordCache::place(Key key) const { return mix(key.low ^ key.high * 0xc2b2ae3d27d4eb4full) & (cache_entries - 1); }
+inline size_t WordCache::place(Key key) const { return mix(key.low ^ (key.middle + key.high) * 0xc2b2ae3d27d4eb4full) & (cache_entries - 1); }
 
-const WordCache::Entry* WordCache::find(Key key) const {
+inline const WordCache::Entry* WordCache::find(Key key) const {
     const size_t at = place(key);
     for (const size_t i : {at, at ^ 1}) {
         const Entry& entry = entries_[i];
-        if (entry.low == key.low && entry.high == key.high) return &entry;
+        if (entry.key == key) return &entry;
     }
     return nullptr;
 }
@@ -172,8 +202,7 @@ void WordCache::insert(Key key, const uint32_t* ids, size_t n_ids) {
     if (n_ids > max_ids) return;
     const size_t at = place(key);
     if (entries_[at].n_ids > 0) entries_[at ^ 1] = entries_[at];
-    entries_[at].low = key.low;
-    entries_[at].high = key.high;
+    entries_[at].key = key;
     entries_[at].n_ids = static_cast<uint32_t>(n_ids);
     std::copy(ids, ids + n_ids, entries_[at].ids);
 }
@@ -213,6 +242,10 @@ Tokenizer::Tokenizer(Split split, const ByteMap& bytes, std::vector<std::string>
                      std::unique_ptr<WordModel> model)
     : split_(split), bytes_(bytes), lower_bytes_(bytes), literals_(std::move(literals)), model_(std::move(model)) {
     for (size_t c = 'A'; c <= 'Z'; ++c) lower_bytes_[c] = bytes[c - 'A' + 'a'];
+    for (size_t c = 0x20; c <= 0x7e; ++c) {
+        const bool lowered = bytes['A'] == 'a' && c >= 'A' && c <= 'Z';
+        plain_ = plain_ && bytes[c] == (lowered ? c + 0x20 : c);
+    }
     for (const std::string& literal : literals_) {
         if (literal.empty()) throw InvalidInput("an added token is empty");
         if (first_bytes_.find(literal[0]) == std::string::npos) first_bytes_ += literal[0];
@@ -287,17 +320,10 @@ bool Tokenizer::prepare(std::string_view text, const TextPolicy& policy, Work& w
     if (policy.strip) text = strip(text);
     const bool blank = policy.leading_blank && !text.empty();
     if (work.text.size() < text.size() + 1 + key_bytes) work.text.resize(text.size() + 1 + key_bytes);
-    const ByteMap& bytes = policy.lower_case ? lower_bytes_ : bytes_;
     char* out = work.text.data();
-    const auto put = [&](char c) {
-        const uint8_t byte = bytes[static_cast<uint8_t>(c)];
-        *out = static_cast<char>(byte);
-        out += byte != byte_dropped;
-        return byte != byte_refused;
-    };
-    bool readable = !blank || put(' ');
-    for (const char c : text) readable &= put(c);
-    if (!readable) return false;
+    const ByteMap& bytes = policy.lower_case ? lower_bytes_ : bytes_;
+    if (blank && !map_bytes(" ", bytes, out)) return false;
+    if (!(plain_ && copy_printable(text, bytes['A'] == 'a', out)) && !map_bytes(text, bytes, out)) return false;
     work.size = static_cast<size_t>(out - work.text.data());
     std::memset(out, 0, key_bytes);
     return literals_.empty() || !holds_literal({work.text.data(), work.size});

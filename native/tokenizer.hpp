@@ -87,19 +87,22 @@ private:
 // The ids of words that came up before. Two places a word; a new one pushes the first into the second.
 class WordCache {
 public:
-    static constexpr size_t max_key_bytes = 15, max_ids = 11;
+    static constexpr size_t max_key_bytes = 23, max_ids = 9;
 
     struct Key {
-        uint64_t low, high;  // the word's bytes; the top byte of high is their number
+        uint64_t low = 0, middle = 0, high = 0;  // the word's bytes; the top byte of high is their number
+        bool operator==(const Key& other) const {
+            return ((low ^ other.low) | (middle ^ other.middle) | (high ^ other.high)) == 0;
+        }
     };
     struct alignas(64) Entry {
-        uint64_t low = 0, high = 0;
+        Key key;
         uint32_t n_ids = 0;  // 0: the place is free
         uint32_t ids[max_ids] = {};
     };
 
     WordCache();
-    // Reads 16 bytes from word on, whatever its size.
+    // Reads 24 bytes from word on, whatever its size.
     static Key key(const char* word, size_t size);
     const Entry* find(Key key) const;
     void insert(Key key, const uint32_t* ids, size_t n_ids);
@@ -135,6 +138,7 @@ private:
 
     Split split_;
     ByteMap bytes_, lower_bytes_;  // lower_bytes_: of the text in lower case
+    bool plain_ = true;            // printable bytes stay as they are, but for letters that may be lowered
     std::vector<std::string> literals_;
     std::string first_bytes_;  // of the literals, each once
     std::unique_ptr<WordModel> model_;

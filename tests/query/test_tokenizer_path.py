@@ -156,7 +156,7 @@ def test_more_words_than_the_cache_holds_are_no_matter() -> None:
     assert ours.term_ids([text]).row(0).tolist() == ours.backend.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("length", [14, 15, 16, 17, 255, 256, 257, 5000])
+@pytest.mark.parametrize("length", [7, 8, 9, 15, 16, 17, 22, 23, 24, 255, 256, 257, 5000])
 @pytest.mark.parametrize("name", ["gpt2", "bert_uncased"])
 def test_words_of_any_length_get_the_ids_of_the_library(name: str, length: int) -> None:
     ours = tokenizer(name)
