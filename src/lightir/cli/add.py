@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"added": n_added, **dataclasses.asdict(info)})
         return
-    pending = f", {info.pending:,} of them pending" if info.pending else ""
+    pending = f", {info.pending:,} of them without vectors, which BM25 alone finds" if info.pending else ""
     say(f"{Path(args.index)}: {n_added:,} documents put in; it holds {info.documents:,}{pending}")
