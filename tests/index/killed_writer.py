@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from lightir.index import Index, IndexWriter
 from lightir.search import Searcher
 from lightir.types import Document
 
+tqdm.monitor_interval = 0  # no thread of its own: a child forked while that holds its lock would wait for ever
 WORDS = ["cat", "dog", "fish", "runs", "sleeps", "well", "river", "stone"]
 Model = dict[str, str]
 Operation = tuple[str, Any]
