@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from lightir.index import Index, IndexWriter
 from lightir.search import Searcher
 from lightir.types import Document
 
-tqdm.monitor_interval = 0  # no thread of its own: a child forked while that holds its lock would wait for ever
+# tqdm's own lock is a semaphore that forked processes share: a writer killed with it would stop all that come after.
+tqdm.set_lock(threading.RLock())
+tqdm.monitor_interval = 0  # nor a thread that may hold the lock at a fork
 WORDS = ["cat", "dog", "fish", "runs", "sleeps", "well", "river", "stone"]
 Model = dict[str, str]
 Operation = tuple[str, Any]
