@@ -137,7 +137,7 @@ def test_four_processes_have_the_gradient_of_one() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     result = torch.zeros(4, 6, 5, dtype=torch.float64).share_memory_()
-    multiprocessing.spawn(one_of_four, args=(port, result), nprocs=4)
+    multiprocessing.start_processes(one_of_four, args=(port, result), nprocs=4, start_method="fork")
     expected = batch_gradient(random(6, 5), random(8, 6, seed=1), random(8, 6, seed=2))
     for gradient in result:
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
