@@ -10,7 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
@@ -94,10 +94,12 @@ wanted_filters = st.recursive(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(metadatas, max_size=5), wanted_filters)
+@example([{"über": None}], {"über": None})
 def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
-    connection.executemany("INSERT INTO metadata (value) VALUES (?)", [(json.dumps(each),) for each in metadata])
+    values = [(json.dumps(each, ensure_ascii=False),) for each in metadata]  # as the store writes it
+    connection.executemany("INSERT INTO metadata (value) VALUES (?)", values)
     sql, arguments = condition(wanted)
     found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql} ORDER BY 1", arguments).fetchall()
     connection.close()
