@@ -290,7 +290,7 @@ def _logits(own: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         return own @ weight.T
     if own.device.type == "cuda" and own.dtype == weight.dtype == torch.bfloat16:
         return torch.mm(own, weight.T, out_dtype=dtype)
-    with _bf16_operands() if own.dtype == weight.dtype == torch.bfloat16 else contextlib.nullcontext():
+    with bf16_operands() if own.dtype == weight.dtype == torch.bfloat16 else contextlib.nullcontext():
         return own.to(dtype) @ weight.to(dtype).T  # rounding bfloat16 operands to bfloat16 changes nothing
 
 
@@ -323,12 +323,12 @@ def _product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tens
     """(terms, positions) logits, summed and kept in the wide dtype of `out`, which they are written to."""
     if own.device.type == "cuda" and (rounded or (weight.dtype == own.dtype == torch.bfloat16)):
         return torch.mm(weight.bfloat16(), own.bfloat16().T, out_dtype=torch.float32)
-    with _bf16_operands() if rounded and own.device.type == "cpu" else contextlib.nullcontext():
+    with bf16_operands() if rounded and own.device.type == "cpu" else contextlib.nullcontext():
         return torch.mm(weight.to(out.dtype), own.to(out.dtype).T, out=out)
 
 
 @contextlib.contextmanager
-def _bf16_operands() -> Iterator[None]:
+def bf16_operands() -> Iterator[None]:
     """CPU products of fp32 may round their operands to bf16; sums and results stay fp32 (a bf16 result would tie)."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision

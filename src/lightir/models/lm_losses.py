@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightir.errors import InvalidInput
-from lightir.models.heads import _bf16_operands
+from lightir.models.heads import bf16_operands
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 """Size of the logits that exist at one time: a few hundred positions against a small model's vocabulary."""
@@ -126,7 +126,7 @@ def _operand(weight: Tensor, wide: torch.dtype) -> Tensor:
 def _products(states: Tensor, weight: Tensor) -> contextlib.AbstractContextManager[None]:
     """CPU products of states and weights that were bf16 before they were widened lose nothing with bf16 operands."""
     rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
-    return _bf16_operands() if rounded else contextlib.nullcontext()
+    return bf16_operands() if rounded else contextlib.nullcontext()
 
 
 def _logits(own: Tensor, table: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
