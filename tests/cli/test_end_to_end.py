@@ -138,6 +138,18 @@ def test_negatives_are_mined_for_a_recipe(dataset, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["queries"] == len(out.read_text().splitlines())
 
 
+def test_negatives_are_mined_with_an_index_and_with_a_model(dataset, model, index, tmp_path, capsys):
+    by_index, by_model = tmp_path / "index.jsonl", tmp_path / "model.jsonl"
+    filters = ["--mode", "dense", "-n", "4", "--first-rank", "2", "--margin", "0.99", "--json"]
+    assert main(["mine", str(dataset), "--index", str(index), "-o", str(by_index), *filters]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["mine", str(dataset), "--model", str(model), "-o", str(by_model), *filters]) == 0
+    assert json.loads(capsys.readouterr().out)["dropped"].keys() == found["dropped"].keys()
+    assert found["kept"] == sum(len(json.loads(line)["negatives"]) for line in by_index.read_text().splitlines())
+    assert main(["mine", str(dataset), "-o", str(by_index), "--mode", "dense"]) == 1
+    assert "without --index or --model BM25 searches" in capsys.readouterr().err
+
+
 def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
     few = python_documents()[:40]
     monkeypatch.setattr("lightir.data.python_docs.python_documents", lambda: few)

@@ -1,50 +1,173 @@
-"""BM25 hard negatives: what is taken, what never is."""
+"""Hard negatives: what is taken, what never is, and who finds them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from lightir.data import read_negatives
+from lightir.data import Dataset, read_negatives
+from lightir.encode.evaluate import FullQueryEncoder
 from lightir.errors import InvalidInput, NotFound
-from lightir.train.mining import choose_negatives, mine, negatives_files
+from lightir.models.encoder import LightRetriever
+from lightir.train.contrastive import train
+from lightir.train.finders import BagFinder, model_finder
+from lightir.train.mining import Filters, Miner, mine, negatives_files
 from lightir.train.recipe import Recipe
-from lightir.types import Ranking
+from lightir.train.teacher import Teacher
+from lightir.types import Document, Query, Ranking, Run
 
-TEXTS = {"a": ("", "one"), "b": ("", "two"), "c": ("", "one"), "d": ("", "four")}
+CORPUS = {
+    doc_id: Document(doc_id, text) for doc_id, text in {"a": "one", "b": "two Rivers", "c": "one", "d": "four"}.items()
+}
 
 
-def ranking(**scores: float) -> Ranking:
-    return Ranking("q", list(scores), np.asarray(list(scores.values())))
+class Given:
+    """A finder whose rankings are written down; what it was not asked to find scores `beyond`."""
+
+    def __init__(self, *, beyond: float = 0.0, **scores: float) -> None:
+        self.scores, self.beyond = scores, beyond
+
+    def find(self, queries: Sequence[Query], k: int) -> Run:
+        ids = sorted(self.scores, key=lambda doc_id: -self.scores[doc_id])[:k]
+        return {q.query_id: Ranking(q.query_id, ids, np.asarray([self.scores[i] for i in ids])) for q in queries}
+
+    def score(self, query: Query, doc_id: str) -> float:
+        return self.beyond
+
+
+def chosen(
+    finder: Given,
+    relevant: str = "a",
+    *,
+    n: int = 9,
+    answers: Sequence[str] = (),
+    teacher: Teacher | None = None,
+    **filters: Any,
+) -> tuple[list[str], dict[str, int]]:
+    """The negatives of one query, and the counts by reason."""
+    query = Query("q", "river", {"answers": list(answers)})
+    qrels = {"q": dict.fromkeys(relevant, 1)}
+    miner = Miner(qrels, CORPUS, finder, Filters(**filters), teacher)
+    negatives, dropped = miner.mine([query], n)
+    return negatives["q"], dict(dropped)
 
 
 def test_relevant_documents_and_their_copies_are_no_negatives() -> None:
-    found = choose_negatives(ranking(a=4, b=3, c=2, d=1), {"a"}, TEXTS, first_rank=1, margin=None)
-    assert found == ["b", "d"]
+    assert chosen(Given(a=4, b=3, c=2, d=1)) == (["b", "d"], {"relevant": 1, "copy": 1})
 
 
-def test_ranks_before_the_first_are_left_out() -> None:
-    assert choose_negatives(ranking(b=4, d=3, a=2), {"a"}, TEXTS, first_rank=2, margin=None) == ["d"]
+def test_no_more_are_kept_than_wanted() -> None:
+    assert chosen(Given(b=4, d=3, c=2, a=1), "a", n=1) == (["b"], {"relevant": 1, "copy": 1, "surplus": 1})
 
 
-def test_the_margin_leaves_out_what_scores_near_the_best_relevant_one() -> None:
-    scores = ranking(b=9.6, a=10, d=9.4)
-    assert choose_negatives(scores, {"a"}, TEXTS, first_rank=1, margin=0.95) == ["d"]
-    assert choose_negatives(ranking(b=9, d=1), {"a"}, TEXTS, first_rank=1, margin=0.5) == ["b", "d"]
+def test_ranks_outside_the_range_are_left_out() -> None:
+    assert chosen(Given(b=4, d=3, a=2), first_rank=2) == (["d"], {"rank": 1, "relevant": 1})
+    assert chosen(Given(b=4, d=3, a=2), depth=1) == (["b"], {})
+
+
+def test_the_margins_leave_out_what_scores_near_the_best_relevant_one() -> None:
+    scores = Given(b=9.6, a=10, d=9.4)
+    assert chosen(scores, margin=0.95) == (["d"], {"relevant": 1, "margin": 1})
+    assert chosen(scores, absolute_margin=0.3) == (["b", "d"], {"relevant": 1})
+    assert chosen(scores, absolute_margin=0.5) == (["d"], {"relevant": 1, "margin": 1})
+    assert chosen(scores, margin=0.95, absolute_margin=0.7) == ([], {"relevant": 1, "margin": 2})
+
+
+def test_a_margin_asks_for_the_score_of_a_relevant_document_that_was_not_found() -> None:
+    assert chosen(Given(b=9, d=1, beyond=8), margin=0.5) == (["d"], {"margin": 1})
+    assert chosen(Given(b=9, d=1, beyond=8), "e", margin=0.5) == (["b", "d"], {})  # the corpus lacks it
+
+
+def test_a_share_of_a_score_below_zero_is_below_it() -> None:
+    assert chosen(Given(a=-10, b=-10.5, d=-11.5), margin=0.9) == (["d"], {"relevant": 1, "margin": 1})
+
+
+def test_documents_that_hold_an_answer_are_left_out() -> None:
+    found = Given(b=3, d=2)
+    assert chosen(found, answers=["two rivers"], skip_answers=True) == (["d"], {"answer": 1})
+    assert chosen(found, answers=["river"], skip_answers=True) == (["b", "d"], {})  # a part of a word is none
+    assert chosen(found, answers=["two rivers"]) == (["b", "d"], {})
+
+
+class Judge:
+    """A teacher whose cosines are written down; it counts the texts that it reads."""
+
+    def __init__(self, **scores: float) -> None:
+        self.scores, self.read = scores, 0
+
+    def queries(self, texts: Sequence[str]) -> Tensor:
+        return torch.ones(len(texts), 1)
+
+    def documents(self, documents: Sequence[Document]) -> Tensor:
+        self.read += len(documents)
+        return torch.tensor([[self.scores[each.doc_id]] for each in documents])
+
+
+def test_a_teachers_score_tells_false_negatives() -> None:
+    found = Given(b=3, d=2)
+    judge = cast(Teacher, Judge(a=0.8, b=0.75, d=0.6))
+    assert chosen(found, teacher=judge, teacher_share=0.9) == (["d"], {"teacher": 1})
+    assert chosen(found, teacher=judge, teacher_share=0.95) == (["b", "d"], {})
+    assert chosen(found, teacher=judge, teacher_share=0.75) == ([], {"teacher": 2})  # at the share is out
+
+
+def test_a_teacher_reads_no_more_than_is_needed() -> None:
+    judge = Judge(a=1.0, b=0.1, d=0.2)
+    assert chosen(Given(b=3, d=2), n=1, teacher=cast(Teacher, judge), teacher_share=0.9) == (["b"], {"surplus": 1})
+    assert judge.read == 2
 
 
 def test_mining_finds_documents_of_the_same_words(datasets: tuple[Path, Path], tmp_path: Path) -> None:
-    n = mine(datasets[0], "train", tmp_path / "negatives.jsonl", n_negatives=3)
+    report = mine(datasets[0], "train", tmp_path / "negatives.jsonl", n_negatives=3)
     negatives = read_negatives(tmp_path / "negatives.jsonl")
-    assert n == len(negatives) == 36
+    assert report.queries == report.with_negatives == len(negatives) == 36
+    assert report.kept == 3 * 36
+    assert report.kept + sum(report.dropped.values()) == 12 * 36  # all share the set's name, so all are found
     for query_id, doc_ids in negatives.items():
         assert len(doc_ids) == 3
         assert f"alpha-{query_id.split('-')[0]}" not in doc_ids
     assert [path.name for path in tmp_path.iterdir()] == ["negatives.jsonl"]
+
+
+def test_a_model_mines_in_its_modes(recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+    short = dataclasses.replace(recipe.optimisation, steps=1)
+    model = train(dataclasses.replace(recipe, optimisation=short, checkpoint_every=0), tmp_path / "model", device="cpu")
+    dataset = Dataset.open(datasets[0])
+    queries = list(dataset.queries("train"))
+    query = queries[0]
+    for mode in ("dense", "sparse", "hybrid", "full", "bag-of-tokens"):
+        with model_finder(model, dataset, tmp_path / "work", mode=mode) as finder:
+            run = finder.find(queries, 12)
+            ranking = run[query.query_id]
+            asked = [finder.score(query, doc_id) for doc_id in ranking.doc_ids]
+            np.testing.assert_allclose(asked, ranking.scores, rtol=1e-6)
+            report = mine(dataset, "train", tmp_path / f"{mode}.jsonl", finder=finder, filters=Filters(margin=1.0))
+        assert report.kept + sum(report.dropped.values()) == sum(map(len, run.values())) > 11 * 36
+
+
+def test_bags_of_tokens_are_scored_by_the_queries_weights(
+    recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = LightRetriever.load(
+        train(dataclasses.replace(recipe, checkpoint_every=0), tmp_path / "model", device="cpu")
+    ).eval()
+    dataset = Dataset.open(datasets[0])
+    documents, query = list(dataset.corpus()), next(dataset.queries("train"))
+    sparse = FullQueryEncoder(model, sparse=True).encode([query.text]).sparse
+    assert sparse is not None
+    weights = dict(zip(sparse.term_ids.tolist(), sparse.weights.tolist(), strict=True))
+    ranking = BagFinder(model, documents).find([query], 12)[query.query_id]
+    for doc_id, score in zip(ranking.doc_ids, ranking.scores, strict=True):
+        (ids, begin, end), *_ = model.frame_documents([d for d in documents if d.doc_id == doc_id])
+        assert score == pytest.approx(sum(weights.get(term, 0.0) for term in set(ids[begin:end])), rel=1e-5)
 
 
 def test_a_recipe_mines_once_and_finds_it_again(recipe: Recipe, tmp_path: Path) -> None:
@@ -62,7 +185,11 @@ def test_senseless_ranks_and_missing_files_are_refused(
     recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match="ranks 5 to 4"):
-        mine(datasets[0], "train", tmp_path / "n.jsonl", first_rank=5, depth=4)
+        Filters(first_rank=5, depth=4)
+    with pytest.raises(InvalidInput, match="no query of alpha's split 'train' has"):
+        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=Filters(skip_answers=True))
+    with pytest.raises(InvalidInput, match="go together"):
+        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=Filters(teacher_share=0.9))
     with pytest.raises(NotFound, match="split"):
         mine(datasets[0], "nothing", tmp_path / "n.jsonl")
     data = dataclasses.replace(recipe.data[0], negatives=str(tmp_path / "gone.jsonl"))

@@ -1,16 +1,36 @@
-"""Mine hard negatives for training: documents that BM25 ranks high for a query and that are not relevant to it."""
+"""Mine hard negatives: documents that rank high for a query and that are not relevant to it.
+
+BM25 searches, unless an index of the corpus or a model is named: a shipped model, or what an earlier training run left,
+whose hard negatives the next run trains on. Relevant documents and their copies are never taken; the filters leave out
+more of what may be relevant without a judgement, and the counts say which of them dropped how much.
+"""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import add_json, positive, print_json, say
+from lightir.cli.terminal import MODEL_HELP, add_json, positive, print_json, say
 
-HELP = "mine hard negatives with BM25"
+if TYPE_CHECKING:
+    from lightir.data import Dataset
+    from lightir.train.finders import Finder
+    from lightir.train.teacher import Teacher
+
+HELP = "mine hard negatives with BM25, an index or a model"
 EXAMPLES = """
   lightir mine scifact/ --out scifact-negatives.jsonl
-  lightir mine nfcorpus/ --split train -n 15 --out nfcorpus-negatives.jsonl
+  lightir mine nfcorpus/ -n 15 --first-rank 11 --margin 0.95 --out nfcorpus-negatives.jsonl
+  lightir mine scifact/ --index scifact-index --mode dense --out dense-negatives.jsonl
+  lightir mine scifact/ --model models/first --work scifact-first --mode full --out second-round.jsonl
+  lightir mine scifact/ --model models/sidr --mode bag-of-tokens --out sidr-negatives.jsonl
+  lightir mine squadshifts/ --skip-answers --teacher minilm --teacher-share 0.9 --out squadshifts-negatives.jsonl
 """
+TEACHER_TOKENS = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=positive, default=30, metavar="N", help="negatives for a query (default %(default)s)"
     )
+    _add_searcher(parser)
+    _add_filters(parser)
+    add_json(parser)
+
+
+def _add_searcher(parser: argparse.ArgumentParser) -> None:
+    searcher = parser.add_mutually_exclusive_group()
+    searcher.add_argument("--index", metavar="INDEX", help="search this index of the data set's corpus")
+    searcher.add_argument("--model", metavar="MODEL", help=f"encode the corpus and search with it: {MODEL_HELP}")
+    parser.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="with an index as search has it; with a model as evaluate has it (full: queries through the model), or "
+        "bag-of-tokens, which encodes no document (default: hybrid where there are two branches)",
+    )
+    parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
+    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
+    parser.add_argument(
+        "--analyzer", default="english", metavar="NAME", help="how BM25 cuts text (default %(default)s)"
+    )
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-rank", type=positive, default=1, metavar="N", help="leave out what ranks before (default %(default)s)"
     )
@@ -33,25 +77,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="leave out what scores above this share of the best relevant document",
     )
-    parser.add_argument("--analyzer", default="english", metavar="NAME", help="how text is cut (default %(default)s)")
-    add_json(parser)
+    parser.add_argument(
+        "--absolute-margin",
+        type=float,
+        metavar="X",
+        help="leave out what scores above the best relevant document's score less this",
+    )
+    parser.add_argument(
+        "--skip-answers", action="store_true", help="leave out what holds one of the query's answers, word for word"
+    )
+    parser.add_argument(
+        "--teacher", metavar="MODEL", help="a model folder or a sentence-transformers one whose scores filter"
+    )
+    parser.add_argument(
+        "--teacher-share",
+        type=float,
+        metavar="SHARE",
+        help="leave out what the teacher scores at this share of the best relevant document, or above (default 0.95)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Mine and say for how many queries."""
-    from lightir.train.mining import mine
+    """Mine and say what was kept and dropped."""
+    from lightir.data import Dataset
+    from lightir.errors import InvalidInput
+    from lightir.train.mining import Filters, mine
 
-    n_queries = mine(
-        args.dataset,
-        args.split,
-        args.out,
-        n_negatives=args.n,
+    if args.teacher_share is not None and args.teacher is None:
+        raise InvalidInput("--teacher-share is of a teacher's scores: name one with --teacher")
+    filters = Filters(
         first_rank=args.first_rank,
         depth=args.depth,
         margin=args.margin,
-        analyzer=args.analyzer,
+        absolute_margin=args.absolute_margin,
+        skip_answers=args.skip_answers,
+        teacher_share=0.95 if args.teacher and args.teacher_share is None else args.teacher_share,
     )
+    dataset = Dataset.open(args.dataset)
+    with _finder(args, dataset) as finder:
+        report = mine(
+            dataset,
+            args.split,
+            args.out,
+            finder=finder,
+            n_negatives=args.n,
+            filters=filters,
+            teacher=_teacher(args.teacher),
+            analyzer=args.analyzer,
+            threads=args.threads,
+        )
     if args.json:
-        print_json({"negatives": args.out, "queries": n_queries})
+        print_json({"negatives": args.out, **report.to_json()})
     else:
-        say(f"{args.out}: negatives for {n_queries:,} queries")
+        say(f"{args.out}: {report.kept:,} negatives for {report.with_negatives:,} of {report.queries:,} queries")
+        say("dropped: " + (", ".join(f"{n:,} {reason}" for reason, n in report.dropped.items()) or "nothing"))
+
+
+@contextmanager
+def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | None]:
+    """The searcher that was asked for; None for BM25, which `mine` makes itself."""
+    from lightir.errors import InvalidInput
+
+    if args.work and not args.model:
+        raise InvalidInput("--work keeps what a model encodes: name it with --model")
+    if args.index:
+        from lightir.index import Index
+        from lightir.search import Searcher
+        from lightir.train.finders import IndexFinder
+
+        with Index.open(args.index) as index:
+            yield IndexFinder(Searcher(index, task=args.task, threads=args.threads), args.mode)
+    elif args.model:
+        from lightir.train.finders import model_finder
+
+        with (
+            nullcontext(args.work) if args.work else tempfile.TemporaryDirectory() as work,
+            model_finder(
+                args.model,
+                dataset,
+                Path(work),
+                mode=args.mode or "hybrid",
+                task=args.task,
+                analyzer=args.analyzer,
+                threads=args.threads,
+            ) as finder,
+        ):
+            yield finder
+    elif args.mode not in (None, "tokens") or args.task:
+        raise InvalidInput("without --index or --model BM25 searches, which has neither modes nor tasks")
+    else:
+        yield None
+
+
+def _teacher(address: str | None) -> Teacher | None:
+    if address is None:
+        return None
+    from lightir.train.teacher import Teacher
+
+    return Teacher.load(address, max_tokens=TEACHER_TOKENS, device="cpu")

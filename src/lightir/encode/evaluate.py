@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -173,6 +174,38 @@ def evaluate_model(
         InvalidInput: a mode that the model cannot serve, and what evaluate_index raises.
     """
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
+    with model_systems(
+        model, dataset, work, modes=modes, task=task, analyzer=analyzer, device=device, threads=threads
+    ) as systems:
+        return evaluate_systems(
+            systems,
+            dataset,
+            split,
+            measures=measures,
+            k=k,
+            exclude_same_id=exclude_same_id,
+            fusion=fusion,
+            weights=weights,
+            run_dir=run_dir,
+        )
+
+
+@contextmanager
+def model_systems(
+    model: str | os.PathLike[str],
+    dataset: Dataset,
+    work: Path | str,
+    *,
+    modes: Sequence[str] | None = None,
+    task: str | None = None,
+    analyzer: str = "english",
+    device: str = "auto",
+    threads: int = 1,
+) -> Iterator[dict[str, tuple[Searcher, str]]]:
+    """Each mode's searcher, with the searcher's own name of the mode; arguments as for `evaluate_model`.
+
+    The index in `work` is built anew and open while the context lasts.
+    """
     prepared = _Prepared(resolve_model_folder(model), dataset, Path(work), device)
     build_index(
         prepared.vectors(),
@@ -183,17 +216,7 @@ def evaluate_model(
         overwrite=True,
     )
     with Index.open(prepared.work / "index") as index:
-        return evaluate_systems(
-            _systems(prepared, index, modes, task, threads),
-            dataset,
-            split,
-            measures=measures,
-            k=k,
-            exclude_same_id=exclude_same_id,
-            fusion=fusion,
-            weights=weights,
-            run_dir=run_dir,
-        )
+        yield _systems(prepared, index, modes, task, threads)
 
 
 def _systems(
