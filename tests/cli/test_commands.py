@@ -28,6 +28,20 @@ def test_the_command_line_is_built_without_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.parametrize(("command", "hint"), [("encode", "--resume"), ("demo", "goes on"), ("search", "")])
+def test_an_interrupted_command_says_what_stays(command, hint, monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_command(command), "run", interrupted)
+    arguments = {"encode": ["minilm", "corpus.jsonl", "-o", "v"], "demo": [], "search": ["index", "a question"]}
+    assert main([command, *arguments[command]]) == 130
+    assert capsys.readouterr().err.rstrip() == (
+        f"lightir: interrupted; {load_command(command).STAYS}" if hint else "lightir: interrupted"
+    )
+    assert hint in getattr(load_command(command), "STAYS", "")
+
+
 def test_light_commands_run_without_torch(bm25_index):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"

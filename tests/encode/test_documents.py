@@ -59,6 +59,20 @@ def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
     assert report.documents_per_s > 0
 
 
+def test_a_shard_ends_at_its_documents_or_at_64_batches_of_tokens(tmp_path: Path) -> None:
+    model, documents = tiny_model(), [Document(f"d{i}", "some words of text") for i in range(200)]
+    each = len(model.frame_documents(documents[:1])[0][0])
+
+    def sizes(**options: int) -> list[int]:
+        encode_corpus(model, documents, tmp_path / str(options), **options)
+        return [len(shard.documents) for shard in VectorsReader(tmp_path / str(options))]
+
+    assert sizes() == [200]
+    assert sizes(shard_size=90) == [90, 90, 20]
+    assert sizes(batch_tokens=each) == [64, 64, 64, 8]
+    assert sizes(batch_tokens=each + 1) == [128, 72]
+
+
 def test_compiled_layers_give_the_same_vectors_and_the_model_is_as_before(tmp_path: Path) -> None:
     model, documents = tiny_model(), some_documents(9)
     encode_corpus(model, documents, tmp_path / "plain", compile=False)

@@ -45,7 +45,10 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Command(Protocol):
-    """What a command's module offers; its doc string is the command's description."""
+    """What a command's module offers; its doc string is the command's description.
+
+    A command whose work is not lost when it is interrupted says in STAYS what stays and how to go on.
+    """
 
     HELP: str
     EXAMPLES: str
@@ -86,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--traceback", action="store_true", help="show where an error came from (also: LIGHTIR_DEBUG=1)"
         )
-        sub.set_defaults(run=command.run, parser=sub)
+        sub.set_defaults(run=command.run, parser=sub, stays=getattr(command, "STAYS", ""))
     return parser
 
 
@@ -103,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _close_stdout()
     except KeyboardInterrupt:
-        terminal.say("lightir: interrupted")
+        terminal.say(f"lightir: interrupted; {args.stays}" if args.stays else "lightir: interrupted")
         return INTERRUPTED
     except (LightirError, OSError, ModuleNotFoundError) as error:
         if debug:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lightir.types import Document
 
 HELP = "encode, index and ask your Python's documentation"
+STAYS = "what is encoded stays, but for the last minute or so: the same command goes on"
 EXAMPLES = """
   lightir demo
   lightir demo --question "read a file line by line" --question "wait for a thread to end"

@@ -8,6 +8,7 @@ import dataclasses
 from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_json, positive, print_json, say
 
 HELP = "encode a corpus into vectors (needs the extra `train`)"
+STAYS = "what is encoded stays, but for the last minute or so: go on with the same command and --resume"
 EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors
   lightir encode MODEL scifact/ --out vectors --resume

@@ -30,6 +30,9 @@ from lightir.vectors import SparseVectors
 QUERY_ENCODER = "query-encoder"
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """On a CPU what a layer works on should stay near its caches; a GPU wants more at a time."""
+SHARD_BATCHES = 64
+"""Full batches in a shard: enough to sort by length, and about a minute of a small LLM's work on a CPU."""
+FRAMED_AT_ONCE = 64
 WORTH_COMPILING = 2e13
 """Tokens times weights of the layers. Compiling takes 10 to 15 s of one core and then saves 0.25 to 0.4 of the time:
 twice the work at which it is paid back, since half of the time is there again at the next call from torch's cache."""
@@ -91,7 +94,8 @@ def encode_corpus(
             times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes,
             and says so in the log; where it does not work there, that is a warning and layers run as they are.
         resume: go on with a folder that was cut off; a complete one is left as it is.
-        shard_size: documents that are written, and at most lost, together.
+        shard_size: most documents that are written, and at most lost, together; fewer where they make 64 full
+            batches of tokens.
         n_documents: how many there are, for the time left; None when not known.
 
     Raises:
@@ -111,14 +115,13 @@ def encode_corpus(
         contextlib.ExitStack() as compiled,
     ):
         bar.update(before)
-        for number, window in enumerate(_windows(_unwritten(documents, frozenset(writer.doc_ids)), shard_size)):
-            framed = retriever.frame_documents(window)
-            used = sum(len(ids) for ids, _, _ in framed)
-            if number == 0:
-                expected = used * max((n_documents or 0) - before, len(window)) / len(window)
-                _compile_layers(retriever, compiled, compile, expected)
-            writer.add(_encode_window(retriever, window, framed, at_once, bar))
-            tokens += used
+        unwritten = _unwritten(documents, frozenset(writer.doc_ids))
+        for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
+            if tokens == 0:
+                expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
+                _compile_layers(retriever, compiled, compile, expected / len(window.documents))
+            writer.add(_encode_window(retriever, window, at_once, bar))
+            tokens += window.tokens
     if folder is not None and (folder / QUERY_ENCODER).is_dir():
         with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
             shutil.copytree(folder / QUERY_ENCODER, copy, dirs_exist_ok=True)
@@ -189,18 +192,32 @@ def _unwritten(documents: Iterable[Document], written: frozenset[str]) -> Iterat
             yield document
 
 
-def _windows(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
-    while window := list(islice(documents, size)):
+@dataclass(slots=True)
+class _Window:
+    """Documents of one shard, with what the model reads of each: ids, and the text's first and last position."""
+
+    documents: list[Document]
+    framed: list[tuple[list[int], int, int]]
+    tokens: int
+
+
+def _windows(model: LightRetriever, documents: Iterator[Document], size: int, tokens: int) -> Iterator[_Window]:
+    """Documents in their order, in windows of `size` or, where they come first, of a few more than `tokens`."""
+    window = _Window([], [], 0)
+    while some := list(islice(documents, min(FRAMED_AT_ONCE, size - len(window.documents)))):
+        framed = model.frame_documents(some)
+        window.documents += some
+        window.framed += framed
+        window.tokens += sum(len(ids) for ids, _, _ in framed)
+        if len(window.documents) == size or window.tokens >= tokens:
+            yield window
+            window = _Window([], [], 0)
+    if window.documents:
         yield window
 
 
-def _encode_window(
-    model: LightRetriever,
-    documents: list[Document],
-    framed: list[tuple[list[int], int, int]],
-    batch_tokens: int,
-    bar: tqdm[None],
-) -> Shard:
+def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, bar: tqdm[None]) -> Shard:
+    documents, framed = window.documents, window.framed
     lengths = [len(ids) for ids, _, _ in framed]
     dense: npt.NDArray[np.float16] | None = None
     rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = {}
