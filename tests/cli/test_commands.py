@@ -251,6 +251,12 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     wanted = '{"year": {"gte": 2000, "lt": 2003}}'
     assert main(["search", str(index), "river", "--filter", wanted, "--json"]) == 0
     assert [hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]] == ["n10", "n11", "n12"]
+    explained = ["search", str(index), "river", "--filter", wanted, "--json", "--doc-id"]
+    assert main([*explained, "n11"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rank"], found["candidates"]) == (2, 3)
+    assert main([*explained, "n0"]) == 1
+    assert "'n0' does not match the filter" in capsys.readouterr().err
     assert main(["delete", str(index), "--filter", wanted, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == 3
     assert main(["snapshot", str(index), str(tmp_path / "backup")]) == 0

@@ -27,7 +27,10 @@ N_DOCS = 30
 def index(tmp_path: Path) -> Iterator[Index]:
     """Thirty documents of few words and random vectors."""
     rng = np.random.default_rng(0)
-    documents = [Document(f"d{i:02d}", " ".join(rng.choice(WORDS[1:], rng.integers(0, 6)))) for i in range(N_DOCS)]
+    documents = [
+        Document(f"d{i:02d}", " ".join(rng.choice(WORDS[1:], rng.integers(0, 6))), metadata={"third": i % 3})
+        for i in range(N_DOCS)
+    ]
     rows = [{int(t): int(rng.integers(1, 4)) for t in rng.choice(8, 3, replace=False)} for _ in documents]
     shard = Shard(
         documents, rng.standard_normal((N_DOCS, 4)).astype(np.float16), csr(rows, vocab_size=8, dtype=np.uint8)
@@ -80,6 +83,28 @@ def test_a_document_that_no_branch_lists_is_explained_and_said_to_be_none(
         assert explanation.score == added(explanation)
         listed = [branch.rank for branch in explanation.branches.values() if branch.rank is not None]
         assert (explanation.rank is None) == (listed == [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_an_explanation_under_a_filter_is_that_of_the_filtered_search(
+    searcher: Searcher, mode: str, fusion: str
+) -> None:
+    how, wanted = {"mode": mode, "fusion": fusion, "depth": 20}, {"third": {"in": [0, 2]}}
+    hits = searcher.hits(QUERY, 30, filter=wanted, **how)
+    assert hits
+    for rank, hit in enumerate(hits, 1):
+        explanation = searcher.explain(QUERY, hit.doc_id, filter=wanted, **how)
+        assert (explanation.score, explanation.rank) == (hit.score, rank)
+        assert explanation.n_candidates == len(hits)
+        assert explanation.branches == hit.branches
+
+
+def test_a_document_that_the_filter_leaves_out_is_not_explained(searcher: Searcher) -> None:
+    with pytest.raises(InvalidInput, match="'d04' does not match the filter"):
+        searcher.explain(QUERY, "d04", filter={"third": 0})
+    with pytest.raises(InvalidInput, match="malformed at third"):
+        searcher.explain(QUERY, "d03", filter={"third": {"near": 0}})
 
 
 def test_what_a_branch_alone_says_is_its_raw_score(searcher: Searcher) -> None:

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fusion(parser)
     add_filter(parser)
     parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
-    parser.add_argument("--doc-id", metavar="ID", help="explain this document for the query, found or not")
+    parser.add_argument(
+        "--doc-id", metavar="ID", help="explain this document for the query, found or not, among those of --filter"
+    )
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
     parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
@@ -55,8 +57,6 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("--run needs --queries")
     if args.doc_id is not None and args.run_file is not None:
         args.parser.error("--doc-id explains one document; --run writes rankings")
-    if args.doc_id is not None and args.filter is not None:
-        args.parser.error("--doc-id explains one document, whatever a --filter leaves")
     from lightir.index import Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
@@ -108,7 +108,9 @@ def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
 
 def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
     """Print why the document named has its score for a query."""
-    found = searcher.explain(query, args.doc_id, mode=args.mode, fusion=args.fusion, weights=args.weights)
+    found = searcher.explain(
+        query, args.doc_id, mode=args.mode, fusion=args.fusion, weights=args.weights, filter=args.filter
+    )
     if not args.json:
         print_explanation(query, found)
         return

@@ -11,6 +11,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Filter, Index, TokenQueries, View, normalized
+from lightir.index.view import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
@@ -151,14 +152,16 @@ class Searcher:
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
         depth: int = DEPTH,
+        filter: Filter | None = None,
     ) -> Explanation:
         """What makes one document's score for a query, whether a search finds the document or not.
 
-        Arguments are those of `search`, whose score for the document this is, to the last bit.
+        Arguments are those of `search`, whose score for the document this is, to the last bit. With a filter the
+        candidates, whose scores the normalisation is measured by, are those of the filtered search.
 
         Raises:
             NotFound: there is no such document.
-            InvalidInput: as `search`.
+            InvalidInput: as `search`; or the document does not match the filter.
         """
         view = self.index.view
         chosen = self._plan(view, mode, fusion, weights)
@@ -166,7 +169,11 @@ class Searcher:
         doc_ord = view.doc_ord(doc_id)
         if doc_ord is None:
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
-        searched = BranchSearch(view, self._encode(view, [Query("", query)], chosen), threads=self.threads)
+        matching = view.matching(filter)
+        if matching is not None and not _matches(view, matching, doc_ord):
+            raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
+        encoded = self._encode(view, [Query("", query)], chosen)
+        searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
         lists = {branch: searched.top(branch, depth)[0] for branch in chosen.branches}
         fused = _fused(lists, searched, 0, chosen, also=np.array([doc_ord], dtype=np.uint32))
         terms: dict[Branch, list[TermScore]] = {}
@@ -292,6 +299,11 @@ def _without(fused: Fused, view: View, doc_ids: set[str]) -> Fused:
     if not ords:
         return fused
     return fused.take(np.flatnonzero(~np.isin(fused.doc_ords, np.array(ords, dtype=np.uint32))))
+
+
+def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
+    at, places = view.locate(np.array([doc_ord], dtype=np.uint32))
+    return bool(matching[int(at[0])][int(places[0])])
 
 
 def _require_fit(index: Index, encoder: QueryEncoder) -> None:
