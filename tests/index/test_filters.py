@@ -66,6 +66,9 @@ def matches(metadata: Any, wanted: dict[str, Any]) -> bool:
     return True
 
 
+ODD_KEYS = ("\\", "a\\b", "\\u0061", "a\tb", "\n", "\x01", "\x7f", "\u2028", "a/b")
+"""Keys that JSON writes with escapes, and such that look as if it did."""
+
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -74,11 +77,14 @@ scalars = st.one_of(
     st.sampled_from(["", "a", "b", "é", "1", "'"]),
 )
 orders = st.one_of(st.integers(-2, 3), st.sampled_from([0.5, 1.0]), st.sampled_from(["", "a", "é", "1"]))
-fields = st.sampled_from(["x", "y", "x.y", "über", "a'b", "$", "x]"])
+fields = st.sampled_from(["x", "y", "x.y", "über", "a'b", "$", "x]", *ODD_KEYS, f"x.{ODD_KEYS[0]}"])
 stored = st.recursive(
-    scalars, lambda inner: st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from("xy"), inner, max_size=2)
+    scalars,
+    lambda inner: (
+        st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["x", "y", ODD_KEYS[0]]), inner, max_size=2)
+    ),
 )
-metadatas = st.dictionaries(st.sampled_from(["x", "y", "über", "a'b", "$", "x]"]), stored, max_size=4)
+metadatas = st.dictionaries(st.sampled_from(["x", "y", "über", "a'b", "$", "x]", *ODD_KEYS]), stored, max_size=4)
 tests = st.fixed_dictionaries(
     {}, optional={**dict.fromkeys(RANGES, orders), "in": st.lists(scalars, max_size=3), "exists": st.booleans()}
 ).filter(bool)
@@ -95,6 +101,8 @@ wanted_filters = st.recursive(
 @settings(deadline=None, max_examples=300)
 @given(st.lists(metadatas, max_size=5), wanted_filters)
 @example([{"über": None}], {"über": None})
+@example([{key: 1} for key in ODD_KEYS], {"or": [{key: 1} for key in ODD_KEYS]})
+@example([{"x": {"a\\b": 1}}, {"x": {"a\b": 1}}], {"x.a\\b": {"exists": True}})
 def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
@@ -122,7 +130,8 @@ def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wa
         ({"a": {"exists": 1}}, r"at a\.exists: expected true or false"),
         ({"a": float("nan")}, "at a: expected a finite number"),
         ({"a..b": 1}, r"at a\.\.b: a field is one key"),
-        ({'a"b': 1}, "without double quotes"),
+        ({'a"b': 1}, "without double quotes and NUL"),
+        ({"a\0b": 1}, "without double quotes and NUL"),
         ({"": 1}, "a field is one key"),
         ({"a": "\ud800"}, "at a: .* UTF-8"),
         ({1: 2}, "a field is a string"),

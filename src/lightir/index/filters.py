@@ -146,8 +146,9 @@ def _joined(parts: Sequence[Condition], operator: str, empty: str) -> Condition:
 def _path(field: str, place: str) -> str:
     keys = _checked(field, place).split(".")
     if not all(keys) or '"' in field or "\0" in field:
-        raise _malformed(place, 'a field is one key or several joined by ".", without double quotes')
-    return "$" + "".join(f'."{key}"' for key in keys)
+        raise _malformed(place, 'a field is one key or several joined by ".", without double quotes and NUL')
+    # SQLite looks for a key as it stands in the JSON text, backslashes and control characters escaped.
+    return "$" + "".join(f".{json.dumps(key, ensure_ascii=False)}" for key in keys)
 
 
 def _number(value: int | float, place: str) -> int | float:

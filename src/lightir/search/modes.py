@@ -103,6 +103,8 @@ def _branches(
     parts = mode.split("+") if isinstance(mode, str) else mode
     if unknown := [part for part in parts if part not in (*BRANCHES, "hybrid")]:
         raise InvalidInput(f"mode {unknown[0]!r} is unknown; expected hybrid, {', '.join(BRANCHES)}, joined by '+'")
+    if repeated := [part for i, part in enumerate(parts) if part in parts[:i]]:
+        raise InvalidInput(f"mode {'+'.join(parts)!r} names {repeated[0]} twice; name each branch once")
     wanted = {part for part in parts if part != "hybrid"}
     if "hybrid" in parts:
         wanted |= set(weights) if weights is not None else _hybrid(available, default)
