@@ -11,7 +11,7 @@ import pytest
 from collections_for_training import write_dataset
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
-from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_yaml
+from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_content, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -55,6 +55,13 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     assert recipe.optimisation.steps == 7
     assert recipe.data[0].ratio == 0.5
     assert recipe.losses.dims == (64, 32)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("2E+1", 20.0), (".5e-3", 5e-4), ("-3.e2", -300.0)])
+def test_numbers_are_written_as_everyone_writes_them(text: str, value: float, tmp_path: Path) -> None:
+    path = written(tmp_path, f"value: {text}\nname: 1e-5b\n")
+    assert recipe_content(path) == {"value": value, "name": "1e-5b"}
+    assert recipe_content(path, overrides=[f"name={text}"])["name"] == value
 
 
 @pytest.mark.parametrize("override", ["steps", "=3", "data.4.name=x", "data.x=1", "model.address.deep=1", "a=[", "b=1"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -399,6 +400,15 @@ class FittedStage(DataStage, Protocol):
         """What is fitted."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-5 is a number, as YAML 1.2 has it and everyone means it; YAML 1.1 reads a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
     """The contrastive recipe in a YAML file, with `key=value` overrides applied (`optimisation.steps=10`).
 
@@ -423,7 +433,7 @@ def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
     if not path.is_file():
         raise NotFound(f"recipe {path} does not exist")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path} is not valid YAML: {error}") from error
     for override in overrides:
@@ -437,7 +447,7 @@ def _override(content: Any, override: str) -> None:
         raise InvalidInput(f"override {override!r}: expected key=value, such as optimisation.steps=100")
     *parents, last = key.split(".")
     try:
-        parsed = yaml.safe_load(value)
+        parsed = yaml.load(value, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
     for parent in parents:
