@@ -1,202 +1,356 @@
-"""Exact sparse, tokens, dense and hybrid top k in the kernel against other engines, one thread, synthetic documents.
+"""Sparse, BM25, dense and hybrid top k of the kernel and of an index beside other engines, in the same run.
 
-Documents: 50,000 terms with a Zipf-Mandelbrot law; a document draws 45 % of its terms from all of them and the rest
-from two of 512 topics; lengths are log-normal, 127 different terms on average. Queries take a document's terms, heavier
-ones rather. Dense vectors: 2,000 clusters with a falling spectrum. Milliseconds are the process's CPU time, each
-query's best of several rounds, so that other work counts little; an engine's rounds run together, as in use.
+p50 and p99 are milliseconds of the process's CPU time, one thread, each query's best of several rounds, so that other
+work counts little; an engine's rounds run together, as in use. Queries a second are wall-clock, the best of several
+passes over all queries. Exact engines are asserted to have our scores before they are timed; recall is the share of the
+true k documents that an engine finds, any that scores as much as the last of them counted. Memory is bounded: a run
+that needs more fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import dataclasses
 import os
+import resource
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 
 import numpy as np
 import numpy.typing as npt
 
+import engine_data as data
+import engine_peers as peers
+from engine_peers import Engine, Maker
 from lightir import kernel
-from lightir.contract import Fusion
-from lightir.search.fusion import BranchList, fuse
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.index import Index, IndexWriter, build_index
+from lightir.search import Searcher
+from lightir.shards import Shard, VectorsReader
+from lightir.text import QueryPolicy
+from lightir.types import Document
+from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
-VOCAB_SIZE = 50_000
-N_TOPICS, TOPIC_TERMS = 512, 600
-BATCH = 20_000
-K1, B = 0.9, 0.4
-
-Array = npt.NDArray[np.generic]
-Query = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """CSR documents: indptr int64, term_ids uint32, impacts uint8."""
-
-    indptr: npt.NDArray[np.int64]
-    term_ids: npt.NDArray[np.uint32]
-    impacts: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.indptr) - 1
+BRANCHES = ("sparse", "tokens", "dense", "hybrid")
+KS = (10, 1000)
+HYBRID_DEPTH, RRF_K = 100, 60
+COMPARED = 50  # queries whose results are compared
+THREADS = (1, 2)
+ADDED, ADDED_ALONE = 1000, 20
+GB = 10**9
+COLUMNS = ("engine", "k", "p50 ms", "p99 ms", "1 thread, /s", "2 threads, /s", "recall", "MiB", "built, docs/s")
+ADD_COLUMNS = ("engine", "1,000 more, docs/s", "one more, found, ms")
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What is measured: search(query, k) gives scores best first; bytes of its postings or vectors, 0 if unknown."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Truth:
+    """What the true ranking of a query says.
 
-    name: str
-    search: Callable[[object, int], Array]
-    n_bytes: int = 0
-    build_s: float = 0.0
+    Attributes:
+        least: the score of its k-th document, or of the last one that matches.
+        n: documents in it.
+        scores: of documents.
+    """
+
+    least: float
+    n: int
+    scores: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
+
+
+Truths = Callable[[Sequence[Any], int], Sequence[Truth]]
 
 
 def main() -> None:
-    """Make documents, then measure branch after branch."""
+    """Make or read documents, then measure branch after branch."""
+    args = arguments()
+    bound = int(args.memory_gb * GB)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    print(f"kernel {kernel.dispatch()}, at most {bound / GB:.1f} GB, one core reads {bandwidth():.1f} GB/s")
+    Bench(args).run()
+    print(f"\nat most {peak_bytes() / GB:.1f} GB were held, one core reads {bandwidth():.1f} GB/s")
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n-docs", type=int, default=100_000)
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--n-queries", type=int, default=50)
+    parser.add_argument("--n-docs", type=int, default=100_000, help="synthetic documents (default %(default)s)")
+    parser.add_argument("--dim", type=int, default=256, help="width of the synthetic vectors (default %(default)s)")
+    parser.add_argument("--vectors", type=Path, metavar="FOLDER", help="real documents: a folder of `lightir encode`")
+    parser.add_argument("--queries", type=Path, help="with --vectors: a BEIR folder, or a file of queries")
+    parser.add_argument("--n-queries", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--branches", nargs="+", default=["sparse", "tokens", "dense", "hybrid"])
-    parser.add_argument("--slow-peers-up-to", type=int, default=100_000, help="documents given to tantivy and qdrant")
+    parser.add_argument("--branches", nargs="+", default=list(BRANCHES), choices=BRANCHES)
+    parser.add_argument("--memory-gb", type=float, default=6.0, help="more is refused by the system (default 6)")
+    parser.add_argument(
+        "--slow-peers-up-to", type=int, default=100_000, help="documents that slow builders get (default %(default)s)"
+    )
+    parser.add_argument("--dir", help="for indexes (default: the system's folder for temporary files)")
     args = parser.parse_args()
-    print(f"{args.n_docs:,} documents, kernel {kernel.dispatch()}, one core reads {bandwidth():.1f} GB/s")
-    documents = make_documents(args.n_docs, seed=1)
-    slow = args.n_docs <= args.slow_peers_up_to
-    if "sparse" in args.branches:
-        bench_sparse(documents, slow, args.n_queries, args.rounds)
-    if "tokens" in args.branches:
-        bench_tokens(documents, slow, args.n_queries, args.rounds)
-    if {"dense", "hybrid"} & set(args.branches):
-        vectors, queries = make_vectors(args.n_docs, args.dim, args.n_queries, seed=3)
-        rows, scales = quantised(vectors)
-        if "dense" in args.branches:
-            bench_dense(vectors, rows, scales, queries, args.rounds)
-        if "hybrid" in args.branches:
-            bench_hybrid(documents, rows, scales, queries, args.rounds)
-    print(f"one core reads {bandwidth():.1f} GB/s")
+    if (args.vectors is None) != (args.queries is None):
+        parser.error("--vectors and --queries go together")
+    return args
 
 
-def bench_sparse(documents: Documents, slow: bool, n_queries: int, rounds: int) -> None:
-    """Impact-weighted terms; a query counts its terms."""
-    engines = [ours("lightir", documents, documents.impacts)]
-    engines += peers("bm25s scipy", lambda name: csc_peer(name, documents, documents.impacts.astype(np.float32)))
-    if slow:
-        engines += peers("qdrant_edge", lambda _: qdrant(documents))
-    for name, low, high in (("short", 6, 12), ("long", 40, 40)):
-        queries = draw_queries(documents, n_queries, low, high, counts=True)
-        report(f"sparse {name}", engines, queries, rounds, ks=(10, 1000))
+class Bench:
+    """One run."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.real = None if args.vectors is None else data.real_tasks(args.vectors, args.queries, args.n_queries)
+        tempfile.tempdir = args.dir
+
+    def run(self) -> None:
+        """All branches wanted."""
+        for branch in self.args.branches:
+            getattr(self, branch)()
+
+    def sparse(self) -> None:
+        """Learned impacts."""
+        if self.real is not None:
+            task = self.real.sparse
+            if task is None:
+                print("\nthe model has no sparse branch")
+                return
+        else:
+            task = data.sparse_task(self._documents(), self.args.n_queries)
+        makers: list[tuple[str, Maker]] = [
+            ("", lambda: peers.lightir_sparse(task)),
+            ("bm25s", lambda: peers.bm25s_numba(task)),
+            ("scipy", lambda: peers.scipy_columns(task)),
+        ]
+        if self._slow("Qdrant Edge and seismic", len(task.documents)):
+            makers += [
+                ("qdrant_edge", lambda: peers.qdrant_sparse(task)),
+                ("seismic", lambda: peers.seismic(task)),
+            ]
+        self._compare("sparse", makers, task.queries, sparse_truths(task), task)
+
+    def tokens(self) -> None:
+        """BM25, and many weighted terms over binary postings."""
+        if self.real is not None:
+            counts, task = self.real.counts, self.real.tokens
+        else:
+            documents = self._documents()
+            counts = data.term_counts(documents)
+            queries = {"short": data.draw_queries(documents, self.args.n_queries, 6, 12)}
+            heavy = data.bags(documents, max(self.args.n_queries // 10, 1))
+            del documents
+            task = data.bm25_task(counts, queries)
+        makers: list[tuple[str, Maker]] = [
+            ("", lambda: peers.lightir_sparse(task)),
+            ("bm25s", lambda: peers.bm25s_numba(task)),
+            ("scipy", lambda: peers.scipy_columns(task)),
+        ]
+        if self._slow("tantivy", len(task.documents)):
+            makers.append(("tantivy", lambda: peers.tantivy(counts)))
+        self._compare("BM25", makers, task.queries, sparse_truths(task), task)
+        if self.real is None:
+            ones = np.ones(len(counts.weights), np.uint8)
+            binary = dataclasses.replace(counts, weights=ones)
+            weights = np.ones(counts.vocab_size, np.float32)
+            many = data.SparseTask(binary, weights, {"768 weighted terms": heavy})
+            makers = [("", lambda: peers.lightir_sparse(many)), ("scipy", lambda: peers.scipy_columns(many))]
+            self._compare("bag of tokens", makers, many.queries, sparse_truths(many), many, KS[:1])
+
+    def dense(self) -> None:
+        """Inner products; the truth is that of float32."""
+        task = self._dense()
+        if task is None:
+            print("\nthe model has no dense branch")
+            return
+        makers: list[tuple[str, Maker]] = [
+            ("", lambda: peers.lightir_int8(task)),
+            ("", lambda: peers.lightir_float16(task)),
+            ("", lambda: peers.numpy_float32(task)),
+            ("faiss", lambda: peers.faiss_sq8(task)),
+            ("faiss", lambda: peers.faiss_flat(task)),
+        ]
+        if self._slow("faiss HNSW and Qdrant Edge", len(task.vectors)):
+            makers += [("faiss", lambda: peers.faiss_hnsw(task)), ("qdrant_edge", lambda: peers.qdrant_dense(task))]
+        self._compare(
+            f"dense, {task.vectors.shape[1]} wide", makers, {"": list(task.queries)}, dense_truths(task), None
+        )
+
+    def hybrid(self) -> None:
+        """An index on the disk: both branches' best, joined with the true scores of both."""
+        with tempfile.TemporaryDirectory() as folder:
+            if self.args.vectors is not None:
+                self._real_hybrid(Path(folder, "index"))
+            else:
+                self._synthetic_hybrid(Path(folder, "index"))
+
+    def _real_hybrid(self, folder: Path) -> None:
+        assert self.real is not None
+        reader = VectorsReader(self.args.vectors)
+        encoder = self.args.vectors / "query-encoder"
+
+        def build() -> object:
+            kinds = {"contract": reader.contract, "query_encoder": encoder, "dense_dtype": "int8"}
+            return build_index(reader, folder, progress=False, **kinds)
+
+        _, build_s = peers.cpu_s(build)
+        with Index.open(folder) as index:
+            modes = ["hybrid", *index.branches]
+            engines = index_engines(Searcher(index), folder, build_s, modes)
+            self._compare(
+                "index, text in", [("", engine) for engine in engines], {"": self.real.texts}, None, None, KS[:1]
+            )
+
+    def _synthetic_hybrid(self, folder: Path) -> None:
+        documents, task = self._documents(), self._dense()
+        assert task is not None
+        n = len(task.queries)
+        terms = data.draw_queries(documents, n, 6, 12, counts=True)
+        contract, encoder = ready_queries(documents.vocab_size, terms, task.queries)
+        shards = (shard_of(documents, task.vectors, first) for first in range(0, len(documents), data.BATCH))
+        kinds = {"contract": contract, "analyzer": None, "dense_dtype": "int8", "progress": False}
+        _, build_s = peers.cpu_s(lambda: build_index(shards, folder, **kinds))
+        with Index.open(folder) as index, IndexWriter.open(folder) as writer:
+
+            def add(first: int, last: int) -> None:
+                some = shard_of(documents, task.vectors, first, last, prefix=f"added-{len(writer)}-")
+                writer.add(some.documents, dense=some.dense, sparse=some.sparse)
+                index.refresh()
+
+            engines = index_engines(Searcher(index, encoder), folder, build_s, ["hybrid", "dense", "sparse"], add)
+            pairs = list(zip(terms, task.queries, strict=True))
+            makers: list[tuple[str, Maker]] = [("", engine) for engine in engines]
+            asked: dict[str, Sequence[Any]] = {"": [str(i) for i in range(n)]}
+            if self._slow("Qdrant Edge", len(documents)):
+                edge = (
+                    "qdrant_edge",
+                    lambda: keyed(peers.qdrant_hybrid(documents, task.vectors, HYBRID_DEPTH, RRF_K), pairs),
+                )
+                makers.append(edge)
+            self._compare("index", makers, asked, None, None, KS[:1])
+
+    def _documents(self) -> data.Documents:
+        return data.make_documents(self.args.n_docs, seed=1)
+
+    def _dense(self) -> data.DenseTask | None:
+        if self.real is not None:
+            return self.real.dense
+        return data.dense_task(self.args.n_docs, self.args.dim, self.args.n_queries, seed=3)
+
+    def _slow(self, names: str, n_docs: int) -> bool:
+        if n_docs <= self.args.slow_peers_up_to:
+            return True
+        print(f"\n{names}: left out of what follows, for they build slowly (--slow-peers-up-to {n_docs} lets them in)")
+        return False
+
+    def _compare(
+        self,
+        title: str,
+        makers: Sequence[tuple[str, Maker]],
+        queries: dict[str, Sequence[Any]] | dict[str, list[data.Query]],
+        truths: Truths | None,
+        task: data.SparseTask | None,
+        ks: Sequence[int] = KS,
+    ) -> None:
+        """A table of all engines, k and kinds of queries; then one of what they add."""
+        n_docs = self.args.n_docs if self.real is None else len(self.real.counts)
+        print(f"\n{title}, {n_docs:,} documents, {bandwidth():.1f} GB/s\n")
+        print_row(COLUMNS)
+        print_row(["---"] + ["---:"] * (len(COLUMNS) - 1))
+        expected: dict[tuple[str, int], list[npt.NDArray[np.float32]]] = {}
+        true: dict[tuple[str, int], Sequence[Truth]] = {}
+        if truths is not None:
+            true = {(name, k): truths(asked, k) for name, asked in queries.items() for k in ks}
+        added = []
+        for engine in peers.installed(makers):
+            for name, counted in queries.items():
+                folded = engine.name in ("bm25s (numba)", "tantivy")
+                asked = counted if task is None or folded else task.weighted(counted)
+                for k in ks:
+                    check_scores(engine, asked, k, expected.setdefault((name, k), []))
+                    recall = measured_recall(engine, asked, k, true.get((name, k), ()))
+                    label = engine.name if not name else f"{engine.name}, {name}"
+                    self._row(label, engine, asked, k, recall, n_docs)
+            if engine.add is not None:
+                first = next(iter(queries.values()))
+                added.append([engine.name, *add_speed(engine, first)])
+        if added:
+            print()
+            print_row(ADD_COLUMNS)
+            print_row(["---", "---:", "---:"])
+            for row in added:
+                print_row(row)
+
+    def _row(self, label: str, engine: Engine, queries: Sequence[Any], k: int, recall: str, n_docs: int) -> None:
+        p50, p99 = np.quantile(cpu_ms(engine, queries, k, self.args.rounds), (0.5, 0.99))
+        rates = [f"{rate(engine, queries, k, threads):,.0f}" for threads in THREADS]
+        mib = f"{engine.n_bytes / 2**20:,.0f}" if engine.n_bytes else ""
+        built = f"{n_docs / engine.build_s:,.0f}" if engine.build_s else ""
+        print_row([label, str(k), f"{p50:.3f}", f"{p99:.3f}", *rates, recall, mib, built])
 
 
-def bench_tokens(documents: Documents, slow: bool, n_queries: int, rounds: int) -> None:
-    """BM25: postings hold tf / (tf + penalty), queries the idf; and 768 weighted terms over the same postings."""
-    tf = 1 + documents.impacts // 64
-    lengths = np.add.reduceat(tf.astype(np.int64), documents.indptr[:-1])
-    penalty = np.repeat(K1 * (1 - B + B * lengths / lengths.mean()), np.diff(documents.indptr))
-    saturation = (tf / (tf + penalty)).astype(np.float32)
-    df = np.bincount(documents.term_ids, minlength=VOCAB_SIZE)
-    idf = np.log1p((len(documents) - df + 0.5) / (df + 0.5)).astype(np.float32)
-    engines = [ours("lightir", documents, saturation)]
-    short = [(terms, idf[terms]) for terms, _ in draw_queries(documents, n_queries, 6, 12)]
-    weighted = peers("bm25s scipy", lambda name: csc_peer(name, documents, saturation * idf[documents.term_ids]))
-    if slow:
-        weighted += peers("tantivy", lambda _: tantivy(documents, tf))
-    report("tokens short", engines + weighted, short, rounds, ks=(10, 1000), weights_in={"bm25s", "scipy", "tantivy"})
-    rng = np.random.default_rng(8)
-    bags = []
-    for _ in range(max(n_queries // 10, 1)):
-        parts = draw_queries(documents, 18, 48, 48, seed=int(rng.integers(1 << 30)))
-        terms = np.unique(np.concatenate([terms for terms, _ in parts]))[:768]
-        bags.append((terms, rng.random(len(terms), dtype=np.float32) + np.float32(0.05)))
-    binary = [ours("lightir", documents, np.ones(len(tf), np.uint8))]
-    binary += peers("scipy", lambda name: csc_peer(name, documents, np.ones(len(tf), np.float32)))
-    report("bag of 768 terms", binary, bags, rounds, ks=(10,))
+# One engine
 
 
-def bench_dense(vectors: Array, rows: Array, scales: Array, queries: Array, rounds: int) -> None:
-    """Inner product; recall is against the float32 vectors."""
-    half = vectors.astype(np.float16)
-    engines = [
-        Engine("lightir int8", lambda q, k: kernel.dense_top_k(rows, q, k=k, scales=scales)[0][0], rows.nbytes),
-        Engine("lightir float16", lambda q, k: kernel.dense_top_k(half, q, k=k)[0][0], half.nbytes),
-        Engine("numpy float32", lambda q, k: best(vectors @ q[0], k), vectors.nbytes),
-        *peers("faiss", lambda _: faiss_engines(vectors)),
-    ]
-    report(f"dense {vectors.shape[1]}", engines, [query[None] for query in queries], rounds, ks=(10, 1000), recall=True)
+def check_scores(engine: Engine, queries: Sequence[Any], k: int, expected: list[npt.NDArray[np.float32]]) -> None:
+    """Nothing, or AssertionError where an exact engine's scores are not the first engine's."""
+    if not engine.exact or engine.own_scores:
+        return
+    found = [engine.search(query, k)[1] for query in queries[:COMPARED]]
+    if not expected:
+        expected += found
+    for ours, theirs in zip(expected, found, strict=True):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-4)
 
 
-def bench_hybrid(documents: Documents, rows: Array, scales: Array, queries: Array, rounds: int) -> None:
-    """Sparse and dense top 100, joined with the true scores of both, to the ten best."""
-    terms = draw_queries(documents, len(queries), 6, 12, counts=True)
-    postings = invert(documents, documents.impacts)
-
-    def search(query: object, k: int) -> Array:
-        (term_ids, weights), vector = query  # type: ignore[misc]
-        lists = {
-            "sparse": BranchList(*kernel.sparse_top_k(postings, term_ids, weights, k=100)),
-            "dense": BranchList(*(part[0] for part in kernel.dense_top_k(rows, vector[None], k=100, scales=scales))),
-        }
-
-        def pair_scores(branch: str, doc_ords: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-            if branch == "dense":
-                return kernel.dense_pair_scores(rows, doc_ords, vector, scales=scales)
-            csr = documents.indptr, documents.term_ids, documents.impacts
-            return kernel.sparse_pair_scores(*csr, doc_ords, term_ids, weights)
-
-        fused = fuse(lists, pair_scores, fusion=Fusion())
-        return fused.doc_ords[:k]
-
-    dense = Engine("its dense part", lambda q, k: kernel.dense_top_k(rows, q[1][None], k=100, scales=scales)[0][0])
-    part = Engine("its sparse part", lambda q, k: kernel.sparse_top_k(postings, *q[0], k=100)[0])
-    pairs = list(zip(terms, queries, strict=True))
-    report("hybrid", [Engine("lightir", search), dense, part], pairs, rounds, ks=(10,), compare=False)
+def measured_recall(engine: Engine, queries: Sequence[Any], k: int, truths: Sequence[Truth]) -> str:
+    """The mean share of the true ranking that was found, ties counted as found; "" where nothing is comparable."""
+    if not truths or engine.own_scores:
+        return ""
+    shares = []
+    for query, truth in zip(queries, truths, strict=False):
+        found = engine.search(query, k)[0]
+        n_true = np.count_nonzero(truth.scores(found) >= truth.least * (1 - 1e-6)) if len(found) else 0
+        shares.append(n_true / truth.n if truth.n else 1.0)
+    return f"{np.mean(shares):.3f}"
 
 
-def report(
-    title: str,
-    engines: Sequence[Engine],
-    queries: Sequence[object],
-    rounds: int,
-    *,
-    ks: Sequence[int],
-    weights_in: set[str] | frozenset[str] = frozenset(),
-    recall: bool = False,
-    compare: bool = True,
-) -> None:
-    """Print a row an engine; scores of exact engines must equal ours (weights_in: their weights hold the idf)."""
-    for k in ks:
-        expected = [engines[-1 if recall else 0].search(query, k) for query in queries[:10]]
-        for engine in engines:
-            given = without_weights(queries) if engine.name in weights_in else queries
-            found = [engine.search(query, k) for query in given[:10]]
-            notes = f"{engine.n_bytes / 2**20:7.0f} MiB" if engine.n_bytes else ""
-            if recall:
-                overlap = np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(found, expected, strict=True)])
-                notes += f"  recall {overlap:.3f}"
-            elif compare and engine.name != "tantivy":
-                for mine, theirs in zip(expected, found, strict=True):
-                    np.testing.assert_allclose(theirs[: len(mine)], mine, rtol=1e-4)
-            if engine.build_s:
-                notes += f"  built in {engine.build_s:.1f} s"
-            times = cpu_ms(engine, given, k, rounds)
-            p50, p99 = np.quantile(times, (0.5, 0.99))
-            rate = f"{1e3 / np.mean(times):8.0f}/s"
-            print(f"{title:<16} k={k:<5} {engine.name:<16} p50 {p50:8.3f} p99 {p99:8.3f} ms {rate} {notes}", flush=True)
+def sparse_truths(task: data.SparseTask) -> Truths:
+    """By the kernel's inner products with the documents' rows."""
+    csr = task.documents.indptr, task.documents.term_ids, task.documents.weights
+
+    def truths(queries: Sequence[data.Query], k: int) -> list[Truth]:
+        postings, found = task.documents.invert(), []
+        for query in task.weighted(queries[:COMPARED]):
+            best = kernel.sparse_top_k(postings, *query, k=k)[1]
+
+            def scores(docs: npt.NDArray[np.int64], query: data.Query = query) -> npt.NDArray[np.float32]:
+                return kernel.sparse_pair_scores(*csr, docs.astype(np.uint32), *query)
+
+            found.append(Truth(float(best[-1]) if len(best) else 1.0, len(best), scores))
+        return found
+
+    return truths
 
 
-def without_weights(queries: Sequence[object]) -> list[Query]:
-    """The same terms, once each."""
-    return [(terms, np.ones_like(weights)) for terms, weights in queries]  # type: ignore[misc]
+def dense_truths(task: data.DenseTask) -> Truths:
+    """By numpy in float32."""
+
+    def truths(queries: Sequence[data.Floats], k: int) -> list[Truth]:
+        found = []
+        for query in queries[:COMPARED]:
+            n = min(k, len(task.vectors))
+            least = float(np.partition(task.vectors @ query, -n)[-n])
+            found.append(Truth(least, n, lambda docs, query=query: task.vectors[docs] @ query))
+        return found
+
+    return truths
 
 
-def cpu_ms(engine: Engine, queries: Sequence[object], k: int, rounds: int) -> npt.NDArray[np.float64]:
+def cpu_ms(engine: Engine, queries: Sequence[Any], k: int, rounds: int) -> npt.NDArray[np.float64]:
     """Each query's least CPU milliseconds."""
     least = np.full(len(queries), np.inf)
     for _ in range(rounds):
@@ -205,6 +359,120 @@ def cpu_ms(engine: Engine, queries: Sequence[object], k: int, rounds: int) -> np
             engine.search(query, k)
             least[i] = min(least[i], (time.process_time_ns() - start) / 1e6)
     return least
+
+
+def rate(
+    engine: Engine, queries: Sequence[Any], k: int, threads: int, *, passes: int = 3, seconds: float = 0.3
+) -> float:
+    """Queries a second: the best pass of at least `passes`, and of as many as take `seconds`."""
+    least, begin = np.inf, time.perf_counter()
+    while passes > 0 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        engine.search_all(queries, k, threads)
+        least = min(least, time.perf_counter() - start)
+        passes -= 1
+    return len(queries) / least
+
+
+def add_speed(engine: Engine, queries: Sequence[Any]) -> list[str]:
+    """Documents a second of 1,000 added at once, and the median milliseconds until one more can be found."""
+    add = engine.add
+    assert add is not None
+    start = time.perf_counter()
+    add(0, ADDED)
+    engine.search(queries[0], 10)
+    many = ADDED / (time.perf_counter() - start)
+    times = []
+    for i in range(ADDED_ALONE):
+        start = time.perf_counter()
+        add(i, i + 1)
+        engine.search(queries[0], 10)
+        times.append(time.perf_counter() - start)
+    return [f"{many:,.0f}", f"{np.median(times) * 1e3:.1f}"]
+
+
+# The index
+
+
+def index_engines(
+    searcher: Searcher,
+    folder: Path,
+    build_s: float,
+    modes: Sequence[str],
+    add: Callable[[int, int], None] | None = None,
+) -> Iterator[Maker]:
+    """The searcher in several modes; the first one joins linearly and by ranks."""
+    n_bytes = peers.folder_bytes(folder)
+    named = [(modes[0], None), (f"{modes[0]}, rrf", f"rrf:{RRF_K}"), *((mode, None) for mode in modes[1:])]
+    for name, fusion in named:
+        mode = name.partition(",")[0]
+
+        def search(query: str, k: int, mode: str = mode, fusion: str | None = fusion) -> peers.Found:
+            found = searcher.search([query], k, mode=mode, fusion=fusion, depth=max(k, HYBRID_DEPTH))["0"]
+            return np.arange(len(found.doc_ids)), found.scores.astype(np.float32)
+
+        def batch(
+            queries: Sequence[str], k: int, threads: int, mode: str = mode, fusion: str | None = fusion
+        ) -> object:
+            searcher.threads = threads
+            try:
+                return searcher.search(list(queries), k, mode=mode, fusion=fusion, depth=max(k, HYBRID_DEPTH))
+            finally:
+                searcher.threads = 1
+
+        first = name == modes[0]
+        engine = Engine(f"lightir {name}", search, batch, own_scores=True)
+        if first:
+            engine.n_bytes, engine.build_s, engine.add = n_bytes, build_s, add
+        yield lambda engine=engine: engine  # type: ignore[misc]
+
+
+def keyed(engine: Engine, pairs: Sequence[tuple[data.Query, data.Floats]]) -> Engine:
+    """The engine, asked by the numbers of the queries."""
+    search = engine.search
+    engine.search = lambda query, k: search(pairs[int(query)], k)
+    return engine
+
+
+class ReadyQueries:
+    """A query encoder whose vectors were made before: a query's text is its number."""
+
+    def __init__(self, contract: Contract, sparse: SparseVectors, dense: data.Floats) -> None:
+        self.document_fingerprint = contract.document_fingerprint
+        self.sparse, self.dense = sparse, dense
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        """Some of the vectors."""
+        rows = [self.sparse.row(int(text)) for text in texts]
+        indptr = np.cumsum([0, *(len(terms) for terms, _ in rows)])
+        term_ids = np.concatenate([terms for terms, _ in rows])
+        weights = np.concatenate([weights for _, weights in rows])
+        sparse = SparseVectors(indptr, term_ids, weights, self.sparse.vocab_size)
+        return QueryVectors(Ragged(term_ids, indptr), self.dense[[int(text) for text in texts]], sparse)
+
+
+def ready_queries(vocab_size: int, terms: Sequence[data.Query], vectors: data.Floats) -> tuple[Contract, ReadyQueries]:
+    """A contract for synthetic documents, and its query encoder."""
+    backbone = BackboneRecord("synthetic", "causal", "", "", "", vocab_size=vocab_size, hidden_size=vectors.shape[1])
+    contract = Contract("lightretriever", backbone, QueryPolicy(""), DocumentPolicy(), DenseHead(), SparseHead())
+    indptr = np.cumsum([0, *(len(each) for each, _ in terms)])
+    term_ids, counts = (np.concatenate(each) for each in zip(*terms, strict=True))
+    return contract, ReadyQueries(contract, SparseVectors(indptr, term_ids, counts, vocab_size), vectors)
+
+
+def shard_of(
+    documents: data.Documents, vectors: data.Floats, first: int, last: int | None = None, *, prefix: str = ""
+) -> Shard:
+    """Documents without text, with both vectors."""
+    last = min(first + data.BATCH, len(documents)) if last is None else last
+    span = slice(documents.indptr[first], documents.indptr[last])
+    indptr = documents.indptr[first : last + 1] - documents.indptr[first]
+    sparse = SparseVectors(indptr, documents.term_ids[span], documents.weights[span], documents.vocab_size)
+    names = [Document(f"{prefix}{i:09d}", "") for i in range(first, last)]
+    return Shard(names, vectors[first:last].astype(np.float16), sparse)
+
+
+# The machine
 
 
 def bandwidth() -> float:
@@ -218,219 +486,15 @@ def bandwidth() -> float:
     return float(words.nbytes / min(seconds) / 1e9)
 
 
-def invert(documents: Documents, weights: kernel.Weights) -> kernel.Postings:
-    csr = documents.indptr, documents.term_ids, weights
-    return kernel.invert(*csr, vocab_size=VOCAB_SIZE, n_docs=len(documents))
+def peak_bytes() -> int:
+    """The most memory that the process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def ours(name: str, documents: Documents, weights: kernel.Weights) -> Engine:
-    start = time.process_time()
-    postings = invert(documents, weights)
-    seconds = time.process_time() - start
-    n_bytes = sum(array.nbytes for array in postings.arrays().values())
-    return Engine(name, lambda query, k: kernel.sparse_top_k(postings, *query, k=k)[1], n_bytes, seconds)
-
-
-def peers(names: str, make: Callable[[str], Engine | list[Engine]]) -> list[Engine]:
-    """The engines whose packages are installed; says which are not."""
-    engines: list[Engine] = []
-    for name in names.split():
-        if importlib.util.find_spec(name) is None:
-            print(f"{name} is not installed: left out (requirements/bench.txt)")
-            continue
-        made = make(name)
-        engines += made if isinstance(made, list) else [made]
-    return engines
-
-
-def csc_peer(name: str, documents: Documents, weights: npt.NDArray[np.float32]) -> Engine:
-    """bm25s (its numba search) or scipy over the same weights, column by column."""
-    import scipy.sparse
-
-    shape = (len(documents), VOCAB_SIZE)
-    rows = scipy.sparse.csr_matrix((weights, documents.term_ids.astype(np.int32), documents.indptr), shape=shape)
-    columns = rows.tocsc()
-    n_bytes = columns.data.nbytes + columns.indices.nbytes + columns.indptr.nbytes
-
-    def scipy_search(query: object, k: int) -> Array:
-        terms, counts = query  # type: ignore[misc]
-        scores = columns[:, terms.astype(np.int64)] @ counts
-        top = best(scores, k)
-        return scores[top[scores[top] > 0]]
-
-    if name == "scipy":
-        return Engine(name, scipy_search, n_bytes)
-    import bm25s
-
-    engine = bm25s.BM25(backend="numba")
-    engine.scores = {"data": columns.data, "indices": columns.indices, "indptr": columns.indptr, "num_docs": shape[0]}
-    engine.nonoccurrence_array = None
-    engine.vocab_dict = {str(i): i for i in range(VOCAB_SIZE)}
-    engine.unique_token_ids_set = set(range(VOCAB_SIZE))
-
-    def bm25s_search(query: object, k: int) -> Array:
-        terms, counts = query  # type: ignore[misc]
-        tokens = np.repeat(terms, counts.astype(np.int64)).tolist()  # it has no query weights, but takes repeats
-        found = engine.retrieve([tokens], k=k, n_threads=1, show_progress=False, backend_selection="numba")
-        return found.scores[0][found.scores[0] > 0]
-
-    return Engine(name, bm25s_search, n_bytes)
-
-
-def tantivy(documents: Documents, tf: npt.NDArray[np.uint8]) -> Engine:
-    """Its BM25 over words, with its own parameters and field norms: speed only."""
-    import tantivy as package
-
-    builder = package.SchemaBuilder()
-    builder.add_text_field("body", stored=False, tokenizer_name="whitespace", index_option="freq")
-    index = package.Index(builder.build())
-    writer = index.writer(heap_size=200_000_000, num_threads=1)
-    start = time.process_time()
-    for i in range(len(documents)):
-        span = slice(documents.indptr[i], documents.indptr[i + 1])
-        words = np.repeat(documents.term_ids[span], tf[span])
-        writer.add_document(package.Document(body=" ".join(f"t{word}" for word in words.tolist())))
-    writer.commit()
-    writer.wait_merging_threads()
-    seconds = time.process_time() - start
-    index.reload()
-    searcher = index.searcher()
-
-    def search(query: object, k: int) -> Array:
-        terms, _ = query  # type: ignore[misc]
-        parsed = index.parse_query(" ".join(f"t{term}" for term in terms.tolist()), ["body"])
-        return np.array([score for score, _ in searcher.search(parsed, k, count=False).hits], dtype=np.float32)
-
-    return Engine("tantivy", search, build_s=seconds)
-
-
-def qdrant(documents: Documents) -> Engine:
-    """An Edge shard in a temporary folder, exact sparse search."""
-    import qdrant_edge as package
-
-    folder = tempfile.TemporaryDirectory()
-    config = package.EdgeConfig(sparse_vectors={"terms": package.EdgeSparseVectorParams(full_scan_threshold=1)})
-    shard = package.EdgeShard.create(folder.name, config)
-    start = time.process_time()
-    for first in range(0, len(documents), 2000):
-        points = []
-        for i in range(first, min(first + 2000, len(documents))):
-            span = slice(documents.indptr[i], documents.indptr[i + 1])
-            values = documents.impacts[span].astype(float).tolist()
-            vector = package.SparseVector(indices=documents.term_ids[span].tolist(), values=values)
-            points.append(package.Point(id=i, vector={"terms": vector}))
-        shard.update(package.UpdateOperation.upsert_points(points))
-    shard.optimize()
-    seconds = time.process_time() - start
-
-    def search(query: object, k: int, keep: object = folder) -> Array:
-        terms, weights = query  # type: ignore[misc]
-        vector = package.SparseVector(indices=terms.tolist(), values=weights.tolist())
-        nearest = package.Query.Nearest(vector, using="terms")
-        return np.array([p.score for p in shard.query(package.QueryRequest(limit=k, query=nearest))], dtype=np.float32)
-
-    return Engine("qdrant_edge", search, build_s=seconds)
-
-
-def faiss_engines(vectors: Array) -> list[Engine]:
-    """faiss with 8-bit rows, and flat: the last is the truth for recall."""
-    import faiss
-
-    faiss.omp_set_num_threads(1)
-    dim = vectors.shape[1]
-    quantised = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
-    quantised.train(vectors[:20_000])
-    quantised.add(vectors)
-    flat = faiss.IndexFlatIP(dim)
-    flat.add(vectors)
-    return [
-        Engine("faiss SQ8", lambda q, k: quantised.search(q, k)[1][0], vectors.size),
-        Engine("faiss Flat", lambda q, k: flat.search(q, k)[1][0], vectors.nbytes),
-    ]
-
-
-def best(scores: Array, k: int) -> npt.NDArray[np.int64]:
-    """Positions of the k largest, best first."""
-    k = min(k, len(scores))
-    top = np.argpartition(scores, -k)[-k:]
-    return top[np.argsort(-scores[top], kind="stable")]
-
-
-def make_documents(n_docs: int, *, seed: int) -> Documents:
-    """See the module; the same seed gives the same documents."""
-    rng = np.random.default_rng(seed)
-    popularity = 1 / (np.arange(VOCAB_SIZE) + 50.0) ** 0.95
-    term_of_rank = rng.permutation(VOCAB_SIZE).astype(np.int64)
-    anywhere = quantiles(popularity)
-    topics = quantiles(popularity**0.6)[rng.integers(0, 1 << 20, (N_TOPICS, TOPIC_TERMS))]
-    lengths, term_ids = [np.zeros(1, np.int64)], []
-    for first in range(0, n_docs, BATCH):
-        n = min(BATCH, n_docs - first)
-        drawn = np.exp(rng.normal(np.log(136) - 0.125, 0.5, n)).clip(16, 700).astype(np.int64)
-        doc = np.repeat(np.arange(n), drawn)
-        ranks = anywhere[rng.integers(0, 1 << 20, len(doc))]
-        source = rng.random(len(doc), dtype=np.float32)
-        place = (TOPIC_TERMS * rng.random(len(doc), dtype=np.float32) ** 2).astype(np.int64)
-        for low, high in ((0.0, 0.35), (0.35, 0.55)):
-            topic = rng.integers(0, N_TOPICS, n)
-            chosen = (source >= low) & (source < high)
-            ranks[chosen] = topics[topic[doc[chosen]], place[chosen]]
-        keys = np.sort(doc << 16 | term_of_rank[ranks])
-        keys = keys[np.diff(keys, prepend=-1) != 0]
-        lengths.append(np.bincount(keys >> 16, minlength=n))
-        term_ids.append((keys & 0xFFFF).astype(np.uint32))
-    flat = np.concatenate(term_ids)
-    weights = np.log1p(rng.standard_gamma(1.2, len(flat), dtype=np.float32))
-    impacts = np.rint(weights * (255 / weights.max())).clip(1, 255).astype(np.uint8)
-    return Documents(np.cumsum(np.concatenate(lengths)), flat, impacts)
-
-
-def quantiles(popularity: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """2 ** 20 ranks, each as often as it is popular: a uniform index into them is a draw."""
-    cumulative = np.cumsum(popularity / popularity.sum())
-    drawn = np.searchsorted(cumulative, (np.arange(1 << 20) + 0.5) / (1 << 20))
-    return drawn.clip(max=len(popularity) - 1).astype(np.int64)
-
-
-def draw_queries(
-    documents: Documents, n: int, low: int, high: int, *, counts: bool = False, seed: int = 5
-) -> list[Query]:
-    """low to high terms of one document each; weights 1, or 2 for one term in twelve."""
-    rng = np.random.default_rng(seed)
-    queries: list[Query] = []
-    while len(queries) < n:
-        doc, n_terms = rng.integers(len(documents)), int(rng.integers(low, high + 1))
-        span = slice(documents.indptr[doc], documents.indptr[doc + 1])
-        terms, impacts = documents.term_ids[span], documents.impacts[span]
-        if len(terms) < n_terms:
-            continue
-        lots = np.log(impacts) - np.log(-np.log(rng.random(len(terms))))  # Gumbel: sampling by weight
-        chosen = np.sort(terms[np.argsort(-lots)[:n_terms]])
-        twice = (rng.random(n_terms) < 1 / 12) & counts
-        queries.append((chosen, (1 + twice).astype(np.float32)))
-    return queries
-
-
-def make_vectors(n: int, dim: int, n_queries: int, *, seed: int) -> tuple[Array, Array]:
-    """Vectors of length 1 around 2,000 centres, and queries near some of them."""
-    rng = np.random.default_rng(seed)
-    spectrum = (1 / np.arange(1, dim + 1) ** 0.4).astype(np.float32)
-    centres = rng.standard_normal((2000, dim), dtype=np.float32) * spectrum
-    vectors = np.empty((n, dim), np.float32)
-    for first in range(0, n, BATCH):
-        rows = centres[rng.integers(0, 2000, min(BATCH, n - first))]
-        rows += 0.8 * rng.standard_normal(rows.shape, dtype=np.float32) * spectrum
-        vectors[first : first + BATCH] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    noise = 0.6 * rng.standard_normal((n_queries, dim), dtype=np.float32) * spectrum / np.linalg.norm(spectrum)
-    queries = vectors[rng.integers(0, n, n_queries)] + noise
-    return vectors, (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)
-
-
-def quantised(vectors: Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """int8 rows, one scale a row."""
-    scales = (np.abs(vectors).max(axis=1) / 127).astype(np.float32)
-    return np.rint(vectors / scales[:, None]).astype(np.int8), scales
+def print_row(cells: Sequence[str]) -> None:
+    """A row of a table in markdown."""
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
