@@ -57,6 +57,20 @@ def contents(folder: Path) -> list[Document]:
         return sorted(index.documents(found), key=lambda each: each.doc_id)
 
 
+def test_what_is_read_only_is_searched_and_said_so_to_a_writer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write whatever the mode says
+    try:
+        assert contents(folder) == sorted(DOCUMENTS, key=lambda each: each.doc_id)
+        with pytest.raises(WriteFailed, match="index is read-only here; it can be searched, not changed"):
+            IndexWriter.open(folder)
+        assert not list(folder.glob("store.sqlite-*"))
+    finally:
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o700)
+
+
 def test_a_second_writer_is_told_who_the_first_is(folder: Path) -> None:
     with IndexWriter.open(folder), pytest.raises(IndexLocked) as refused:
         IndexWriter.open(folder)

@@ -115,8 +115,15 @@ class Store:
 
     @classmethod
     def open_for_writing(cls, path: Path) -> Store:
-        """The store, to be changed in transactions; the caller holds the writer's lock."""
+        """The store, to be changed in transactions by whoever holds the writer's lock.
+
+        Raises:
+            NotFound: there is none.
+            WriteFailed: the folder or its medium is read-only.
+        """
         _require(path)
+        if not _writable(path):
+            raise WriteFailed(f"{path.parent} is read-only here; it can be searched, not changed")
         with _named(path):
             connection = _connect(path, "rw")
             connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
@@ -294,9 +301,13 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 def _read_mode(path: Path) -> str:
     """Readers join the writer's shared memory; on a medium that nobody can write they read the file alone."""
-    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+    if _writable(path):
         return "rw"
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 @contextmanager

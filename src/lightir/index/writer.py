@@ -110,6 +110,7 @@ class IndexWriter:
             NotFound: the folder is no index.
             IndexLocked: another writer has it; the text names the process.
             FormatError: a file is missing, damaged or of another version; the file is named.
+            WriteFailed: the folder or its medium is read-only.
         """
         folder = Path(folder)
         store = Store.open_for_writing(folder / STORE_FILE)
