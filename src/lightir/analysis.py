@@ -19,6 +19,12 @@ ANALYSIS_VERSION = 1
 MODEL = "model"
 """The analyzer whose terms are the model's own term ids."""
 
+BAG = "bag"
+"""The analyzer that keeps which of the model's term ids stand in a document, and nothing else (SiDR's V_BoT)."""
+
+OF_A_MODEL = (MODEL, BAG)
+"""The analyzers whose terms a model's tokenizer makes."""
+
 # Lucene's English stop set.
 ENGLISH_STOP_WORDS = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that the their then there these they
@@ -48,7 +54,8 @@ class Analyzer:
     Attributes:
         name: "english" (stop words, Snowball stems), "words" (neither), another Snowball language by its name (stems,
             no stop words), "chinese" (single characters and pairs of neighbours in a run of Han characters, words
-            elsewhere), or "model" (the model's own term ids; the index's query encoder cuts the text).
+            elsewhere), "model" (the model's own term ids; the index's query encoder cuts the text), or "bag" (the
+            same ids as documents are cut, without counts, for queries whose terms the encoder weights).
         version: of the analysis code.
     """
 
@@ -68,10 +75,10 @@ class Analyzer:
         """Each text's terms in order, repeated as often as they occur; none for a text without words.
 
         Raises:
-            InvalidInput: a text is no str, or the analyzer is "model", which needs a model's tokenizer.
+            InvalidInput: a text is no str, or the analyzer is "model" or "bag", which need a model's tokenizer.
         """
-        if self.name == MODEL:
-            raise InvalidInput("the 'model' analyzer's terms come from the query encoder, not from text alone")
+        if self.name in OF_A_MODEL:
+            raise InvalidInput(f"the {self.name!r} analyzer's terms come from the query encoder, not from text alone")
         return [self._terms(check_text(text, f"text {i}").lower()) for i, text in enumerate(texts)]
 
     def occurrences(self, text: str, wanted: frozenset[str]) -> list[Occurrence]:
@@ -103,7 +110,7 @@ class Analyzer:
 
 def analyzer_names() -> tuple[str, ...]:
     """The names that Analyzer takes."""
-    return ("english", "words", "chinese", MODEL, *sorted(set(Stemmer.algorithms()) - {"english"}))
+    return ("english", "words", "chinese", *OF_A_MODEL, *sorted(set(Stemmer.algorithms()) - {"english"}))
 
 
 def _chinese_terms(text: str) -> list[str]:

@@ -22,6 +22,7 @@ EXAMPLES = """
   lightir index vectors --out index
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out bm25-index --analyzer german
+  lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
 """
 NO_ANALYZER = "none"
 
@@ -40,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--analyzer",
         default="english",
         metavar="NAME",
-        help="how BM25 cuts text: english, words, chinese, model, another language, or none (default %(default)s)",
+        help="how BM25 cuts text: english, words, chinese, model, another language, or none; bag: no BM25 but which of "
+        "the model's terms stand in a document, searched with the query encoder's weights (default %(default)s)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the index")
     add_json(parser)

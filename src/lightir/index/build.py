@@ -153,7 +153,7 @@ class _Build:
         rows = dataclasses.replace(rows.take(np.array(order, dtype=np.int64)), doc_keys=keys)
         self._documents, self._rows = [], []
         self._n_documents += len(rows)
-        self._total_length += 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+        self._total_length += 0 if rows.tokens is None else rows.tokens.total_length
         number = len(self._segments) + 1
         self._segments.append(self._write(rows, number))
 

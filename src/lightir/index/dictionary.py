@@ -58,6 +58,13 @@ class SortedIds:
         position = int(np.searchsorted(self._ids, term_id))
         return position if position < len(self) and self._ids[position] == term_id else None
 
+    def places(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
+        """(n,) the positions of ids, -1 for one that does not occur."""
+        if not len(self):
+            return np.full(len(term_ids), -1, dtype=np.int64)
+        found = np.searchsorted(self._ids, term_ids).astype(np.int64)
+        return np.where(self._ids[np.minimum(found, len(self) - 1)] == term_ids, found, -1)
+
     def terms(self) -> Terms:
         """All of them."""
         return self._ids

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lightir.analysis import MODEL, Analyzer
+from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index.rows import DenseRows, Rows, TokenRows, count_term_ids, count_terms
+from lightir.index.rows import DenseRows, Rows, TokenRows, bags_of_term_ids, count_term_ids, count_terms
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
-from lightir.text import query_term_ids
+from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Floats, SparseVectors
 
@@ -65,8 +65,10 @@ class Intake:
             encoder: its tokenizer cuts the text for the "model" analyzer.
             sizes: how much is kept.
         """
-        if analyzer is not None and analyzer.name == MODEL and encoder is None:
-            raise InvalidInput("the 'model' analyzer needs a query encoder: its tokenizer cuts the text")
+        if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
+            raise InvalidInput(f"the {analyzer.name!r} analyzer needs a query encoder: its tokenizer cuts the text")
+        if analyzer is not None and analyzer.name == BAG and encoder is not None and encoder.contract.sparse is None:
+            raise InvalidInput("bags of tokens are searched with sparse queries, and this model has no sparse branch")
         self.contract = contract
         self.analyzer = analyzer
         self.sizes = sizes
@@ -95,12 +97,23 @@ class Intake:
         )
 
     def _tokens(self, analyzer: Analyzer, documents: Sequence[Document]) -> TokenRows:
+        if self._encoder is not None and analyzer.name == BAG:
+            return self._bags(self._encoder, documents)
         texts = [document.full_text() for document in documents]
-        if self._encoder is None or analyzer.name != MODEL:
+        if self._encoder is None or analyzer.name not in OF_A_MODEL:
             return count_terms(analyzer.terms(texts))
         # Text is prepared as a query's is, but never cut.
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
+
+    def _bags(self, encoder: CachedQueryEncoder, documents: Sequence[Document]) -> TokenRows:
+        """Text is prepared as the model's documents are, but never cut."""
+        policy = encoder.contract.document
+        texts = [document.full_text(policy.title_joiner) for document in documents]
+        reading = QueryPolicy(
+            lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
+        )
+        return bags_of_term_ids(query_term_ids(encoder.tokenizer, reading, texts))
 
     def _dense(self, rows: npt.NDArray[np.float16]) -> DenseRows:
         if self.contract is None or self.contract.dense is None:

@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from lightir.analysis import MODEL
+from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
 from lightir.errors import FormatError
 from lightir.files import new_folder
@@ -125,8 +125,13 @@ class Index:
 
     @property
     def counts_model_terms(self) -> bool:
-        """Whether the tokens branch counts the model's term ids."""
-        return self._view.analyzer is not None and self._view.analyzer.name == MODEL
+        """Whether the tokens branch is over the model's term ids, counted or as bags."""
+        return self._view.analyzer is not None and self._view.analyzer.name in OF_A_MODEL
+
+    @property
+    def holds_bags(self) -> bool:
+        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
+        return self._view.analyzer is not None and self._view.analyzer.name == BAG
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """The query encoder that the index carries, or None."""

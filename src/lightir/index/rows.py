@@ -21,17 +21,22 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Documents' term counts.
+    """Documents' term counts, or their bags of terms.
 
     Attributes:
         terms: distinct terms, ascending; the ids in counts are places in it.
-        counts: n rows of uint8, or of float32 where a term occurs more than 255 times.
-        lengths: (n,) uint32, number of terms, repeats counted.
+        counts: n rows of uint8, or of float32 where a term occurs more than 255 times; of a bag all are 1.
+        lengths: (n,) uint32, number of terms, repeats counted; None for bags, which are not weighed by it.
     """
 
     terms: Terms
     counts: SparseVectors
-    lengths: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.uint32] | None
+
+    @property
+    def total_length(self) -> int:
+        """The sum of lengths; 0 for bags."""
+        return 0 if self.lengths is None else int(self.lengths.sum(dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,13 @@ def count_term_ids(rows: Ragged) -> TokenRows:
     return _counted(terms.astype(np.uint32), Ragged(places.astype(np.uint32), rows.indptr))
 
 
+def bags_of_term_ids(rows: Ragged) -> TokenRows:
+    """Which terms stand in texts that were cut into the model's term ids (V_BoT)."""
+    counted = count_term_ids(rows)
+    counts = counted.counts
+    return TokenRows(counted.terms, counts.with_weights(np.ones(len(counts.term_ids), dtype=np.uint8)), None)
+
+
 def _counted(terms: Terms, rows: Ragged) -> TokenRows:
     counts = SparseVectors.count(rows, vocab_size=len(terms))
     return TokenRows(terms, _narrow(counts), rows.lengths.astype(np.uint32))
@@ -156,7 +168,8 @@ def _join_tokens(parts: Sequence[TokenRows]) -> TokenRows | None:
         for part, place in zip(parts, places, strict=True)
     ]
     counts = _concatenated(moved, [np.diff(each.indptr) for each in moved], len(terms))
-    return TokenRows(terms, _narrow(counts), np.concatenate([part.lengths for part in parts]))
+    lengths = [part.lengths for part in parts if part.lengths is not None]
+    return TokenRows(terms, _narrow(counts), np.concatenate(lengths) if lengths else None)
 
 
 def _concatenated(rows: Sequence[SparseVectors], lengths: Sequence[Places], vocab_size: int) -> SparseVectors:
@@ -171,14 +184,15 @@ def _take_dense(dense: DenseRows, places: Places) -> DenseRows:
 
 def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
     counts = take(tokens.counts, places)
+    lengths = None if tokens.lengths is None else tokens.lengths[places]
     used = np.zeros(len(tokens.terms), dtype=np.bool_)
     used[counts.term_ids] = True
     if not used.all():
         new_ids = (np.cumsum(used) - 1).astype(np.uint32)
         terms = dictionary.select(tokens.terms, used)
         counts = SparseVectors(counts.indptr, new_ids[counts.term_ids], counts.weights, len(terms))
-        return TokenRows(terms, _narrow(counts), tokens.lengths[places])
-    return TokenRows(tokens.terms, counts, tokens.lengths[places])
+        return TokenRows(terms, _narrow(counts), lengths)
+    return TokenRows(tokens.terms, counts, lengths)
 
 
 def take(vectors: SparseVectors, order: Places) -> SparseVectors:
@@ -212,7 +226,7 @@ def of_segment(segment: Segment, places: Places) -> Rows:
         else TokenRows(
             segment.terms.terms(),
             SparseVectors(tokens.indptr, tokens.term_ids, tokens.weights, len(segment.terms)),
-            segment.lengths,
+            None if segment.holds_bags else segment.lengths,
         ),
     )
     return _without_vectors_of_nobody(stored.take(places))
@@ -251,13 +265,15 @@ def segment_arrays(rows: Rows, *, mean: float) -> tuple[dict[str, npt.NDArray[An
     if rows.tokens is not None:
         vocab_sizes["tokens"] = len(rows.tokens.terms)
         arrays |= _token_arrays(rows.tokens, mean)
-    total = 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+    total = 0 if rows.tokens is None else rows.tokens.total_length
     record = {"documents": len(rows), "vocab_sizes": vocab_sizes, "mean_length": mean, "total_length": total}
     return arrays, record
 
 
 def _token_arrays(tokens: TokenRows, mean: float) -> dict[str, npt.NDArray[Any]]:
     counts = tokens.counts
+    if tokens.lengths is None:
+        return {**sparse_arrays("tokens", counts), **dictionary.pack(tokens.terms)}
     weights = saturation(counts.weights, counts.indptr, tokens.lengths, mean)
     return {
         **sparse_arrays("tokens", counts.with_weights(weights)),

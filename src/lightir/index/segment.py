@@ -20,7 +20,7 @@ from lightir.errors import FormatError
 from lightir.files import new_folder, sha256_file
 from lightir.index.dictionary import SortedIds
 from lightir.index.strings import SortedStrings
-from lightir.vectors import SparseVectors
+from lightir.vectors import SparseVectors, TermIds
 
 MANIFEST = "manifest.json"
 SEGMENT_VERSION = 2
@@ -175,8 +175,16 @@ class Segment:
 
     @cached_property
     def tokens(self) -> SparseBranch | None:
-        """BM25's branch: the postings' weights are saturations for `mean_length`, the documents' weights counts."""
+        """The tokens branch.
+
+        BM25's: the postings' weights are saturations for `mean_length`, the documents' weights counts. Of bags: all 1.
+        """
         return self.sparse_branch("tokens") if self.has("tokens") else None
+
+    @property
+    def holds_bags(self) -> bool:
+        """Whether the tokens branch says only which terms stand in a document: no counts, no lengths."""
+        return self.has("tokens") and "tokens.lengths" not in self.manifest["arrays"]
 
     @cached_property
     def terms(self) -> SortedStrings | SortedIds:
@@ -184,6 +192,12 @@ class Segment:
         if "tokens.terms.ids" in self.manifest["arrays"]:
             return SortedIds(self.array("tokens.terms.ids"))
         return SortedStrings(self.array("tokens.terms.text"), self.array("tokens.terms.indptr"))
+
+    def term_places(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
+        """(n,) the places of the model's term ids in a dictionary of such; -1 for a term that no document has."""
+        if not self.has("tokens"):
+            return np.full(len(term_ids), -1, dtype=np.int64)
+        return SortedIds(self.array("tokens.terms.ids")).places(term_ids)
 
     @cached_property
     def df(self) -> npt.NDArray[np.uint32]:

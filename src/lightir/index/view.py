@@ -80,7 +80,7 @@ class LiveSegment:
     @cached_property
     def total_length(self) -> int:
         """The number of terms of the documents that are there."""
-        if self.deleted is None or self.segment.tokens is None:
+        if self.deleted is None or self.segment.tokens is None or self.segment.holds_bags:
             return self.segment.total_length
         return self.segment.total_length - int(self.segment.lengths[self.deleted].sum(dtype=np.int64))
 
@@ -132,8 +132,9 @@ class TokenQueries:
     """A batch of queries for the tokens branch.
 
     Attributes:
-        terms: the batch's distinct terms that the index knows, ascending: words, or the model's term ids.
-        vectors: one row a query over places in terms; a weight is count x idf over the whole collection.
+        terms: the batch's distinct terms, ascending: words, or the model's term ids; of BM25 those that occur.
+        vectors: one row a query over places in terms; a weight is count x idf over the whole collection, or for bags
+            what the query encoder gave the term.
         places: one array a segment: each term's place in its dictionary, or -1.
     """
 
@@ -338,6 +339,18 @@ class View:
         weights = (counts.weights.astype(np.float64) * idfs[counts.term_ids]).astype(np.float32)
         places = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
         return TokenQueries(terms, counts.with_weights(weights), list(places.T))
+
+    def bag_queries(self, queries: SparseVectors) -> TokenQueries:
+        """Queries with weights over the model's vocabulary, for a tokens branch of bags; they are taken as they are.
+
+        Raises:
+            InvalidInput: the index has no tokens branch.
+        """
+        self.require("tokens")
+        distinct, places = np.unique(queries.term_ids, return_inverse=True)
+        found = [each.segment.term_places(distinct) for each in self.segments]
+        vectors = SparseVectors(queries.indptr, places.astype(np.uint32), queries.weights, max(len(distinct), 1))
+        return TokenQueries(distinct.tolist(), vectors, found)
 
     def _facts(self, term: str | int) -> tuple[int, tuple[int, ...]]:
         """In how many documents a term occurs, and its place in each segment's dictionary, or -1."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from lightir.analysis import MODEL
+from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.index import filters
@@ -70,7 +70,7 @@ class IndexWriter:
         self._view = view
         self._threads = threading.RLock()
         encoder = None
-        if view.analyzer is not None and view.analyzer.name == MODEL:
+        if view.analyzer is not None and view.analyzer.name in OF_A_MODEL:
             encoder = CachedQueryEncoder.load(folder / ENCODER_FOLDER)
         self._intake = Intake(view.contract, view.analyzer, encoder, view.sizes)
 
@@ -455,7 +455,7 @@ def _pieces(n: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _total_length(rows: Rows) -> int:
-    return 0 if rows.tokens is None else int(rows.tokens.lengths.sum(dtype=np.int64))
+    return 0 if rows.tokens is None else rows.tokens.total_length
 
 
 def _refuse_repeated(shard: Shard) -> None:

@@ -93,6 +93,8 @@ class BranchSearch:
             return wanted, (np.zeros(0, np.uint32), np.zeros(0, np.float32)), int
         if branch == "sparse":
             return wanted, stored.row(int(place[0])), int
+        if segment.holds_bags:
+            return wanted, stored.row(int(place[0])), segment.terms.__getitem__
         _, term_ids, weights = self._true_weights(segment, stored, place)
         return wanted, (term_ids, weights), segment.terms.__getitem__
 
@@ -157,7 +159,7 @@ class BranchSearch:
             return np.zeros(len(places), dtype=np.float32)
         term_ids, weights = self._terms_of_segment(branch, position).row(query)
         indptr, doc_terms, impacts = stored.indptr, stored.term_ids, stored.weights
-        if branch == "tokens":
+        if branch == "tokens" and not segment.holds_bags:
             indptr, doc_terms, impacts = self._true_weights(segment, stored, places)
             places = np.arange(len(places), dtype=np.uint32)
         return kernel.sparse_pair_scores(indptr, doc_terms, impacts, places, term_ids, weights)

@@ -79,8 +79,8 @@ class Searcher:
         Args:
             queries: a str's query_id is its position. An empty query, or one of unknown terms alone, finds nothing.
             k: number wanted; fewer come back when fewer are found.
-            mode: "dense", "sparse", "tokens" (BM25), "hybrid", several joined by "+", or a tuple of branches;
-                None for hybrid where the index has two branches.
+            mode: "dense", "sparse", "tokens" (BM25; over bags SiDR's beta search with the encoder's sparse queries),
+                "hybrid", several joined by "+", or a tuple of branches; None for hybrid where the index has two.
             fusion: "linear", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`); None for the
                 contract's.
             weights: branch -> weight; None for the contract's.
@@ -213,11 +213,20 @@ class Searcher:
             return EncodedQueries(len(texts), None, None, tokens)
         vectors = self.encoder.encode(texts, task=self.task)
         if "tokens" in chosen.branches and tokens is None:
-            tokens = view.token_queries([vectors.term_ids.row(i).tolist() for i in range(len(texts))])
+            tokens = self._model_queries(view, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
         if "sparse" in chosen.branches and vectors.sparse is None:
             raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
         return EncodedQueries(len(texts), dense, vectors.sparse, tokens)
+
+    def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
+        if not self.index.holds_bags:
+            return view.token_queries([vectors.term_ids.row(i).tolist() for i in range(len(vectors))])
+        if vectors.sparse is None:
+            raise InvalidInput(
+                "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
+            )
+        return view.bag_queries(vectors.sparse)
 
     def _terms(self, doc_ord: int, searched: BranchSearch, chosen: Plan) -> list[TermScore]:
         lexical = [branch for branch in chosen.branches if branch != "dense"]

@@ -1,0 +1,127 @@
+"""Bags of tokens (SiDR's V_BoT) searched with weighted queries: beta search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightir.contract import DocumentPolicy
+from lightir.errors import InvalidInput
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.search import Searcher
+from lightir.types import Document, Query
+from small_collections import WORDS, GivenVectors, word_contract, word_tokenizer, write_folder
+
+POLICY = DocumentPolicy(max_tokens=4, title_joiner=" the ")
+CONTRACT = word_contract(dense=None, document=POLICY)
+
+
+def random_documents(seed: int, n: int) -> list[Document]:
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(rng.choice([*WORDS[1:], "Cat", "yak"], rng.integers(0, 7))) for _ in range(n)]
+    return [Document(f"d{i}", text, "dog" if i % 5 == 4 else "") for i, text in enumerate(texts)]
+
+
+def random_queries(seed: int, n: int) -> dict[str, dict[int, float]]:
+    """Weights are multiples of 1/8, so sums are exact and ties are many."""
+    rng = np.random.default_rng(seed)
+    return {f"q{i}": {int(t): float(rng.integers(1, 9)) / 8 for t in rng.choice(8, i % 9, False)} for i in range(n)}
+
+
+def bag(document: Document) -> set[int]:
+    """V_BoT: the terms that stand in the whole document, as the model's documents are prepared; never cut."""
+    text = f"{document.title} the {document.text}" if document.title else document.text
+    return set(word_tokenizer().term_ids([text.strip().lower()]).row(0).tolist())
+
+
+def beta(query: Mapping[int, float], documents: list[Document], k: int) -> list[tuple[str, float]]:
+    """<V(q), V_BoT(d)> by loops: score down, then doc_id; documents without a common term are not found."""
+    scores = {d.doc_id: sum(w for t, w in query.items() if t in bag(d)) for d in documents}
+    return sorted(((i, s) for i, s in scores.items() if s > 0), key=lambda pair: (-pair[1], pair[0]))[:k]
+
+
+def encoder_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "q"
+    return folder if folder.exists() else write_folder(folder, CONTRACT, {})
+
+
+def searched(index: Index, queries: Mapping[str, Mapping[int, float]], k: int) -> dict[str, list[tuple[str, float]]]:
+    searcher = Searcher(index, GivenVectors(CONTRACT, {q: np.zeros(0) for q in queries}, queries))
+    run = searcher.search([Query(q, q) for q in queries], k, mode="tokens")
+    return {q: list(zip(r.doc_ids, r.scores.tolist(), strict=True)) for q, r in run.items()}
+
+
+@pytest.mark.parametrize(("n", "size"), [(0, 1), (1, 1), (23, 23), (23, 5)])
+@pytest.mark.parametrize("k", [1, 4, 100])
+def test_beta_search_is_what_brute_force_finds(tmp_path: Path, n: int, size: int, k: int) -> None:
+    documents, queries = random_documents(n, n), random_queries(k, 12)
+    build_index(
+        document_shards(documents),
+        tmp_path / "index",
+        query_encoder=encoder_folder(tmp_path),
+        analyzer="bag",
+        segment_documents=size,
+        progress=False,
+    )
+    with Index.open(tmp_path / "index") as index:
+        index.verify()
+        assert searched(index, queries, k) == {q: beta(row, documents, k) for q, row in queries.items()}
+
+
+def test_an_index_of_n_documents_is_the_union_of_n_indexes_of_one(tmp_path: Path) -> None:
+    documents, queries = random_documents(3, 9), random_queries(5, 9)
+    folder = encoder_folder(tmp_path)
+    build_index(document_shards(documents), tmp_path / "all", query_encoder=folder, analyzer="bag", progress=False)
+    alone = []
+    for document in documents:
+        out = tmp_path / document.doc_id
+        build_index(document_shards([document]), out, query_encoder=folder, analyzer="bag", progress=False)
+        with Index.open(out) as index:
+            alone.append(searched(index, queries, 9))
+    with Index.open(tmp_path / "all") as index:
+        for query, found in searched(index, queries, 9).items():
+            single = itertools.chain.from_iterable(each[query] for each in alone)
+            assert found == sorted(single, key=lambda pair: (-pair[1], pair[0]))
+
+
+def test_bags_that_come_change_and_go_are_searched_as_if_built_at_once(tmp_path: Path) -> None:
+    documents, queries = random_documents(11, 20), random_queries(2, 12)
+    with IndexWriter.create(tmp_path / "index", query_encoder=encoder_folder(tmp_path), analyzer="bag") as writer:
+        writer.add(documents[:7])
+        writer.add(documents[7:])
+        writer.upsert([Document("d3", "cat cat yak")])
+        writer.delete(["d0", "d9"])
+    left = [Document("d3", "cat cat yak") if d.doc_id == "d3" else d for d in documents if d.doc_id not in ("d0", "d9")]
+    expected = {q: beta(row, left, 5) for q, row in queries.items()}
+    with Index.open(tmp_path / "index") as index:
+        assert searched(index, queries, 5) == expected
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.compact(progress=False)
+    with Index.open(tmp_path / "index") as index:
+        assert searched(index, queries, 5) == expected
+
+
+def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) -> None:
+    documents = [Document("a", "the cat runs"), Document("b", "the dog")]
+    build_index(
+        document_shards(documents),
+        tmp_path / "index",
+        query_encoder=encoder_folder(tmp_path),
+        analyzer="bag",
+        progress=False,
+    )
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index, GivenVectors(CONTRACT, {"q": np.zeros(0)}, {"q": {1: 0.5, 2: 2.0, 4: 1.0}}))
+        told = searcher.explain("q", "a", mode="tokens")
+        assert [(term.term, term.score) for term in told.terms["tokens"]] == [("runs", 1.0), ("cat", 0.5)]
+        assert told.score == 1.5
+
+
+def test_bags_need_a_model_with_a_sparse_branch(tmp_path: Path) -> None:
+    shards = list(document_shards([Document("a", "cat")]))
+    with pytest.raises(InvalidInput, match="query encoder"):
+        build_index(shards, tmp_path / "none", analyzer="bag", progress=False)
