@@ -130,6 +130,7 @@ def recipe_page() -> str:
         "One YAML file; `lightir train RECIPE --set key=value` changes single keys,",
     ]
     intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model."]
+    intro += ["`base: other.yaml` takes what a file does not say from another one beside it."]
     intro += [f"`stage` says which stage it is of: {', '.join(sorted(STAGES))}; contrastive where it is left out.", ""]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
 

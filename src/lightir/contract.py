@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json, write_json
-from lightir.text import LATER, QueryPolicy
+from lightir.text import LATER, PROMPT, QueryPolicy
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
@@ -62,6 +62,9 @@ class DocumentPolicy:
         ends: how often the end token stands; "eos" pooling takes their states' mean. Queries end likewise.
         ends_hash: hash of the embeddings of `ends` distinct end tokens that were trained for this model (LLM-QL's
             Table 9); "" where the backbone's own end token is used.
+        echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
+        light: a document is encoded as a light query is: its dense vector is the mean of its tokens' vectors, each
+            encoded alone behind the prompt, its sparse one their counts (LightRetriever's Table 4).
     """
 
     prompt: str = ""
@@ -74,10 +77,19 @@ class DocumentPolicy:
     suffix: str = field(default="", metadata=LATER)
     ends: int = field(default=1, metadata=LATER)
     ends_hash: str = field(default="", metadata=LATER)
+    echo_prompt: str = field(default=PROMPT, metadata=LATER)
+    light: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.ends < 1:
             raise InvalidInput(f"document ends is {self.ends}; at least 1 is needed (eos: false leaves the end out)")
+        if self.light and (self.suffix or self.ends != 1):
+            raise InvalidInput("a light document's tokens are each encoded as `prompt token <eos>`: no suffix, one end")
+
+    @property
+    def second_prompt(self) -> str:
+        """The text in front of an echo's second copy."""
+        return self.echo_prompt.replace(PROMPT, self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +159,8 @@ class Contract:
     """One model's record. Written by training, read by everything after it.
 
     Attributes:
-        method: "lightretriever", "sidr" or "llm-ql" (how it was trained), or "distilled" (a query table fitted to a
-            frozen document encoder).
+        method: "lightretriever", "sidr", "llm-ql", "csplade" or "dense" (how it was trained), or "distilled" (a query
+            table fitted to a frozen document encoder).
         backbone: the model below.
         attention: "causal", "bidirectional", or "echo" (the text twice, pooled over the second).
         query: how queries become term ids; its instruction is the default table's.

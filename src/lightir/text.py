@@ -22,6 +22,9 @@ from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
 PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""
 
+INSTRUCTION, PROMPT = "{instruction}", "{prompt}"
+"""What stand in formats for the instruction, and for the whole prompt."""
+
 LATER = {"later": True}
 """Marks a field that a record of format 1 may lack: with its default it leaves the contract's fingerprint as it was."""
 
@@ -40,6 +43,11 @@ class QueryPolicy:
         max_tokens: the query is cut after so many tokens.
         suffix: text behind a query that goes through the whole model, in front of its end token. A model that has one
             has no light queries.
+        prompt_format: the text in front of the query; "{instruction}" in it stands for the instruction, and with such a
+            format a query without one has no prompt.
+        echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
+        token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
+            the model's own input "embeddings" (the paper's ablation).
     """
 
     instruction: str = ""
@@ -50,6 +58,9 @@ class QueryPolicy:
     drop: tuple[int, ...] = ()
     max_tokens: int = 512
     suffix: str = field(default="", metadata=LATER)
+    prompt_format: str = field(default=PROMPT_FORMAT, metadata=LATER)
+    echo_prompt: str = field(default=PROMPT, metadata=LATER)
+    token_vectors: Literal["encoded", "embeddings"] = field(default="encoded", metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("count", "binary"):
@@ -61,8 +72,15 @@ class QueryPolicy:
 
     @property
     def prompt(self) -> str:
-        """The text in front of the query; empty without an instruction."""
-        return PROMPT_FORMAT.format(instruction=self.instruction) if self.instruction else ""
+        """The text in front of the query."""
+        if INSTRUCTION in self.prompt_format and not self.instruction:
+            return ""
+        return self.prompt_format.replace(INSTRUCTION, self.instruction)
+
+    @property
+    def second_prompt(self) -> str:
+        """The text in front of an echo's second copy."""
+        return self.echo_prompt.replace(PROMPT, self.prompt)
 
     def prepare(self, text: str) -> str:
         """The text as it goes into the tokenizer; blank text stays empty, so it has no terms."""

@@ -85,7 +85,7 @@ def test_packing_equals_one_forward_for_each_piece(name: str) -> None:
                 torch.testing.assert_close(packed[row, own], alone[0], atol=2e-5, rtol=1e-4)
 
 
-def test_packing_is_refused_where_attention_goes_both_ways() -> None:
+def test_packing_is_refused_for_encoders() -> None:
     batch = PackedTexts(numbered([8]), length=4, seed=0).batch(0, rows=1)
-    with pytest.raises(InvalidInput, match="both ways"):
-        packed_states(tiny_backbone("llama", attention="bidirectional"), batch)
+    with pytest.raises(InvalidInput, match="not for encoders"):
+        packed_states(tiny_backbone("bert"), batch)

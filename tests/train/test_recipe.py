@@ -11,6 +11,7 @@ import pytest
 from collections_for_training import write_dataset
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
+from lightir.train.masked import MaskedRecipe
 from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_content, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 
@@ -109,7 +110,7 @@ def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tupl
         optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
         documents=dataclasses.replace(given.documents, max_tokens=48 + frame),
     )
-    shrink = on_corpora if isinstance(tiny, AdaptationRecipe) else on_training_sets
+    shrink = on_corpora if isinstance(tiny, AdaptationRecipe | MaskedRecipe) else on_training_sets
     out = kind.train(shrink(tiny, datasets, tmp_path), tmp_path / "model", device="cpu")
     assert (out / "lightir.json").is_file()
     assert (out / "training" / "decontamination.json").is_file() == bool(getattr(given, "held_out", ()))
@@ -139,3 +140,26 @@ def on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> An
         documents=dataclasses.replace(tiny.documents, train_tokens=0),
         evaluation=dataclasses.replace(tiny.evaluation, sets=development[: len(tiny.evaluation.sets)]),
     )
+
+
+def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:
+    written(tmp_path, MINIMAL + "optimisation: {steps: 7, batch_size: 3}\nquery: {drop: [1, 2]}\n")
+    (tmp_path / "middle.yaml").write_text("base: recipe.yaml\noptimisation: {steps: 9}\n")
+    (tmp_path / "own.yaml").write_text("base: middle.yaml\nmodel: {lora_rank: 2}\nquery: {drop: [3]}\n")
+    recipe = load_recipe(tmp_path / "own.yaml", overrides=["optimisation.batch_size=4"])
+    assert recipe.model.address == "org/model"
+    assert recipe.model.lora_rank == 2
+    assert (recipe.optimisation.steps, recipe.optimisation.batch_size) == (9, 4)
+    assert recipe.query.drop == (3,)
+    assert "base" not in recipe_yaml(recipe)
+
+
+def test_bases_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("base: a.yaml\n")
+    with pytest.raises(FormatError, match="its own base"):
+        load_recipe(tmp_path / "a.yaml")
+    with pytest.raises(NotFound, match="names it as its base"):
+        load_recipe(written(tmp_path, "base: gone.yaml\n"))
+    with pytest.raises(FormatError, match="base is 3"):
+        load_recipe(written(tmp_path, "base: 3\n"))

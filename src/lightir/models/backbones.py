@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -212,7 +213,7 @@ def add_lora(
     names = [name for name, module in backbone.model.named_modules() if isinstance(module, nn.Linear)]
     chosen = [name for name in names if _layer_of(name) >= first_layer]
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
-    return dataclasses.replace(backbone, trunk=get_peft_model(backbone.model, config))
+    return dataclasses.replace(backbone, trunk=_with_peft(get_peft_model, backbone.model, config))
 
 
 def train_all(backbone: Backbone) -> Backbone:
@@ -358,7 +359,7 @@ def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = Fa
         raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
     if not isinstance(read_json(Path(folder) / "adapter_config.json"), dict):
         raise FormatError(f"{folder}/adapter_config.json holds no JSON object; it is damaged")
-    trunk = PeftModel.from_pretrained(backbone.model, str(folder), is_trainable=trainable)
+    trunk = _with_peft(PeftModel.from_pretrained, backbone.model, str(folder), is_trainable=trainable)
     return dataclasses.replace(backbone, trunk=trunk)
 
 
@@ -391,11 +392,19 @@ def continue_adapter(
     if first_layer < lowest:
         raise InvalidInput(f"first_layer is {first_layer}, but the adapter in {folder} begins in layer {lowest}")
     config.lora_dropout = dropout
-    trunk = PeftModel.from_pretrained(backbone.model, str(folder), is_trainable=True, config=config)
+    trunk = _with_peft(PeftModel.from_pretrained, backbone.model, str(folder), is_trainable=True, config=config)
     for name, parameter in trunk.named_parameters():
         if _layer_of(name) < first_layer:
             parameter.requires_grad_(False)
     return dataclasses.replace(backbone, trunk=trunk)
+
+
+def _with_peft(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> PeftModel:
+    """What peft makes; it asks for a name that transformers 5 calls deprecated, of which users need not be told."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        made: PeftModel = make(*arguments, **keywords)
+    return made
 
 
 def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = torch.bfloat16) -> None:

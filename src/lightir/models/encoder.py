@@ -98,6 +98,8 @@ class LightRetriever(nn.Module):
     def __init__(self, backbone: Backbone, contract: Contract, heads: Heads | None = None) -> None:
         """Join the parts; `contract` names the policies, `heads` the arrays that belong to them."""
         super().__init__()
+        if contract.attention == "echo" and contract.document.light:
+            raise InvalidInput("light documents are encoded token by token: there is no text to feed twice")
         if contract.attention == "echo" and (backbone.attention != "causal" or _pools_everything(contract)):
             raise InvalidInput(
                 "attention 'echo' pools over a text's second copy, read causally: not with an encoder, "
@@ -187,12 +189,12 @@ class LightRetriever(nn.Module):
     def frame_documents(self, documents: Sequence[Document | str]) -> list[tuple[list[int], int, int]]:
         """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never.
 
-        With attention "echo" of `<bos> prompt text prompt text suffix <eos>`, with the span of the second copy.
+        With attention "echo" of `<bos> prompt text second prompt text suffix <eos>`, with the span of the second copy.
         """
         policy = self.contract.document
         texts = [_document_text(document, policy) for document in documents]
         term_ids = self.backbone.tokenizer.term_ids(texts)
-        return self._frame(policy.prompt, policy.suffix, term_ids, policy.max_tokens)
+        return self._frame(policy, term_ids, policy.max_tokens)
 
     def frame_queries(
         self, texts: Sequence[str], *, instruction: str | None = None
@@ -200,24 +202,25 @@ class LightRetriever(nn.Module):
         """Token ids of `<bos> Inst query suffix <eos>` for the full encoder; the same terms as light queries have."""
         policy = self._query_policy(instruction)
         term_ids = query_term_ids(self.backbone.tokenizer, policy, texts)
-        return self._frame(policy.prompt, policy.suffix, term_ids, None)
+        return self._frame(policy, term_ids, None)
 
     def _frame(
-        self, prompt: str, suffix: str, term_ids: Ragged, max_tokens: int | None
+        self, policy: QueryPolicy | DocumentPolicy, term_ids: Ragged, max_tokens: int | None
     ) -> list[tuple[list[int], int, int]]:
         begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
-        end = self._text_ids(suffix) + self.end_ids
-        again, before = self.contract.attention == "echo", self._text_ids(prompt)
+        end = self._text_ids(policy.suffix) + self.end_ids
+        again, before = self.contract.attention == "echo", self._text_ids(policy.prompt)
+        between = self._text_ids(policy.second_prompt) if again else []
         room = None
         if max_tokens is not None:
-            room = (max_tokens - len(begin) - len(end)) // (1 + again) - len(before)
+            frame = len(begin) + len(before) + len(between) + len(end)
+            room = (max_tokens - frame) // (1 + again)
             if room < 1:
-                frame = len(begin) + len(before) * (1 + again) + len(end)
                 raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {frame}")
         framed = []
         for row in range(len(term_ids)):
             own = term_ids.row(row)[:room].tolist()
-            head = begin + (before + own if again else []) + before
+            head = begin + before + (own + between if again else [])
             framed.append((head + own + end, len(head), len(head) + len(own)))
         return framed
 
@@ -268,6 +271,48 @@ class LightRetriever(nn.Module):
         allowed |= torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
         prepared = model_mask(self.backbone, allowed, positions, positions)
         return self.backbone.states(batch.input_ids, prepared, position_ids=positions, use_cache=False)
+
+    def document_vectors(
+        self,
+        batch: Batch,
+        *,
+        dense: bool = True,
+        sparse: bool = True,
+        terms: Tensor | None = None,
+        straight_through: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Framed documents' dense (B, H), not yet normalised, and sparse (B, V or terms) vectors, in fp32.
+
+        Args:
+            batch: from frame_documents.
+            dense: whether the dense one is wanted; None comes back without.
+            sparse: likewise.
+            terms: see sparse_from.
+            straight_through: likewise.
+        """
+        if self.contract.document.light:
+            own = [ids[mask].cpu().numpy() for ids, mask in zip(batch.input_ids, batch.own_mask, strict=True)]
+            term_ids = Ragged.from_lists([row.tolist() for row in own])
+            counts = self._counts(term_ids, terms) if sparse else None
+            return self._light_vectors(term_ids, self.contract.document.prompt) if dense else None, counts
+        states = self.states(batch)
+        return (
+            self.dense_from(states, batch) if dense else None,
+            self.sparse_from(states, batch, terms=terms, straight_through=straight_through) if sparse else None,
+        )
+
+    def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
+        unique, mixing = token_means(term_ids)
+        states = token_states(self.backbone, self._text_ids(prompt), unique, pooling=self._dense.pooling)
+        return mixing.to(states.device) @ self._standardize(states)
+
+    def _counts(self, term_ids: Ragged, terms: Tensor | None) -> Tensor:
+        """(B, V) float32, how often each term stands in a text; with terms (B, n), of these alone."""
+        counts = torch.zeros(len(term_ids), self.backbone.vocab_size, device=self.backbone.device)
+        rows = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
+        places = tuple(torch.from_numpy(each.astype(np.int64)).to(counts.device) for each in (rows, term_ids.term_ids))
+        counts.index_put_(places, torch.ones(len(rows), device=counts.device), accumulate=True)
+        return counts if terms is None else counts[:, terms]
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
@@ -337,12 +382,17 @@ class LightRetriever(nn.Module):
     ) -> Tensor:
         """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3), standardised.
 
+        Where the query policy says "embeddings" they are the model's own input embeddings, as they are.
+
         Args:
             token_ids: (n,) int64.
             instruction: the contract's by default.
             cache: from prompt_cache, of the same instruction.
             pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
         """
+        if self.contract.query.token_vectors == "embeddings":
+            embedded: Tensor = self.backbone.model.get_input_embeddings()(token_ids.to(self.backbone.device))
+            return embedded.float()
         if self.contract.attention == "echo":
             return self.dense_from(*self._echoed(token_ids, instruction))
         if not self.has_light_queries:
@@ -379,7 +429,7 @@ class LightRetriever(nn.Module):
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
         rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
         policy = self._query_policy(instruction)
-        batch = self.batch(self._frame(policy.prompt, policy.suffix, rows, None))
+        batch = self.batch(self._frame(policy, rows, None))
         return self.states(batch), batch
 
     def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
@@ -438,14 +488,17 @@ class LightRetriever(nn.Module):
     @torch.no_grad()
     def encode_batch(self, batch: Batch) -> tuple[Tensor | None, SparseVectors | None]:
         """Documents as they are stored: normalised dense (B, dim) float32, and quantised top-k impacts."""
-        states = self.states(batch)
-        dense = None
-        if self.contract.dense is not None:
-            width = self.contract.dense.dims[0] if self.contract.dense.dims else None
-            dense = F.normalize(self.dense_from(states, batch)[:, :width], dim=-1)
-        if self.contract.sparse is None:
-            return dense, None
-        return dense, quantized(self._stored_weights(states, batch), self.contract.sparse)
+        dense_head, sparse_head = self.contract.dense, self.contract.sparse
+        if self.contract.document.light:
+            dense, weights = self.document_vectors(batch, dense=dense_head is not None, sparse=sparse_head is not None)
+            weights = None if weights is None or sparse_head is None else top_k_weights(weights, sparse_head.top_k)
+        else:
+            states = self.states(batch)
+            dense = None if dense_head is None else self.dense_from(states, batch)
+            weights = None if sparse_head is None else self._stored_weights(states, batch)
+        if dense is not None and dense_head is not None:
+            dense = F.normalize(dense[:, : dense_head.dims[0] if dense_head.dims else None], dim=-1)
+        return dense, None if weights is None or sparse_head is None else quantized(weights, sparse_head)
 
     def _stored_weights(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
@@ -476,7 +529,8 @@ class LightRetriever(nn.Module):
             batch = self.batch(framed[start : start + batch_size])
             states = self.states(batch)
             if dense is not None and dense.standardized:
-                pooled.append(self.dense_from(states, batch))
+                light, _ = self.document_vectors(batch, sparse=False) if self.contract.document.light else (None, None)
+                pooled.append(self.dense_from(states, batch) if light is None else light)
             if sparse is not None and sparse.bias_hash:
                 maxima.append(self.maxima(states, batch))
         if pooled:

@@ -164,7 +164,7 @@ def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key
     """The 4D mask as this model takes it: bool for sdpa, additive for eager, one a layer type where types differ.
 
     Args:
-        backbone: a causal model.
+        backbone: a causal model, or one that attends both ways.
         allowed: (batch, queries, keys) bool.
         query_positions: (batch, queries); with key_positions they say what a sliding window reaches.
         key_positions: (batch, keys).
@@ -174,7 +174,9 @@ def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key
     window = getattr(config, "sliding_window", None)
     near = allowed
     if window is not None:
-        near = allowed & (query_positions[:, :, None] - key_positions[:, None, :] < window)
+        distance = query_positions[:, :, None] - key_positions[:, None, :]
+        # As transformers has it: looking back a window includes the token itself; both ways it does not.
+        near = allowed & (distance.abs() <= window if backbone.attention == "bidirectional" else distance < window)
     if "sliding_attention" in types:
         return {"full_attention": _as_4d(backbone, allowed), "sliding_attention": _as_4d(backbone, near)}
     return _as_4d(backbone, allowed if types else near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -133,7 +133,7 @@ class Adaptation:
         self.retriever = _build(recipe, device)
         assert self.retriever.backbone.head is not None  # _build saw to it
         self.head: LMHead = self.retriever.backbone.head
-        framed = _framed(self.retriever, recipe)
+        framed = framed_corpora(self.retriever, recipe.data)
         self.texts = PackedTexts(framed, length=recipe.length, seed=recipe.optimisation.seed)
         prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
@@ -203,15 +203,7 @@ class Adaptation:
 
     def records(self) -> dict[str, object]:
         """What it was trained on."""
-        return {
-            "data": {
-                "corpora": [each.name for each in self.recipe.data],
-                "documents": len(self.texts),
-                "tokens": len(self.texts.tokens),
-                "rows_per_epoch": self.texts.rows_per_epoch,
-                "fingerprint": self.texts.fingerprint,
-            }
-        }
+        return {"data": corpus_record(self.recipe.data, self.texts)}
 
 
 def mean_over_processes(total: Tensor, n: int) -> Tensor:
@@ -239,9 +231,20 @@ def _build(recipe: AdaptationRecipe, device: str) -> LightRetriever:
     return LightRetriever(backbone, contract).to(device)
 
 
-def _framed(retriever: LightRetriever, recipe: AdaptationRecipe) -> Iterator[list[int]]:
+def corpus_record(data: Sequence[CorpusRecipe], texts: PackedTexts) -> dict[str, object]:
+    """What a run on packed text leaves about its data."""
+    return {
+        "corpora": [each.name for each in data],
+        "documents": len(texts),
+        "tokens": len(texts.tokens),
+        "rows_per_epoch": texts.rows_per_epoch,
+        "fingerprint": texts.fingerprint,
+    }
+
+
+def framed_corpora(retriever: LightRetriever, data: Sequence[CorpusRecipe]) -> Iterator[list[int]]:
     """Every document's token ids in its frame; those without text are left out."""
-    for corpus in recipe.data:
+    for corpus in data:
         source = Path(corpus.name) if Path(corpus.name).is_file() else data_folder(corpus.name)
         documents = islice(read_documents(source), corpus.documents or None)
         while chunk := list(islice(documents, FRAMED_AT_ONCE)):

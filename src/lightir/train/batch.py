@@ -62,9 +62,18 @@ def batch_losses(
         retriever.frame_documents(share.documents),
         length=retriever.contract.document.max_tokens if recipe.model.compile else None,
     )
-    states = retriever.states(documents)
+    soft, terms = recipe.heads.straight_through, None
+    if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
+        terms = batch_terms(retriever, batch, recipe, step=step)
+    dense, sparse = retriever.document_vectors(
+        documents,
+        dense=retriever.contract.dense is not None,
+        sparse=terms is not None,
+        terms=None if terms is None else terms.ids,
+        straight_through=soft,
+    )
     candidates = Candidates(
-        gather(retriever.dense_from(states, documents)) if retriever.contract.dense is not None else None,
+        None if dense is None else gather(dense),
         torch.from_numpy(share.positives).to(device),
         torch.from_numpy(share.excluded).to(device),
     )
@@ -77,10 +86,8 @@ def batch_losses(
         kl = alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
         parts["teacher"] = recipe.teacher.weight * kl
     monitored = {} if candidates.dense is None else {"cosine": mean_pairwise_cosine(candidates.dense)}
-    if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
-        terms = batch_terms(retriever, batch, recipe, step=step)
-        soft = recipe.heads.straight_through
-        sparse = gather(retriever.sparse_from(states, documents, terms=terms.ids, straight_through=soft))
+    if sparse is not None and terms is not None:
+        sparse = gather(sparse)
         parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
         monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
         if queries is not None and losses.symmetric_sparse > 0:

@@ -168,11 +168,13 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
     for chunk in _chunks(development.documents, settings.batch_size * (1 + settings.negatives), recipe.model.compile):
         length = contract.document.max_tokens if recipe.model.compile else None
         batch = retriever.batch(retriever.frame_documents(chunk), length=length)
-        states = retriever.states(batch)
-        if contract.dense is not None:
-            dense_rows.append(F.normalize(retriever.dense_from(states, batch), dim=-1))
-        if contract.sparse is not None:
-            sparse_rows.append(retriever.sparse_from(states, batch)[:, read])
+        dense, sparse = retriever.document_vectors(
+            batch, dense=contract.dense is not None, sparse=contract.sparse is not None
+        )
+        if dense is not None:
+            dense_rows.append(F.normalize(dense, dim=-1))
+        if sparse is not None:
+            sparse_rows.append(sparse[:, read])
     chunks = _chunks(texts, settings.batch_size, recipe.model.compile) if dense_rows or by_model else []
     queries = [full_query_states(retriever, chunk, None, recipe) for chunk in chunks]
     scores = {}

@@ -120,14 +120,16 @@ class PackedTexts:
 
 
 def packed_states(backbone: Backbone, batch: PackedBatch) -> Tensor:
-    """(B, T, hidden) last hidden states of a causal model, each piece as if it were alone.
+    """(B, T, hidden) last hidden states, each piece as if it were alone, causally or both ways as the model attends.
 
     Raises:
-        InvalidInput: the backbone attends both ways.
+        InvalidInput: an encoder, which takes no block masks.
     """
-    if backbone.attention != "causal":
-        raise InvalidInput("packed rows are for causal attention, but the backbone attends both ways")
-    order = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
-    allowed = (batch.pieces[:, :, None] == batch.pieces[:, None, :]) & (order[:, None] >= order[None, :])
+    if backbone.kind != "causal":
+        raise InvalidInput("packed rows are for causal language models, not for encoders")
+    allowed = batch.pieces[:, :, None] == batch.pieces[:, None, :]
+    if backbone.attention == "causal":
+        order = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
+        allowed &= order[:, None] >= order[None, :]
     mask = model_mask(backbone, allowed, batch.positions, batch.positions)
     return backbone.states(batch.input_ids, mask, position_ids=batch.positions, use_cache=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch._dynamo.config as dynamo_config
+from transformers import PreTrainedModel
 
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
@@ -228,9 +230,7 @@ def prepare_layers(retriever: LightRetriever, model: ModelRecipe) -> None:
     """Gradient checkpointing and compilation, as far as the recipe asks for them."""
     retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
     if model.gradient_checkpointing:
-        retriever.backbone.model.gradient_checkpointing_enable(  # type: ignore[no-untyped-call]
-            gradient_checkpointing_kwargs={"use_reentrant": False}
-        )
+        recompute_activations(retriever.backbone.model)
     if model.compile:
         on_cpu = retriever.backbone.device.type == "cpu"
         if on_cpu and shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -238,6 +238,14 @@ def prepare_layers(retriever: LightRetriever, model: ModelRecipe) -> None:
             return
         dynamo_config.recompile_limit = SHAPES
         compile_layers(retriever.backbone)
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Switch gradient checkpointing on, under the name that the transformers here have for it."""
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # the second one is older
+    enable = next(getattr(model, name) for name in names if hasattr(model, name))
+    arguments = [name for name in inspect.signature(enable).parameters if name.endswith("_kwargs")]
+    enable(**{arguments[0]: {"use_reentrant": False}})
 
 
 def fit_heads(retriever: LightRetriever, recipe: FittedStage, sets: Sequence[TrainingSet]) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from lightir.contract import DocumentPolicy, Fusion, from_json, to_json
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.text import QueryPolicy
+from lightir.text import PROMPT, QueryPolicy
 
 DATA_VARIABLE = "LIGHTIR_DATA"
 """The environment variable that names the folder in which relative data set names are looked up."""
@@ -216,6 +216,8 @@ class Documents:
         suffix: behind every document, in front of the end token.
         ends: how often the end token stands; "eos" pooling takes their states' mean.
         new_ends: the end tokens are distinct new ones, whose embeddings are trained.
+        echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
+        light: documents are encoded as light queries are: the mean of single tokens' vectors, and counts.
     """
 
     prompt: str = ""
@@ -229,6 +231,8 @@ class Documents:
     suffix: str = ""
     ends: int = 1
     new_ends: bool = False
+    echo_prompt: str = PROMPT
+    light: bool = False
 
     @property
     def policy(self) -> DocumentPolicy:
@@ -290,7 +294,8 @@ class Recipe:
         fusion: the model's default fusion.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
         stage: which stage the recipe is of.
-        method: the contract's: "llm-ql" for LLM-QL's second stage, "csplade" for CSplade's.
+        method: the contract's: "llm-ql" for LLM-QL's second stage, "csplade" for CSplade's, "dense" for others that
+            have no light queries.
     """
 
     model: ModelRecipe
@@ -306,7 +311,7 @@ class Recipe:
     fusion: Fusion = field(default_factory=Fusion)
     checkpoint_every: int = 200
     stage: Literal["contrastive"] = "contrastive"
-    method: Literal["lightretriever", "llm-ql", "csplade"] = "lightretriever"
+    method: Literal["lightretriever", "llm-ql", "csplade", "dense"] = "lightretriever"
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -350,6 +355,8 @@ class Recipe:
             raise InvalidInput("heads.straight_through is for the activation log1p_relu")
         if self.model.lora_rank < 1:
             raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
+        if self.documents.light and max(losses.sparse, losses.flops) > 0:
+            raise InvalidInput("documents.light: counts have nothing to learn, so losses.sparse and flops must be 0")
 
 
 class DataStage(Protocol):
@@ -424,21 +431,42 @@ def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
 def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
     """What stands in a recipe file of any stage, with overrides applied (their values in YAML); nothing is checked yet.
 
+    Under `base` a file may name another one beside it, whose keys hold where it says nothing itself; objects are joined
+    key by key, lists and values are replaced.
+
     Raises:
         NotFound: there is no such file.
-        FormatError: not YAML.
+        FormatError: not YAML, or bases that lead in a circle.
         InvalidInput: an override without "=".
     """
-    path = Path(path)
+    content = _with_base(Path(path), ())
+    for override in overrides:
+        _override(content, override)
+    return content
+
+
+def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
     if not path.is_file():
-        raise NotFound(f"recipe {path} does not exist")
+        raise NotFound(f"recipe {path} does not exist" + (f"; {above[-1]} names it as its base" if above else ""))
+    if path.resolve() in above:
+        raise FormatError(f"{path} is its own base, by way of {', '.join(each.name for each in above)}")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path} is not valid YAML: {error}") from error
-    for override in overrides:
-        _override(content, override)
-    return content
+    if not isinstance(content, dict) or "base" not in content:
+        return content
+    base = content.pop("base")
+    if not isinstance(base, str):
+        raise FormatError(f"{path}: base is {base!r}; expected the name of a recipe file")
+    return _merged(_with_base(path.parent / base, (*above, path.resolve())), content)
+
+
+def _merged(base: Any, own: Any) -> Any:
+    """Two contents joined: objects key by key, anything else is the own one."""
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    return {**base, **{key: _merged(base.get(key), value) for key, value in own.items()}}
 
 
 def _override(content: Any, override: str) -> None:

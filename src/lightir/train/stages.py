@@ -9,7 +9,7 @@ from typing import Any
 
 from lightir.contract import from_json
 from lightir.errors import FormatError
-from lightir.train import adaptation, contrastive, query_likelihood, sidr
+from lightir.train import adaptation, contrastive, masked, query_likelihood, sidr
 from lightir.train.recipe import Recipe, recipe_content
 
 
@@ -29,6 +29,7 @@ class StageKind:
 STAGES = {
     "adaptation": StageKind(adaptation.AdaptationRecipe, adaptation.train),
     "contrastive": StageKind(Recipe, contrastive.train),
+    "masked_next_token": StageKind(masked.MaskedRecipe, masked.train),
     "query_likelihood": StageKind(query_likelihood.LikelihoodRecipe, query_likelihood.train),
     "sidr": StageKind(sidr.SidrRecipe, sidr.train),
 }
