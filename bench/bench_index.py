@@ -1,8 +1,13 @@
-"""An index that changes: building and its memory, one document from add to found, searching, filtering, compacting."""
+"""An index that changes: building and its memory, one document from add to found, searching, filtering, compacting.
+
+Texts become an index beside bm25s and tantivy, where they are installed; documents a second of CPU count the process's
+own time, so that other work counts little.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import resource
 import statistics
@@ -21,6 +26,7 @@ from lightir.search import Searcher
 from lightir.types import Document
 
 WORDS, WORDS_PER_DOCUMENT = 50_000, 60
+TEXTS, TEXTS_ADDED = 50_000, 10_000
 
 
 def main() -> None:
@@ -37,16 +43,20 @@ def main() -> None:
 def bench(folder: Path, n_docs: int, n_adds: int) -> None:
     """The steps, one after the other, on one index of tokens."""
     before = peak_bytes()
-    start = time.perf_counter()
-    build_index(document_shards(documents(0, n_docs)), folder, analyzer="words")
-    took_s = time.perf_counter() - start
-    held = peak_bytes() - before
-    print(f"build     {n_docs / took_s:10,.0f} documents/s, at most {held / 1e6:,.0f} MB more than before")
+    built = timed(lambda: build_index(document_shards(documents(0, n_docs)), folder, analyzer="words"), n_docs)
+    print(f"build     {built}, at most {(peak_bytes() - before) / 1e6:,.0f} MB more than before")
+    some = list(documents(0, min(n_docs, TEXTS)))
+    for analyzer in ("words", "english"):
+        path = folder.with_name(analyzer)
+        print(f"texts     {timed(lambda: build_texts(some, path, analyzer), len(some))}, {analyzer}")  # noqa: B023
+    peer_builds(some, folder.with_name("tantivy"))
     probe_s = probe(folder)
     queries = [" ".join(f"w{i}" for i in each) for each in np.random.default_rng(1).zipf(1.4, (200, 5)) % WORDS]
     with IndexWriter.open(folder) as writer, Index.open(folder) as index:
         searcher = Searcher(index)
         show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+        batch = list(documents(2 * n_docs, TEXTS_ADDED))
+        print(f"add       {timed(lambda: writer.add(batch), len(batch))}, {len(batch):,} at once")
         more = list(documents(n_docs, n_adds))
 
         def add(document: Document) -> None:
@@ -65,16 +75,54 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
         first_s = time.perf_counter() - start
         again = per_call(queries, lambda query: searcher.search([query], 10, filter={"n": {"gte": 10, "lt": 20}}))
         show("filtered", again, f"; the first time {first_s * 1e3:,.0f} ms; {len(found)} found")
-        start = time.perf_counter()
+        start, n_before = time.perf_counter(), len(writer)
         writer.delete_where({"n": {"lt": 10}})
-        print(
-            f"delete    {(time.perf_counter() - start) * 1e3:10,.1f} ms for {n_docs + n_adds - len(writer):,} documents"
-        )
+        print(f"delete    {(time.perf_counter() - start) * 1e3:10,.1f} ms for {n_before - len(writer):,} documents")
         start = time.perf_counter()
         writer.compact()
         print(f"compact   {len(writer) / (time.perf_counter() - start):10,.0f} documents/s")
         index.refresh()
         show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+
+
+def build_texts(some: Sequence[Document], folder: Path, analyzer: str) -> None:
+    """An index of texts."""
+    build_index(document_shards(some), folder, analyzer=analyzer, progress=False)
+
+
+def peer_builds(some: Sequence[Document], folder: Path) -> None:
+    """The same texts in other engines, one thread; tantivy stores the text and the id, bm25s neither."""
+    if importlib.util.find_spec("bm25s") is None or importlib.util.find_spec("tantivy") is None:
+        print("bm25s and tantivy are not both installed: left out (requirements/bench.txt)")
+        return
+    import bm25s
+    import tantivy
+
+    texts = [document.full_text() for document in some]
+
+    def with_bm25s() -> None:
+        bm25s.BM25().index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
+
+    def with_tantivy() -> None:
+        folder.mkdir()
+        builder = tantivy.SchemaBuilder().add_text_field("id", stored=True, tokenizer_name="raw")
+        builder.add_text_field("text", stored=True, index_option="freq")
+        writer = tantivy.Index(builder.build(), str(folder)).writer(heap_size=200_000_000, num_threads=1)
+        for document, text in zip(some, texts, strict=True):
+            writer.add_document(tantivy.Document(id=document.doc_id, text=text))
+        writer.commit()
+        writer.wait_merging_threads()
+
+    print(f"texts     {timed(with_bm25s, len(some))}, bm25s")
+    print(f"texts     {timed(with_tantivy, len(some))}, tantivy")
+
+
+def timed(work: Callable[[], object], n: int) -> str:
+    """Documents a second, and a second of CPU."""
+    start, start_cpu = time.perf_counter(), time.process_time()
+    work()
+    took_s, took_cpu = time.perf_counter() - start, time.process_time() - start_cpu
+    return f"{n / took_s:10,.0f} documents/s, {n / took_cpu:,.0f} a second of CPU"
 
 
 def documents(first: int, n: int) -> Iterator[Document]:

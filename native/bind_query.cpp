@@ -18,6 +18,7 @@
 #include "python_arrays.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
+#include "words.hpp"
 
 namespace lightir {
 namespace {
@@ -107,6 +108,24 @@ nb::tuple bind_tokenize(const Tokenizer& tokenizer, nb::handle texts, const Text
                         const nb::callable& fallback) {
     TokenLists lists = read_texts(&tokenizer, Texts(texts), policy, n_threads, fallback);
     return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
+}
+
+// (distinct words, the texts' words as places among them, indptr, positions of texts that were refused).
+nb::tuple bind_split_words(nb::handle texts) {
+    const Texts borrowed(texts);
+    WordLists lists;
+    {
+        nb::gil_scoped_release released;
+        lists = split_words(borrowed.views);
+    }
+    nb::list words;
+    size_t begin = 0;
+    for (const size_t end : lists.ends) {
+        words.append(nb::str(lists.text.data() + begin, end - begin));
+        begin = end;
+    }
+    return nb::make_tuple(words, to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
+                          nb::cast(lists.refused));
 }
 
 using Vectors = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
@@ -213,6 +232,7 @@ void bind_query(nb::module_& m) {
              nb::arg().none(), nb::arg(), nb::arg().none())
         .def("encode", &QueryEncoder::encode, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg().none());
+    m.def("split_words", &bind_split_words);
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg(), nb::arg().noconvert());
 }

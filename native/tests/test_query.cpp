@@ -13,6 +13,7 @@
 #include "errors.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
+#include "words.hpp"
 
 using namespace lightir;
 
@@ -150,6 +151,17 @@ void terms_are_counted() {
     expect(thrown, "a term outside the vocabulary");
 }
 
+void words_are_cut_and_numbered() {
+    std::string many;
+    for (int i = 0; i < 3000; ++i) many += "w" + std::to_string(i) + " ";
+    const std::unique_ptr<char[]> exact(new char[5]{'b', '_', '1', ' ', 'A'});
+    const WordLists lists = split_words({{exact.get(), 5}, "", "Ab aB x", "caf\xc3\xa9", {}, many});
+    expect(lists.refused == std::vector<size_t>{3, 4}, "texts that are not ASCII");
+    expect(lists.indptr == std::vector<int64_t>{0, 1, 1, 3, 3, 3, 3003}, "words of each text");
+    expect(lists.text.substr(0, 9) == "b_1abw0w1" && lists.ends.size() == 3002, "distinct words");
+    expect(lists.ids[0] == 0 && lists.ids[1] == 1 && lists.ids[2] == 1 && lists.ids.back() == 3001, "their places");
+}
+
 }  // namespace
 
 int main() {
@@ -167,6 +179,7 @@ int main() {
     pieces_are_the_longest();
     any_text_fits_its_buffers();
     refused_texts_are_filled_in();
+    words_are_cut_and_numbered();
     std::printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import Stemmer
 
+from lightir import kernel
 from lightir.errors import FormatError, InvalidInput
 from lightir.text import check_text
+from lightir.vectors import Ragged
 
 ANALYSIS_VERSION = 1
 """Raised when any analyzer would give other terms; an index is searched by the version that built it."""
@@ -81,6 +85,36 @@ class Analyzer:
             raise InvalidInput(f"the {self.name!r} analyzer's terms come from the query encoder, not from text alone")
         return [self._terms(check_text(text, f"text {i}").lower()) for i, text in enumerate(texts)]
 
+    def distinct_terms(self, texts: Sequence[str]) -> tuple[list[str], Ragged]:
+        """`terms` for many texts: the different terms in no certain order, and each text's as places among them.
+
+        ASCII texts are cut by the kernel, and a word is stemmed once a batch.
+
+        Raises:
+            InvalidInput: as `terms`.
+        """
+        if self.name in (*OF_A_MODEL, "chinese"):
+            return _numbered({}, self.terms(texts))
+        words, ids, indptr, refused = kernel.split_words(texts)
+        terms, of_word = self._of_words(words)
+        places = of_word[ids]
+        kept_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(places >= 0)])
+        ascii_rows = Ragged(places[places >= 0].astype(np.uint32), kept_before[indptr])
+        if not refused:
+            return list(terms), ascii_rows
+        others = [self._terms(check_text(texts[i], f"text {i}").lower()) for i in refused]
+        distinct, other_rows = _numbered(terms, others)
+        return distinct, _woven(ascii_rows, other_rows, np.array(refused, dtype=np.int64))
+
+    def _of_words(self, words: Sequence[str]) -> tuple[dict[str, int], npt.NDArray[np.int64]]:
+        """The terms of words, with their places, and each word's place among them; -1 for a stop word."""
+        terms: dict[str, int] = {}
+        stops = ENGLISH_STOP_WORDS if self.name == "english" else frozenset()
+        cut = words if self.name == "words" else [_stem(self.name, word) for word in words]
+        pairs = zip(words, cut, strict=True)
+        places = [-1 if word in stops else terms.setdefault(term, len(terms)) for word, term in pairs]
+        return terms, np.array(places, dtype=np.int64)
+
     def occurrences(self, text: str, wanted: frozenset[str]) -> list[Occurrence]:
         """Where a text gives any of the wanted terms, from its beginning on, without overlap.
 
@@ -106,6 +140,23 @@ class Analyzer:
         if self.name == "english":
             words = [word for word in words if word not in ENGLISH_STOP_WORDS]
         return [_stem(self.name, word) for word in words]
+
+
+def _numbered(terms: dict[str, int], rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:
+    """All terms, those of `terms` at their places, and the rows as places among them."""
+    numbered = Ragged.from_lists([[terms.setdefault(term, len(terms)) for term in row] for row in rows])
+    return list(terms), numbered
+
+
+def _woven(rows: Ragged, others: Ragged, at: npt.NDArray[np.int64]) -> Ragged:
+    """The rows with the others in place of those, empty ones, at the given positions."""
+    lengths = rows.lengths
+    lengths[at] = others.lengths
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    term_ids = np.empty(int(indptr[-1]), np.uint32)
+    for begins, each in ((indptr[:-1], rows), (indptr[at], others)):
+        term_ids[np.arange(len(each.term_ids)) + np.repeat(begins - each.indptr[:-1], each.lengths)] = each.term_ids
+    return Ragged(term_ids, indptr)
 
 
 def analyzer_names() -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class Intake:
             return self._bags(self._encoder, documents)
         texts = [document.full_text() for document in documents]
         if self._encoder is None or analyzer.name not in OF_A_MODEL:
-            return count_terms(analyzer.terms(texts))
+            return count_terms(*analyzer.distinct_terms(texts))
         # Text is prepared as a query's is, but never cut.
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))

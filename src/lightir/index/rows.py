@@ -87,14 +87,12 @@ class Rows:
         return self.take(places)
 
 
-def count_terms(rows: Sequence[Sequence[str]]) -> TokenRows:
-    """The counts of texts that were cut into words."""
-    found: dict[str, int] = {}
-    as_they_came = Ragged.from_lists([[found.setdefault(word, len(found)) for word in row] for row in rows])
-    terms = sorted(found)
+def count_terms(terms: Sequence[str], rows: Ragged) -> TokenRows:
+    """The counts of texts that were cut into words: the different words, and each text's as places among them."""
+    order = sorted(range(len(terms)), key=terms.__getitem__)
     places = np.zeros(len(terms), dtype=np.uint32)
-    places[[found[term] for term in terms]] = np.arange(len(terms), dtype=np.uint32)
-    return _counted(terms, Ragged(places[as_they_came.term_ids], as_they_came.indptr))
+    places[order] = np.arange(len(terms), dtype=np.uint32)
+    return _counted([terms[i] for i in order], Ragged(places[rows.term_ids], rows.indptr))
 
 
 def count_term_ids(rows: Ragged) -> TokenRows:

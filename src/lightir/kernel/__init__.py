@@ -9,6 +9,7 @@ Arguments are checked at the border: a wrong dtype, shape, order or id is an Inv
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,6 +282,22 @@ def mean_rows(
     out = np.empty((max(len(indptr) - 1, 0), width), dtype=np.float32)
     _native.mean_rows(table, scales, weights, token_ids, indptr, normalize, threads, out)
     return out
+
+
+def split_words(
+    texts: Sequence[str],
+) -> tuple[list[str], npt.NDArray[np.uint32], npt.NDArray[np.int64], list[int]]:
+    r"""The words of ASCII texts: what `re.findall(r"\b\w\w+\b", text.lower())` gives, many times as fast.
+
+    Args:
+        texts: n texts.
+
+    Returns:
+        The distinct words in the order in which they first occur; ids (total,) uint32, the texts' words as places
+        among them, one text after the other; indptr (n + 1,) int64; and the positions of the texts that are not ASCII,
+        ascending, which have no words here.
+    """
+    return _native.split_words(texts)
 
 
 def _count(name: str, value: int) -> int:

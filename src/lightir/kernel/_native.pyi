@@ -40,6 +40,7 @@ def dense_top_k(
 def dense_pair_scores(
     rows: _Array, scales: _Array | None, doc_ords: _Array, query: _Array, /
 ) -> npt.NDArray[np.float32]: ...
+def split_words(texts: Sequence[object], /) -> tuple[list[str], _Array, _Array, list[int]]: ...
 def mean_rows(
     table: _Array,
     scales: _Array | None,

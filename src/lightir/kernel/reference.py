@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -151,3 +154,14 @@ def _mask(allowed: npt.NDArray[np.uint8] | None, n: int) -> npt.NDArray[np.bool_
     if allowed is None:
         return np.ones(n, dtype=np.bool_)
     return np.unpackbits(allowed, count=n, bitorder="little").astype(np.bool_)
+
+
+def split_words(
+    texts: Sequence[str],
+) -> tuple[list[str], npt.NDArray[np.uint32], npt.NDArray[np.int64], list[int]]:
+    """See `lightir.kernel.split_words`."""
+    found: dict[str, int] = {}
+    rows = [re.findall(r"\b\w\w+\b", text.lower()) if text.isascii() else [] for text in texts]
+    ids = [found.setdefault(word, len(found)) for row in rows for word in row]
+    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return list(found), np.array(ids, np.uint32), indptr, [i for i, text in enumerate(texts) if not text.isascii()]
