@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightir.analysis import ANALYSIS_VERSION, Analyzer, analyzer_names
+from lightir.analysis import ANALYSIS_VERSION, OF_A_MODEL, Analyzer, analyzer_names
 from lightir.errors import FormatError, InvalidInput
 
 
@@ -22,7 +22,7 @@ def test_terms(name: str, text: str, terms: list[str]) -> None:
     assert Analyzer(name).terms([text]) == [terms]
 
 
-@pytest.mark.parametrize("name", sorted({*analyzer_names()} - {"model"}))
+@pytest.mark.parametrize("name", sorted({*analyzer_names()} - {*OF_A_MODEL}))
 def test_text_without_words_has_no_terms(name: str) -> None:
     assert Analyzer(name).terms(["", " \n", "!? …"]) == [[], [], []]
     assert Analyzer(name).terms([]) == []
