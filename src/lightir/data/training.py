@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ class TrainingExample:
         negative_ids: hard negatives, best first; may be empty.
         dataset: the set's name.
         answers: strings that answer the query, where the data set gives them (`metadata.answers`).
+        scores: a teacher's of the positives, then of the negatives, NaN where it gave none; () without a teacher.
     """
 
     query_id: str
@@ -40,6 +42,7 @@ class TrainingExample:
     negative_ids: tuple[str, ...]
     dataset: str
     answers: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
 
 
 class Pair(NamedTuple):
@@ -104,10 +107,11 @@ class TrainingSet:
 
     @classmethod
     def open_jsonl(cls, path: Path | str, *, name: str | None = None, instructions: Sequence[str]) -> TrainingSet:
-        """Examples out of JSON lines {"query", "positives": [...], "negatives": [...], "query_id"?}.
+        """Examples out of JSON lines {"query", "positives": [...], "negatives": [...], "query_id"?, "scores"?: [...]}.
 
         A positive or negative is a text, or an object {"text", "title"?, "_id"?}; equal ones without an id are one
-        document. Without a query_id the line number is it.
+        document. Without a query_id the line number is it. Scores are a teacher's of the positives, then of the
+        negatives; null where it gave none.
 
         Raises:
             NotFound: there is no such file.
@@ -174,6 +178,21 @@ class TrainingSet:
         for example in self.examples:
             yield Query(example.query_id, example.query)
 
+    def scored(self, scores: Mapping[str, Mapping[str, float]]) -> TrainingSet:
+        """The same set with a teacher's scores, by query and document id; what these lack is unknown.
+
+        Raises:
+            InvalidInput: no score belongs to an example of the set.
+        """
+        examples = []
+        for each in self.examples:
+            given = scores.get(each.query_id, {})
+            values = tuple(given.get(doc_id, math.nan) for doc_id in (*each.positive_ids, *each.negative_ids))
+            examples.append(replace(each, scores=values))
+        if not any(math.isfinite(value) for each in examples for value in each.scores):
+            raise InvalidInput(f"training set {self.name!r}: none of the scores is of its queries and documents")
+        return replace(self, examples=tuple(examples))
+
     def without(self, query_ids: Collection[str]) -> TrainingSet:
         """The same set less some queries; it may end up empty, and then goes into no mixture."""
         dropped = set(query_ids)
@@ -183,15 +202,28 @@ class TrainingSet:
 def _jsonl_example(
     record: dict[str, Any], number: int, name: str, documents: dict[str, Document], where: str
 ) -> TrainingExample:
-    if unknown := sorted(record.keys() - {"query_id", "query", "positives", "negatives"}):
-        raise InvalidInput(f"{where}: unknown field {unknown[0]!r}; expected query, positives, negatives, query_id")
+    if unknown := sorted(record.keys() - {"query_id", "query", "positives", "negatives", "scores"}):
+        raise InvalidInput(
+            f"{where}: unknown field {unknown[0]!r}; expected query, positives, negatives, scores, query_id"
+        )
     query = check_text(record.get("query"), f"{where}: query")
     positives, negatives = (
         tuple(_jsonl_document(each, documents, f"{where}: {role}") for each in _list(record, role, where))
         for role in ("positives", "negatives")
     )
     query_id = check_text(record.get("query_id", str(number)), f"{where}: query_id")
-    return TrainingExample(query_id, query, positives, negatives, name)
+    scores = _jsonl_scores(record, len(positives) + len(negatives), where)
+    return TrainingExample(query_id, query, positives, negatives, name, scores=scores)
+
+
+def _jsonl_scores(record: dict[str, Any], n: int, where: str) -> tuple[float, ...]:
+    values = _list(record, "scores", where)
+    if values and len(values) != n:
+        raise InvalidInput(f"{where}: {len(values)} scores for {n} positives and negatives")
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InvalidInput(f"{where}: the score {value!r} is no number")
+    return tuple(math.nan if value is None else float(value) for value in values)
 
 
 def _list(record: dict[str, Any], role: str, where: str) -> list[Any]:
@@ -263,6 +295,7 @@ class Batch:
         documents: n positives, query by query, then n_negatives for the first query, for the second, and so on.
         false_negatives: (n, len(documents)) bool. True where a document is relevant to the query (by id, or because
             its text equals that of the row's positive) and is not the row's own positive: leave it out of the loss.
+        scores: (n, len(documents)) float32, a teacher's, NaN where it gave none; None where it gave none at all.
     """
 
     dataset: str
@@ -271,6 +304,7 @@ class Batch:
     queries: tuple[str, ...]
     documents: tuple[Document, ...]
     false_negatives: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float32] | None = None
 
 
 class Mixture:
@@ -391,6 +425,7 @@ class Mixture:
             tuple(example.query for example in examples),
             documents,
             _false_negatives(examples, documents),
+            _known_scores(examples, doc_ids),
         )
 
     def _negatives(self, chosen: int, example: TrainingExample, rng: np.random.Generator) -> list[str]:
@@ -417,4 +452,14 @@ def _false_negatives(examples: Sequence[TrainingExample], documents: Sequence[Do
         positives = set(example.positive_ids)
         for column, document in enumerate(documents):
             found[row, column] = column != row and (document.doc_id in positives or texts[column] == texts[row])
+    return found
+
+
+def _known_scores(examples: Sequence[TrainingExample], doc_ids: Sequence[str]) -> npt.NDArray[np.float32] | None:
+    if not any(example.scores for example in examples):
+        return None
+    found = np.full((len(examples), len(doc_ids)), np.nan, dtype=np.float32)
+    for row, example in enumerate(examples):
+        known = dict(zip((*example.positive_ids, *example.negative_ids), example.scores, strict=False))
+        found[row] = [known.get(doc_id, np.nan) for doc_id in doc_ids]
     return found

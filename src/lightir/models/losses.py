@@ -64,6 +64,43 @@ def alignment_kl(student: Tensor, teacher: Tensor, *, excluded: Tensor | None = 
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
+def score_kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean over queries of KL(teacher || student), softmaxes being over the candidates that a teacher scored; a scalar.
+
+    Args:
+        student: (n, m) scores, already divided by their temperature.
+        teacher: (n, m) scores, likewise; NaN where it gave none. No gradient flows into them. Queries with fewer than
+            two have nothing to teach and don't count; without any other the loss is 0.
+    """
+    known = ~teacher.isnan()
+    rows = known.sum(1) >= 2
+    if not bool(rows.any()):
+        return student.sum() * 0
+    return alignment_kl(student[rows], teacher[rows].to(student.dtype), excluded=~known[rows])
+
+
+def margin_mse(student: Tensor, teacher: Tensor, positives: Tensor) -> Tensor:
+    """Mean of ((s_positive - s_other) - (t_positive - t_other))² over all that a teacher scored; a scalar.
+
+    Hofstätter et al. (arXiv 2010.02666), with every scored candidate in the place of one negative.
+
+    Args:
+        student: (n, m) scores, already divided by their temperature.
+        teacher: (n, m) scores, likewise; NaN where it gave none. No gradient flows into them. A query whose positive
+            has none doesn't count; without any pair the loss is 0.
+        positives: (n,) int64, each query's positive candidate.
+    """
+    rows = torch.arange(len(student), device=student.device)
+    teacher = teacher.detach().to(student.dtype)
+    wanted = teacher[rows, positives][:, None] - teacher
+    known = ~wanted.isnan()
+    known[rows, positives] = False
+    if not bool(known.any()):
+        return student.sum() * 0
+    margins = student[rows, positives][:, None] - student
+    return F.mse_loss(margins[known], wanted[known])
+
+
 def flops(weights: Tensor, *, term_scale: Tensor | None = None) -> Tensor:
     """Sum over terms of the squared mean weight over the batch's documents (Eq. 9); a scalar.
 

@@ -20,9 +20,11 @@ from lightir.models.losses import (
     flops_ramp,
     gather,
     info_nce,
+    margin_mse,
     matryoshka,
     mean_pairwise_cosine,
     rank,
+    score_kl,
     similarity,
     world_size,
 )
@@ -76,6 +78,7 @@ def batch_losses(
         None if dense is None else gather(dense),
         torch.from_numpy(share.positives).to(device),
         torch.from_numpy(share.excluded).to(device),
+        _given_scores(share, recipe, device),
     )
     queries = None
     if losses.symmetric > 0 or losses.symmetric_sparse > 0:
@@ -112,11 +115,14 @@ class Candidates:
         dense: (D, H) pooled vectors, not yet normalised; None without a dense branch.
         positives: (n,) int64, each query's own.
         excluded: (n, D) bool, left out of a query's softmax.
+        scores: (n, D) a teacher's scores that came with the data, divided by their temperature, NaN where there are
+            none; None where they are not learned from.
     """
 
     dense: Tensor | None
     positives: Tensor
     excluded: Tensor
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +185,15 @@ def _dense_losses(
 
     if losses.symmetric > 0 and queries is not None:
         full = gather(retriever.dense_from(*queries))
-        parts["symmetric"] = losses.symmetric * matryoshka(contrast, full, dense, dims=dims)
+        parts["symmetric"] = losses.symmetric * losses.contrast * matryoshka(contrast, full, dense, dims=dims)
         full_scores = scaled_scores(full)
+        parts |= _distilled("symmetric", full_scores, recipe, candidates)
     if losses.dense > 0:
         term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
         light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
-        parts["dense"] = losses.dense * matryoshka(contrast, light, dense, dims=dims)
+        parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
+        parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
         if losses.dense_alignment > 0 and full_scores is not None:
             alignment = alignment_kl(scaled_scores(light), full_scores, excluded=candidates.excluded)
             parts["dense_alignment"] = losses.dense_alignment * alignment
@@ -213,7 +221,8 @@ def _sparse_losses(
         contrast = info_nce(
             scores, candidates.positives, temperature=losses.sparse_temperature, excluded=candidates.excluded
         )
-        parts["sparse"] = losses.sparse * contrast
+        parts["sparse"] = losses.sparse * losses.contrast * contrast
+        parts |= _distilled("sparse", scores / losses.sparse_temperature, recipe, candidates)
         if losses.sparse_alignment > 0 and full_scores is not None:
             student = scores / losses.sparse_temperature
             alignment = alignment_kl(student, full_scores, excluded=candidates.excluded)
@@ -232,11 +241,36 @@ def _symmetric_sparse_losses(
     scores = similarity(queries, documents)
     temperature, excluded = losses.sparse_temperature, candidates.excluded
     contrast = info_nce(scores, candidates.positives, temperature=temperature, excluded=excluded)
-    parts = {"symmetric_sparse": losses.symmetric_sparse * contrast}
+    parts = {"symmetric_sparse": losses.symmetric_sparse * losses.contrast * contrast}
+    parts |= _distilled("symmetric_sparse", scores / temperature, recipe, candidates)
     if losses.query_flops > 0:
         ramp = 1.0 if losses.query_flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
         parts["query_flops"] = losses.query_flops * ramp * flops(queries)
     return parts
+
+
+def _given_scores(share: Share, recipe: Recipe, device: torch.device) -> Tensor | None:
+    if recipe.losses.distillation <= 0:
+        return None
+    if share.scores is None:
+        raise InvalidInput(
+            "losses.distillation is above 0, but a batch's examples have no scores; give data.scores, or examples "
+            "with scores in every data set"
+        )
+    return torch.from_numpy(share.scores).to(device) / recipe.losses.distillation_temperature
+
+
+def _distilled(branch: str, scores: Tensor, recipe: Recipe, candidates: Candidates) -> dict[str, Tensor]:
+    """What a branch's scaled scores (n, D) lack of the given ones, weighted; nothing where none are given."""
+    losses = recipe.losses
+    if candidates.scores is None:
+        return {}
+    if losses.distillation_loss == "kl":
+        loss = score_kl(scores, candidates.scores)
+    else:
+        loss = margin_mse(scores, candidates.scores, candidates.positives)
+    weight = getattr(losses, branch) * losses.distillation
+    return {f"{branch}_distillation": weight * loss}
 
 
 def full_query_states(
@@ -271,12 +305,14 @@ class Share:
         documents: their positives, then their negatives.
         positives: (n,) int64, each query's positive among the gathered documents.
         excluded: (n, D) bool over the gathered documents.
+        scores: (n, D) float32 over the gathered documents, or None.
     """
 
     queries: tuple[str, ...]
     documents: tuple[Any, ...]
     positives: np.ndarray[Any, np.dtype[np.int64]]
     excluded: np.ndarray[Any, np.dtype[np.bool_]]
+    scores: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
 
 def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
@@ -300,4 +336,5 @@ def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
         tuple(batch.documents[column] for column in blocks[process]),
         positives,
         batch.false_negatives[:, order],
+        None if batch.scores is None else batch.scores[:, order],
     )

@@ -30,6 +30,7 @@ from lightir.data import (
     title_pairs,
 )
 from lightir.errors import InvalidInput
+from lightir.eval.runs import read_run
 from lightir.models.backbones import (
     Backbone,
     add_ends,
@@ -56,6 +57,7 @@ from lightir.train.recipe import (
     data_folder,
     examples_file,
 )
+from lightir.types import Run
 
 logger = logging.getLogger(__name__)
 
@@ -94,18 +96,29 @@ def open_sets(
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
     """One training set as its recipe describes it."""
     if (file := examples_file(data.name)) is not None:
-        if data.pairs != "judged" or data.negatives or data.instructions == ("listed",) or data.split != "train":
+        chosen = data.pairs != "judged" or data.split != "train" or data.instructions == ("listed",)
+        if chosen or data.negatives or data.scores:
             raise InvalidInput(f"data set {data.name!r} is a file of examples, with no splits or pairs to choose")
         return TrainingSet.open_jsonl(file, instructions=data.instructions or (default_instruction,))
+    if data.scores and data.pairs != "judged":
+        raise InvalidInput(f"data set {data.name!r}: scores are of judged queries, not of {data.pairs}")
     folder = data_folder(data.name)
     listed = data.instructions == ("listed",)
     instructions = None if listed else data.instructions or (default_instruction,)
     if data.pairs == "judged":
-        return TrainingSet.open(folder, data.split, negatives=negatives, instructions=instructions)
+        opened = TrainingSet.open(folder, data.split, negatives=negatives, instructions=instructions)
+        return opened.scored(run_scores(read_run(data.scores))) if data.scores else opened
     corpus = Dataset.open(folder).corpus()
     pairs = title_pairs(corpus) if data.pairs == "titles" else span_pairs(corpus, np.random.default_rng(seed))
     name = f"{folder.name}:{data.pairs}"
     return TrainingSet.from_pairs(name, pairs, instructions=instructions or (default_instruction,))
+
+
+def run_scores(run: Run) -> dict[str, dict[str, float]]:
+    """A run's scores by query and document id."""
+    return {
+        query_id: dict(zip(found.doc_ids, map(float, found.scores), strict=True)) for query_id, found in run.items()
+    }
 
 
 def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
@@ -324,6 +337,7 @@ def _fingerprint(each: TrainingSet) -> str:
     digest = hashlib.sha256()
     for example in each.examples:
         digest.update(repr((example.query_id, example.query, example.positive_ids, example.negative_ids)).encode())
+        digest.update(repr(example.scores).encode() if example.scores else b"")
     for doc_id in sorted(each.documents):
         document = each.documents[doc_id]
         digest.update(repr((doc_id, document.title, document.text)).encode())

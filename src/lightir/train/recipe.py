@@ -65,6 +65,8 @@ class DataRecipe:
         instructions: one is drawn for each batch; empty takes the recipe's query instruction, ["listed"] those that
             are listed under the set's name (Appendix A.4).
         negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
+        scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: a cross-encoder's, or
+            what `lightir rerank` wrote. A file of examples brings its own.
     """
 
     name: str
@@ -73,6 +75,7 @@ class DataRecipe:
     pairs: Literal["judged", "titles", "spans"] = "judged"
     instructions: tuple[str, ...] = ()
     negatives: str = ""
+    scores: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,11 @@ class Losses:
         temperature: of the dense scores.
         sparse_temperature: of the sparse scores, which are inner products.
         dims: Matryoshka widths below the full one; the dense losses are averaged over all widths.
+        contrast: factor of all contrastive losses; 0 leaves the labels out where scores are given.
+        distillation: factor of the loss that has each trained branch follow the data's own scores (a teacher's).
+        distillation_loss: "kl" between softmaxes over a query's scored candidates, or "margin_mse" of their distances
+            to the positive.
+        distillation_temperature: the given scores are divided by it; a branch's own temperature holds for its scores.
     """
 
     symmetric: float = 1.0
@@ -150,6 +158,10 @@ class Losses:
     temperature: float = 0.02
     sparse_temperature: float = 1.0
     dims: tuple[int, ...] = ()
+    contrast: float = 1.0
+    distillation: float = 0.0
+    distillation_loss: Literal["kl", "margin_mse"] = "kl"
+    distillation_temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +339,12 @@ class Recipe:
         taught = self.teacher
         if taught.address and min(losses.symmetric, taught.weight, taught.temperature) <= 0:
             raise InvalidInput("a teacher teaches the full encoder: losses.symmetric and the teacher's own must be > 0")
+        if min(losses.contrast, losses.distillation) < 0 or losses.contrast + losses.distillation <= 0:
+            raise InvalidInput("losses: contrast and distillation must be 0 or more, and one of them above 0")
+        if losses.distillation_temperature <= 0:
+            raise InvalidInput(
+                f"losses.distillation_temperature is {losses.distillation_temperature}; expected above 0"
+            )
         if losses.sparse_terms < 0:
             raise InvalidInput(f"losses.sparse_terms is {losses.sparse_terms}; expected 0 (all) or more")
         if not self.heads.sparse and max(losses.sparse, losses.flops, losses.symmetric_sparse) > 0:

@@ -1,0 +1,201 @@
+"""Given scores as a teacher: read, laid out over a batch, and learned from as plain loops in double precision say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
+from lightir.data import Mixture, TrainingSet
+from lightir.errors import InvalidInput
+from lightir.eval.runs import write_run
+from lightir.models.losses import margin_mse, score_kl
+from lightir.train.batch import batch_losses
+from lightir.train.loop import average_gradients
+from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
+from lightir.train.recipe import DataRecipe, Recipe
+from lightir.types import Ranking
+
+NAN = math.nan
+
+
+def loops_kl(student: np.ndarray, teacher: np.ndarray) -> float:
+    found = []
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        known = [column for column, value in enumerate(t) if not math.isnan(value)]
+        if len(known) < 2:
+            continue
+        p, q = (np.exp([row[column] for column in known]) for row in (t, s))
+        p, q = p / p.sum(), q / q.sum()
+        found.append(float((p * np.log(p / q)).sum()))
+    return float(np.mean(found)) if found else 0.0
+
+
+def loops_margin(student: np.ndarray, teacher: np.ndarray, positives: list[int]) -> float:
+    found = []
+    for s, t, positive in zip(student.tolist(), teacher.tolist(), positives, strict=True):
+        known = [c for c in range(len(s)) if c != positive and not math.isnan(t[c] + t[positive])]
+        found += [((s[positive] - s[column]) - (t[positive] - t[column])) ** 2 for column in known]
+    return float(np.mean(found)) if found else 0.0
+
+
+TEACHERS = {
+    "some": [[2.0, NAN, 1.0, NAN], [NAN, 0.5, NAN, NAN], [3.0, 1.0, 0.0, -2.0], [NAN, NAN, 1.0, 0.2]],
+    "none": [[NAN] * 4] * 4,
+    "no positive": [[NAN, 1.0, 2.0, NAN]] * 4,
+}
+POSITIVES = [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("teacher", TEACHERS.values(), ids=TEACHERS)
+@pytest.mark.parametrize("kind", ["kl", "margin_mse"])
+def test_values_and_gradients_are_those_of_loops(kind: str, teacher: list[list[float]]) -> None:
+    given = torch.tensor(teacher, dtype=torch.float64)
+    student = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def plain(scores: np.ndarray) -> float:
+        return loops_kl(scores, given.numpy()) if kind == "kl" else loops_margin(scores, given.numpy(), POSITIVES)
+
+    loss = score_kl(student, given) if kind == "kl" else margin_mse(student, given, torch.tensor(POSITIVES))
+    values = student.detach().numpy()
+    assert loss.item() == pytest.approx(plain(values), rel=1e-12, abs=1e-15)
+    (gradient,) = torch.autograd.grad(loss, student)
+    torch.testing.assert_close(gradient, differences(plain, values), atol=1e-8, rtol=1e-6)
+
+
+def differences(function: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-5) -> Tensor:
+    found = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        moved = [at.copy(), at.copy()]
+        moved[0][place] += step
+        moved[1][place] -= step
+        found[place] = (function(moved[0]) - function(moved[1])) / (2 * step)
+    return torch.from_numpy(found)
+
+
+def examples(path: Path, *, scored: bool = True) -> Path:
+    lines = []
+    for number in range(8):
+        texts = [f"document {number} {each}" for each in ("good", "bad", "worse")]
+        line = {"query": f"query {number}", "positives": texts[:1], "negatives": texts[1:], "query_id": str(number)}
+        lines.append(line | ({"scores": [9.0 + number, None, number / 2]} if scored else {}))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_scores_of_examples_stand_in_the_batchs_columns(tmp_path: Path) -> None:
+    given = TrainingSet.open_jsonl(examples(tmp_path / "a.jsonl"), instructions=[""])
+    batch = Mixture([given], batch_size=4, n_negatives=2, seed=0).batch(0)
+    assert batch.scores is not None
+    for row, query in enumerate(batch.query_ids):
+        for column, document in enumerate(batch.documents):
+            number, kind = document.text.split()[1:]
+            wanted = {"good": 9.0 + int(number), "bad": NAN, "worse": int(number) / 2}[kind] if number == query else NAN
+            assert batch.scores[row, column] == pytest.approx(wanted, nan_ok=True)
+    plain = TrainingSet.open_jsonl(examples(tmp_path / "b.jsonl", scored=False), instructions=[""])
+    assert Mixture([plain], batch_size=4, n_negatives=2, seed=0).batch(0).scores is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"), [([1.0], "1 scores for 2"), ([1.0, "x"], "'x' is no number"), (3, "int")]
+)
+def test_scores_that_fit_nothing_are_refused(tmp_path: Path, scores: object, message: str) -> None:
+    line = {"query": "q", "positives": ["a"], "negatives": ["b"], "scores": scores}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(InvalidInput, match=message):
+        TrainingSet.open_jsonl(tmp_path / "a.jsonl", instructions=[""])
+
+
+def test_a_runs_scores_are_a_teachers(recipe: Recipe, tmp_path: Path) -> None:
+    (plain,), _ = open_sets(dataclasses.replace(recipe, data=recipe.data[:1]), negatives=[None])
+    first = plain.examples[0]
+    write_run(
+        tmp_path / "run.trec",
+        {first.query_id: Ranking(first.query_id, [first.positive_ids[0], "other"], np.array([3.5, 1.0]))},
+        tag="t",
+    )
+    data = (dataclasses.replace(recipe.data[0], scores=str(tmp_path / "run.trec")),)
+    (scored,), _ = open_sets(dataclasses.replace(recipe, data=data), negatives=[None])
+    assert scored.examples[0].scores[0] == 3.5
+    assert all(math.isnan(score) for each in scored.examples[1:] for score in each.scores)
+    with pytest.raises(InvalidInput, match="none of the scores"):
+        plain.scored({"no such query": {"a": 1.0}})
+
+
+def distilling(recipe: Recipe, path: Path, **losses: object) -> Recipe:
+    """Every branch, from examples with scores, without dropout."""
+    return dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        data=(DataRecipe(str(path)),),
+        optimisation=dataclasses.replace(recipe.optimisation, negatives=2),
+        losses=dataclasses.replace(recipe.losses, symmetric_sparse=0.5, **losses),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl", "margin_mse"])
+def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path, kind: str) -> None:
+    path = examples(tmp_path / "a.jsonl")
+    settings = {"distillation": 0.3, "distillation_loss": kind, "distillation_temperature": 4.0, "contrast": 0.0}
+    wanted = distilling(recipe, path, **settings)
+    sets, _ = open_sets(wanted, negatives=[None])
+    retriever = build_model(wanted, device="cpu")
+    fit_heads(retriever, wanted, sets)
+    batch = make_mixture(wanted, sets).batch(0)
+    parts, _ = batch_losses(retriever, batch, wanted, step=3)
+    documents = retriever.batch(retriever.frame_documents(batch.documents))
+    queries = retriever.full_queries(batch.queries, instruction=batch.instruction)
+    vectors = retriever.dense_from(retriever.states(documents), documents)
+    cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(vectors).T
+    scores = cosines.detach().double().numpy() / wanted.losses.temperature
+    assert batch.scores is not None
+    given = batch.scores.astype(np.float64) / 4.0
+    plain = loops_kl(scores, given) if kind == "kl" else loops_margin(scores, given, list(range(4)))
+    assert float(parts["symmetric_distillation"].detach()) == pytest.approx(0.3 * plain, rel=1e-4)
+    assert {name for name in parts if name.endswith("_distillation")} == {
+        f"{branch}_distillation" for branch in ("symmetric", "dense", "sparse", "symmetric_sparse")
+    }
+    assert all(float(parts[name].detach()) == 0 for name in ("symmetric", "dense", "sparse", "symmetric_sparse"))
+    with pytest.raises(InvalidInput, match="have no scores"):
+        batch_losses(retriever, dataclasses.replace(batch, scores=None), wanted, step=3)
+
+
+def gradients(recipe: Recipe) -> dict[str, Tensor]:
+    sets, _ = open_sets(recipe, negatives=[None])
+    retriever = build_model(recipe, device="cpu")
+    fit_heads(retriever, recipe, sets)
+    parts, _ = batch_losses(retriever, make_mixture(recipe, sets).batch(0), recipe, step=3)
+    torch.autograd.backward(torch.stack(list(parts.values())).sum())
+    learning = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    average_gradients(list(learning.values()))
+    return {name: p.grad for name, p in learning.items() if p.grad is not None}
+
+
+def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    found = gradients(recipe)
+    if number == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=1.0, distillation_loss="margin_mse")
+    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
+    multiprocessing.start_processes(_process, args=(2, port, wanted, str(path)), nprocs=2, start_method="fork")
+    one, two = gradients(wanted), torch.load(path, weights_only=True)
+    assert one.keys() == two.keys()
+    for name, expected in one.items():
+        torch.testing.assert_close(two[name], expected, atol=1e-4, rtol=1e-3)
