@@ -37,7 +37,8 @@ class QueryPolicy:
         instruction: the task's instruction, without the frame; "" for none.
         lower_case: lower-case the text first.
         leading_blank: put a blank in front, so that the first word gets the term id it has inside a document.
-        weighting: a term's sparse weight is its count in the query (Eq. 7), or 1.
+        weighting: a term's sparse weight is its count in the query (Eq. 7), or 1. With "expansion" the sparse query is
+            the mean over its terms of what the sparse head gives for that term alone (SiDR without a model).
         term_weights: "idf" multiplies each sparse weight by the encoder's stored weight of the term.
         drop: term ids that are left out of both branches (special tokens never come up in the first place).
         max_tokens: the query is cut after so many tokens.
@@ -48,12 +49,13 @@ class QueryPolicy:
         echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
+        expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
     """
 
     instruction: str = ""
     lower_case: bool = True
     leading_blank: bool = True
-    weighting: Literal["count", "binary"] = "count"
+    weighting: Literal["count", "binary", "expansion"] = "count"
     term_weights: Literal["none", "idf"] = "none"
     drop: tuple[int, ...] = ()
     max_tokens: int = 512
@@ -61,14 +63,18 @@ class QueryPolicy:
     prompt_format: str = field(default=PROMPT_FORMAT, metadata=LATER)
     echo_prompt: str = field(default=PROMPT, metadata=LATER)
     token_vectors: Literal["encoded", "embeddings"] = field(default="encoded", metadata=LATER)
+    expansion_terms: int = field(default=48, metadata=LATER)
 
     def __post_init__(self) -> None:
-        if self.weighting not in ("count", "binary"):
-            raise InvalidInput(f"query weighting {self.weighting!r}: expected 'count' or 'binary'")
+        if self.weighting not in ("count", "binary", "expansion"):
+            raise InvalidInput(f"query weighting {self.weighting!r}: expected 'count', 'binary' or 'expansion'")
         if self.term_weights not in ("none", "idf"):
             raise InvalidInput(f"query term_weights {self.term_weights!r}: expected 'none' or 'idf'")
-        if self.max_tokens < 1:
-            raise InvalidInput(f"query max_tokens is {self.max_tokens}; at least 1 is needed")
+        if self.weighting == "expansion" and self.term_weights != "none":
+            raise InvalidInput("query weighting 'expansion' has learned weights; term_weights must be 'none'")
+        for name in ("max_tokens", "expansion_terms"):
+            if (value := getattr(self, name)) < 1:
+                raise InvalidInput(f"query {name} is {value}; at least 1 is needed")
 
     @property
     def prompt(self) -> str:
@@ -246,6 +252,8 @@ def sparse_queries(
     Returns:
         One row a query, term ids ascending, no zero weights.
     """
+    if policy.weighting == "expansion":
+        raise InvalidInput("queries with weighting 'expansion' are means of cached expansions, not counted terms")
     if (policy.term_weights == "idf") != (term_weights is not None):
         raise InvalidInput(
             f"the query policy says term_weights={policy.term_weights!r}, "

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from lightir.contract import Contract, DenseHead, DocumentPolicy
+from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import QueryTable, cache_vocabulary, cached_table, write_query_encoder
 from lightir.encode.query_encoder import stored_rows
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import read_json
 from lightir.models.encoder import Heads, LightRetriever, backbone_record
+from lightir.query import CachedQueryEncoder
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from tiny_models import CAUSAL, tiny_backbone
 
@@ -157,3 +158,62 @@ def test_model2vec_and_sentence_transformers_read_the_folder(dtype: str, tmp_pat
         prepared, normalize_embeddings=True
     )
     np.testing.assert_allclose(encoded, expected, atol=2e-3)
+
+
+def sidr_model(name: str = "llama", *, instruction: str = "Find it") -> LightRetriever:
+    """A SiDR model whose queries are means of its terms' five strongest terms."""
+    backbone = tiny_backbone(name)
+    query = QueryPolicy(instruction, weighting="expansion", expansion_terms=5)
+    sparse = SparseHead("elu1p", top_k=20, scale=32.0)
+    contract = Contract("sidr", backbone_record(backbone), query, DocumentPolicy(), None, sparse)
+    return LightRetriever(backbone, contract)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_cached_expansions_are_the_average_of_what_the_model_gives_each_token_alone(name: str, tmp_path: Path) -> None:
+    model = sidr_model(name)
+    folder = cache_vocabulary(model, tmp_path / "q", dtype="fp32")
+    encoder = CachedQueryEncoder.load(folder)
+    found = encoder.encode(QUERIES).sparse
+    assert found is not None
+    head = model.backbone.head
+    assert head is not None
+    prompt = model.frame_queries([""])[0][0][:-1]
+    ids = query_term_ids(model.backbone.tokenizer, model.contract.query, QUERIES)
+    for row in range(len(QUERIES)):
+        expected = np.zeros(model.backbone.vocab_size)
+        for term in ids.row(row).tolist():
+            frame = torch.tensor([[*prompt, term]])
+            with torch.no_grad():
+                state = model.backbone.states(frame, torch.ones_like(frame))[0, -1].double()
+            logits = (state @ head.weight.double().T).numpy()
+            if head.softcap is not None:
+                logits = head.softcap * np.tanh(logits / head.softcap)
+            weights = np.where(logits >= 0, logits + 1, np.exp(np.minimum(logits, 0)))
+            others = [t for t in np.argsort(-weights) if t != term][:4]
+            expected[[*others, term]] += weights[[*others, term]] / len(ids.row(row))
+        np.testing.assert_allclose(found.row(row)[1], expected[expected > 0], rtol=2e-3)
+        assert found.row(row)[0].tolist() == np.flatnonzero(expected).tolist()
+
+
+def test_expansions_are_of_one_instruction_and_of_sixteen_bits_or_more(tmp_path: Path) -> None:
+    model = sidr_model()
+    own = CachedQueryEncoder.load(cache_vocabulary(model, tmp_path / "own"))
+    other = CachedQueryEncoder.load(cache_vocabulary(model, tmp_path / "other", instructions=["Name the well"]))
+    assert other.contract.query.instruction == "Name the well"
+    assert other.document_fingerprint == own.document_fingerprint
+    a, b = own.encode(QUERIES).sparse, other.encode(QUERIES).sparse
+    assert a is not None
+    assert b is not None
+    assert not np.array_equal(a.to_dense(), b.to_dense())
+    with pytest.raises(InvalidInput, match="one instruction"):
+        cache_vocabulary(model, tmp_path / "two", instructions=["a", "b"])
+    with pytest.raises(InvalidInput, match="int8"):
+        cache_vocabulary(model, tmp_path / "int8", dtype="int8")
+
+
+def test_counted_terms_have_no_instruction(tmp_path: Path) -> None:
+    model = sidr_model()
+    counted = dataclasses.replace(model.contract, query=QueryPolicy())
+    with pytest.raises(InvalidInput, match="counted"):
+        cache_vocabulary(LightRetriever(model.backbone, counted), tmp_path / "q", instructions=["a"])

@@ -16,10 +16,13 @@ from torch import Tensor, multiprocessing
 
 from lightir.contract import Contract
 from lightir.data import Batch, TrainingExample, TrainingSet
+from lightir.encode.query_encoder import write_query_encoder
 from lightir.errors import InvalidInput
+from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import two_way_loss
-from lightir.text import query_term_ids
+from lightir.search import Searcher
+from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.loop import Loop, average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
 from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
@@ -38,6 +41,7 @@ from lightir.train.sidr import (
     train,
 )
 from lightir.types import Document
+from small_collections import GivenVectors
 
 
 @pytest.fixture
@@ -159,9 +163,10 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
 
 def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: SidrRecipe) -> None:
     retriever, _, batch = prepared(sidr)
-    heads = dataclasses.replace(sidr.heads, token_top_k=5)
+    query = dataclasses.replace(retriever.contract.query, expansion_terms=5)
+    retriever.contract = dataclasses.replace(retriever.contract, query=query)
     queries = [*batch.queries, "", "aab"]
-    found = light_queries(retriever, queries, heads, instruction="find it").detach()
+    found = light_queries(retriever, queries, instruction="find it").detach()
     assert not found[-2].any()
     prompt = retriever.frame_queries([""], instruction="find it")[0]
     for row, text in enumerate(queries):
@@ -170,17 +175,38 @@ def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: Si
         for token in ids:
             frame = prompt[0][: prompt[1]]
             weights = plain_parametric(retriever, ([*frame, token], len(frame), len(frame) + 1)).detach()
-            expected += torch.where(weights >= weights.topk(5).values[-1], weights, 0.0) / len(ids)
+            others = weights.clone()
+            others[token] = -1  # the token itself is kept whatever its weight
+            kept = others >= others.topk(4).values[-1]
+            kept[token] = True
+            expected += torch.where(kept, weights, 0.0) / len(ids)
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:
-    recipe = dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0, light=1.0))
+    recipe = dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0, light=1.0), query=QueryPolicy(weighting="expansion"))
     retriever, _, batch = prepared(recipe)
     parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
     assert parts.keys() == {"light_bags", "light_documents"}
     parts["light_bags"].backward()
     assert any(p.grad is not None and bool(p.grad.any()) for p in retriever.trunk.parameters())
+
+
+def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: SidrRecipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(sidr, documents=Documents(max_tokens=2000))
+    retriever, sets, batch = prepared(recipe)
+    trained = BagOfTokens(sets[0], retriever)
+    weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
+    write_query_encoder(tmp_path / "q", retriever.contract, retriever.backbone.tokenizer, [])
+    documents = [sets[0].documents[doc_id] for doc_id in trained.doc_ids]
+    build_index(
+        document_shards(documents), tmp_path / "bags", query_encoder=tmp_path / "q", analyzer="bag", progress=False
+    )
+    sparse = {text: dict(enumerate(row.tolist())) for text, row in zip(batch.queries, weights, strict=True)}
+    encoder = GivenVectors(retriever.contract, {text: np.zeros(0) for text in batch.queries}, sparse)
+    with Index.open(tmp_path / "bags") as index:
+        run = Searcher(index, encoder).search(batch.queries, 7, mode="tokens")
+    assert [list(run[str(i)].doc_ids) for i in range(len(batch.queries))] == trained.search(weights, m=7)
 
 
 def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: SidrRecipe) -> None:
@@ -315,5 +341,7 @@ def test_two_processes_have_the_gradient_of_one(sidr: SidrRecipe, tmp_path: Path
 def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
     with pytest.raises(InvalidInput, match="parametric"):
         dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
-    with pytest.raises(InvalidInput, match="token_top_k"):
+    with pytest.raises(InvalidInput, match="top_k"):
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))
+    with pytest.raises(InvalidInput, match=r"query\.weighting"):
+        dataclasses.replace(sidr, losses=SidrLosses(light=0.5))

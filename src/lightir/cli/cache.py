@@ -1,4 +1,8 @@
-"""Encode a model's vocabulary once, so that queries need no model: one table for each task or instruction."""
+"""Encode a model's vocabulary once, so that queries need no model: one table for each task or instruction.
+
+Where the contract's queries have the weighting "expansion" (SiDR), what is kept of each term are the strongest terms
+that the sparse head gives for it alone.
+"""
 
 from __future__ import annotations
 

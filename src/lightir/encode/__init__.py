@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from lightir.encode.cache import cache_vocabulary, cached_table
+from lightir.encode.cache import cache_vocabulary, cached_expansions, cached_table
 from lightir.encode.documents import EncodeReport, encode_corpus
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
 
-__all__ = ["EncodeReport", "QueryTable", "cache_vocabulary", "cached_table", "encode_corpus", "write_query_encoder"]
+__all__ = [
+    "EncodeReport",
+    "QueryTable",
+    "cache_vocabulary",
+    "cached_expansions",
+    "cached_table",
+    "encode_corpus",
+    "write_query_encoder",
+]

@@ -1,7 +1,11 @@
-"""The vocabulary through the model, once: a query table for each instruction (LightRetriever, section 3.1)."""
+"""The vocabulary through the model, once: a query table for each instruction (LightRetriever, section 3.1).
+
+The same for sparse queries: each term's strongest terms of the sparse head, where the query policy says "expansion".
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +20,7 @@ from lightir.encode.documents import QUERY_ENCODER
 from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.query import CachedExpansions
 from lightir.vectors import Floats
 
 
@@ -30,21 +35,22 @@ def cache_vocabulary(
     batch: int = 1024,
     overwrite: bool = False,
 ) -> Path:
-    """Write a query-encoder/ folder with one table an instruction; the folder's path comes back.
+    """Write a query-encoder/ folder with one table an instruction, and expansions; the folder's path comes back.
 
     Args:
         model: a loaded model, a model folder, or the name of a shipped model.
         out: the folder; by default query-encoder/ in the model's own folder.
         tasks: names whose instructions are known (`lightir.data.task_names`); a table is filed under its task.
         instructions: instructions as text, filed under themselves. Without either, the model's own, filed under "".
-            The first table is the folder's default.
+            The first table is the folder's default. Expansions are of one instruction.
         dim: the table's width, at most the model's; the stored rows are cut, normalising comes after the mean.
-        dtype: of the stored rows.
+        dtype: of the stored rows; expansions are "fp16" or "fp32".
         batch: terms a forward pass.
         overwrite: replace a folder that is there.
 
     Raises:
-        InvalidInput: a width that the model lacks, or an out folder that is missing for a loaded model.
+        InvalidInput: a width that the model lacks, an out folder that is missing for a loaded model, or instructions
+            or a dtype that the model's kind of queries cannot have.
         AlreadyExists: the folder is there.
     """
     if out is None:
@@ -53,18 +59,26 @@ def cache_vocabulary(
         out = resolve_model_folder(model) / QUERY_ENCODER
     retriever = model if isinstance(model, LightRetriever) else LightRetriever.load(str(resolve_model_folder(model)))
     wanted = [(task, listed_instructions(task)[0]) for task in tasks] + [(text, text) for text in instructions]
-    tables = []
-    if retriever.contract.dense is not None:
+    contract, tables = retriever.contract, []
+    expansions = None
+    if contract.query.weighting == "expansion":
+        instruction = _only_instruction(wanted, contract.query.instruction)
+        contract = dataclasses.replace(contract, query=dataclasses.replace(contract.query, instruction=instruction))
+        expansions = cached_expansions(retriever, instruction=instruction, dtype=dtype, batch=batch)
+    elif wanted and contract.dense is None:
+        raise InvalidInput("this model's queries are counted terms: an instruction changes nothing, there is no table")
+    if contract.dense is not None:
         for task, instruction in wanted or [("", retriever.contract.query.instruction)]:
             rows = cached_table(retriever, instruction=instruction, dim=dim, batch=batch)
             tables.append(QueryTable(task, instruction, rows))
     write_query_encoder(
         out,
-        retriever.contract,
+        contract,
         retriever.backbone.tokenizer,
         tables,
         dtype=dtype,
         term_weights=stored_term_weights(retriever),
+        expansions=expansions,
         overwrite=overwrite,
     )
     return Path(out)
@@ -76,6 +90,39 @@ def stored_term_weights(model: LightRetriever) -> Floats | None:
     if model.contract.query.term_weights != "idf" or weights is None:
         return None
     return np.asarray(weights.float().cpu().numpy(), dtype=np.float32)
+
+
+def _only_instruction(wanted: Sequence[tuple[str, str]], own: str) -> str:
+    if len(wanted) > 1:
+        raise InvalidInput(f"expansions are of one instruction, but {len(wanted)} were named; write a folder for each")
+    return wanted[0][1] if wanted else own
+
+
+@torch.no_grad()
+def cached_expansions(
+    model: LightRetriever, *, instruction: str | None = None, dtype: TableDtype = "fp16", batch: int = 1024
+) -> CachedExpansions:
+    """The strongest terms of V(Inst; t) for every term id t of the tokenizer, t itself always among them.
+
+    As many as the contract's query policy says (expansion_terms), ids ascending in a row. The prompt's keys and values
+    are computed once.
+    """
+    if dtype not in ("fp16", "fp32"):
+        raise InvalidInput(f"expansions are stored as 'fp16' or 'fp32', not {dtype!r}")
+    n_terms, width = model.backbone.tokenizer.vocab_size, model.contract.query.expansion_terms
+    width = min(width, model.backbone.vocab_size)
+    cache = model.prompt_cache(instruction=instruction)
+    term_ids = np.empty((n_terms, width), dtype=np.uint32)
+    weights = np.empty((n_terms, width), dtype=np.float16 if dtype == "fp16" else np.float32)
+    with tqdm(total=n_terms, desc="cache", unit="term", disable=None) as bar:
+        for start in range(0, n_terms, batch):
+            ids = torch.arange(start, min(start + batch, n_terms))
+            places, values = model.token_expansions(ids, instruction=instruction, cache=cache)
+            places, order = places.sort(dim=1)
+            term_ids[start : start + batch] = places.cpu().numpy().astype(np.uint32)
+            weights[start : start + batch] = values.gather(1, order).float().cpu().numpy()
+            bar.update(len(ids))
+    return CachedExpansions(term_ids, weights)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@
     model.safetensors    the default table
     table-001.safetensors ...  the others
     sparse.safetensors   term_weights (V,) float32, where the query policy says idf
+    expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), where its weighting says expansion
     config.json          so that model2vec reads the default table
 
 A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the rows'
@@ -28,6 +29,8 @@ from safetensors.numpy import save_file
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
+from lightir.query import CachedExpansions
+from lightir.query.cached import EXPANSIONS_FILE
 from lightir.text import TextTokenizer
 from lightir.vectors import Floats
 
@@ -59,6 +62,7 @@ def write_query_encoder(
     *,
     dtype: TableDtype = "fp16",
     term_weights: Floats | None = None,
+    expansions: CachedExpansions | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the folder, whole or not at all.
@@ -70,6 +74,7 @@ def write_query_encoder(
         tables: the default first; none where the model has no dense branch.
         dtype: of the stored rows. int8 rows have a scale each: largest magnitude / 127.
         term_weights: (V,) float32, wanted exactly when the policy says idf.
+        expansions: wanted exactly when the policy's weighting is expansion.
         overwrite: replace a folder that is there.
 
     Raises:
@@ -78,6 +83,9 @@ def write_query_encoder(
     if (contract.query.term_weights == "idf") != (term_weights is not None):
         given = "were" if term_weights is not None else "were not"
         raise InvalidInput(f"the policy says term_weights={contract.query.term_weights!r}, but weights {given} given")
+    if (contract.query.weighting == "expansion") != (expansions is not None):
+        given = "were" if expansions is not None else "were not"
+        raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
     if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
         raise InvalidInput(f"two tables have the task {min(repeated)!r}")
     if len({table.rows.shape for table in tables}) > 1:
@@ -99,6 +107,9 @@ def write_query_encoder(
         if term_weights is not None:
             weights = np.ascontiguousarray(term_weights, dtype=np.float32)
             save_file({"term_weights": weights}, str(aside / "sparse.safetensors"))
+        if expansions is not None:
+            arrays = {"term_ids": expansions.term_ids, "weights": expansions.weights}
+            save_file(arrays, str(aside / EXPANSIONS_FILE))
         write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True})
 
 

@@ -419,6 +419,25 @@ class LightRetriever(nn.Module):
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, Batch(own.long(), own, own))
 
+    def token_expansions(
+        self,
+        token_ids: Tensor,
+        *,
+        instruction: str | None = None,
+        cache: PromptCache | None = None,
+        pad_to: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """The strongest terms of token_weights, as many as the query policy says, the token itself always among them.
+
+        Returns:
+            (n, k) int64 term ids, and (n, k) float32 weights, which carry gradients.
+        """
+        rows = self.token_weights(token_ids, instruction=instruction, cache=cache, pad_to=pad_to)
+        own = token_ids.to(rows.device)[:, None]
+        ranked = rows.detach().scatter(1, own, torch.inf)
+        places = ranked.topk(min(self.contract.query.expansion_terms, rows.shape[1]), dim=1).indices
+        return places, rows.gather(1, places)
+
     @property
     def has_light_queries(self) -> bool:
         """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""

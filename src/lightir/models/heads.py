@@ -42,7 +42,10 @@ class LMHead:
 
     def features(self, states: Tensor) -> Tensor:
         """The states as they meet the weight."""
-        return states if self.transform is None else self.transform(states)
+        if self.transform is None:
+            return states
+        transformed: Tensor = self.transform(states.to(next(self.transform.parameters()).dtype))
+        return transformed
 
 
 def projection_max(

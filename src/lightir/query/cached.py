@@ -1,4 +1,4 @@
-"""The query-encoder folder: one table of token vectors an instruction, looked up and averaged (Eq. 6)."""
+"""The query-encoder folder: tables of token vectors, and of token expansions, looked up and averaged (Eq. 6)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.kernel.query import EncodedTexts, TextEncoder
+from lightir.query.expansions import CachedExpansions
 from lightir.text import TextTokenizer, query_library, query_text_policy
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
@@ -23,10 +24,13 @@ TABLES_FILE = "tables.json"
 TOKENIZER_FILE = "tokenizer.json"
 TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
+EXPANSIONS_FILE = "expansions.safetensors"
 SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
 
 # numpy has no bfloat16: its bits come as uint16.
-_DTYPES: Mapping[str, Any] = MappingProxyType({"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "I8": np.int8})
+_DTYPES: Mapping[str, Any] = MappingProxyType(
+    {"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "I8": np.int8, "U32": np.uint32}
+)
 _DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
     {"float16": "fp16", "uint16": "bf16", "float32": "fp32", "int8": "int8"}
 )
@@ -67,7 +71,7 @@ class CachedTable:
 
 
 class CachedQueryEncoder:
-    """Queries become vectors by looking their terms up: dense is the mean of rows, sparse the counts."""
+    """Queries become vectors by looking terms up: dense is the mean of rows, sparse counts or a mean of expansions."""
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class CachedQueryEncoder:
         *,
         tables: Mapping[str, CachedTable] = MappingProxyType({}),
         term_weights: Floats | None = None,
+        expansions: CachedExpansions | None = None,
         dim: int | None = None,
         threads: int = 1,
     ) -> None:
@@ -87,6 +92,8 @@ class CachedQueryEncoder:
             tables: task name -> table, the default first; wanted exactly when the contract has a dense branch.
             term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's
                 term_weights are "idf".
+            expansions: a row for each of the tokenizer's terms, wanted exactly when the policy's weighting is
+                "expansion".
             dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
             threads: for a batch; queries of a small one are not divided.
 
@@ -98,10 +105,12 @@ class CachedQueryEncoder:
         self.tokenizer = tokenizer
         self.tables = dict(tables)
         self.term_weights = term_weights
+        self.expansions = expansions
         self.threads = threads
         _check_tokenizer(contract, tokenizer)
         _check_tables(contract, tokenizer, self.tables)
         _check_term_weights(contract, term_weights)
+        _check_expansions(contract, tokenizer, expansions)
         self.dim = self._checked_dim(dim)
         self._encoders: dict[str | None, TextEncoder] = {
             name: self._text_encoder(table) for name, table in self.tables.items()
@@ -114,7 +123,8 @@ class CachedQueryEncoder:
         """Open a query-encoder folder; tables are memory-mapped.
 
         Args:
-            folder: lightir.json, tokenizer.json, tables.json and the tables that it names.
+            folder: lightir.json, tokenizer.json, tables.json and the tables that it names, and what the policy's
+                sparse queries need of term weights or expansions.
             dim: see `__init__`.
             threads: see `__init__`.
 
@@ -129,8 +139,18 @@ class CachedQueryEncoder:
         tables = _load_tables(folder)
         idf = contract.query.term_weights == "idf"
         weights = _tensor(folder / TERM_WEIGHTS_FILE, "term_weights") if idf else None
+        expanding = contract.query.weighting == "expansion"
         try:
-            return cls(contract, tokenizer, tables=tables, term_weights=weights, dim=dim, threads=threads)
+            expansions = _load_expansions(folder / EXPANSIONS_FILE) if expanding else None
+            return cls(
+                contract,
+                tokenizer,
+                tables=tables,
+                term_weights=weights,
+                expansions=expansions,
+                dim=dim,
+                threads=threads,
+            )
         except (InvalidInput, ContractMismatch) as error:
             raise type(error)(f"{folder}: {error}") from error
 
@@ -176,12 +196,19 @@ class CachedQueryEncoder:
             table=None if table is None else table.embeddings,
             scales=None if table is None else table.scales,
             dim=self.dim,
-            vocab_size=None if self.contract.sparse is None else self.contract.backbone.vocab_size,
+            vocab_size=self.contract.backbone.vocab_size if self._counts_terms else None,
             binary=self.contract.query.weighting == "binary",
             term_weights=self.term_weights,
         )
 
+    @property
+    def _counts_terms(self) -> bool:
+        return self.contract.sparse is not None and self.expansions is None
+
     def _sparse(self, found: EncodedTexts) -> SparseVectors | None:
+        if self.expansions is not None:
+            queries = Ragged(found.term_ids, found.indptr)
+            return self.expansions.means(queries, vocab_size=self.contract.backbone.vocab_size)
         if found.sparse_indptr is None or found.sparse_term_ids is None or found.sparse_weights is None:
             return None
         vocab_size = self.contract.backbone.vocab_size
@@ -245,6 +272,30 @@ def _check_term_weights(contract: Contract, weights: Floats | None) -> None:
         raise InvalidInput("term weights must be finite and not negative")
 
 
+def _check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: CachedExpansions | None) -> None:
+    wanted = contract.query.weighting == "expansion"
+    if wanted != (expansions is not None):
+        raise InvalidInput(
+            f"the contract's query weighting is {contract.query.weighting!r}, "
+            f"but expansions were {'not ' if expansions is None else ''}given"
+        )
+    if expansions is None:
+        return
+    if contract.sparse is None:
+        raise InvalidInput("the query weighting is 'expansion', but the contract has no sparse branch")
+    if len(expansions) < tokenizer.vocab_size:
+        raise ContractMismatch(
+            f"there are {len(expansions)} expansions, but the tokenizer has {tokenizer.vocab_size} terms"
+        )
+    vocab_size = contract.backbone.vocab_size
+    if (largest := int(expansions.term_ids.max(initial=0))) >= vocab_size:
+        raise ContractMismatch(f"an expansion names term {largest}, but the contract's vocabulary has {vocab_size}")
+
+
+def _load_expansions(path: Path) -> CachedExpansions:
+    return CachedExpansions(_tensor(path, "term_ids"), _tensor(path, "weights"))
+
+
 def _load_tables(folder: Path) -> dict[str, CachedTable]:
     path = folder / TABLES_FILE
     content = read_json(path)
@@ -283,7 +334,7 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
 
     Raises:
         NotFound: there is no such file.
-        FormatError: it is no safetensors file, is cut off, or holds a dtype other than F16, BF16, F32, I8.
+        FormatError: it is no safetensors file, is cut off, or holds a dtype other than F16, BF16, F32, I8, U32.
     """
     if not path.is_file():
         raise NotFound(f"{path} does not exist")
@@ -294,7 +345,7 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         header.pop("__metadata__", None)
         return {name: _map_tensor(content, start, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{path} is no whole safetensors file of F16, BF16, F32 or I8 tensors: {error}") from error
+        raise FormatError(f"{path} is no whole safetensors file of {', '.join(_DTYPES)} tensors: {error}") from error
 
 
 def _map_tensor(content: npt.NDArray[np.uint8], start: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,6 @@ class SidrHead:
         calibrate: fit a per-term bias so that this share of calibration documents stays below zero there; 0 for none.
         calibration_documents: drawn from the training corpora.
         top_k: strongest terms kept.
-        token_top_k: strongest terms kept of a single token's vector, for light queries.
         own_terms: a text's own terms are kept beside them.
         scale: the impact quantiser's.
     """
@@ -60,7 +60,6 @@ class SidrHead:
     calibrate: float = 0.0
     calibration_documents: int = 128
     top_k: int = 768
-    token_top_k: int = 48
     own_terms: bool = False
     scale: float = 32.0
 
@@ -141,8 +140,13 @@ class SidrRecipe:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
-        if min(self.heads.top_k, self.heads.token_top_k, self.losses.temperature) <= 0:
-            raise InvalidInput("heads.top_k, heads.token_top_k and losses.temperature must be above 0")
+        if min(self.heads.top_k, self.losses.temperature) <= 0:
+            raise InvalidInput("heads.top_k and losses.temperature must be above 0")
+        if self.losses.light > 0 and self.query.weighting != "expansion":
+            raise InvalidInput(
+                f"losses.light trains queries that are means of expansions: set query.weighting to 'expansion', "
+                f"not {self.query.weighting!r}"
+            )
         if self.retrieval.top_m < 0:
             raise InvalidInput(f"retrieval.top_m is {self.retrieval.top_m}; expected 0 (none) or more")
 
@@ -279,19 +283,19 @@ def pruned(weights: Tensor, bags: Tensor, heads: SidrHead) -> Tensor:
 def light_queries(
     retriever: LightRetriever,
     queries: Sequence[str],
-    heads: SidrHead,
     *,
     instruction: str | None = None,
     pad_to: int = 1,
 ) -> Tensor:
-    """(n, V) float32: the mean over each query's tokens t of the strongest terms of V_θ(Inst; t); 0 without tokens.
+    """(n, V) float32: the mean over each query's tokens t of t's and the strongest terms of V_θ(Inst; t); 0 without.
 
     The tokens' rows depend on the token alone, so they can be cached: LightRetriever's idea on SiDR's query side.
     """
     term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
     unique, mixing = token_means(term_ids)
-    rows = retriever.token_weights(unique, instruction=instruction, pad_to=pad_to)
-    return mixing.to(rows.device) @ top_k_weights(rows, heads.token_top_k)
+    places, weights = retriever.token_expansions(unique, instruction=instruction, pad_to=pad_to)
+    empty = torch.zeros(len(unique), retriever.backbone.vocab_size, device=weights.device)
+    return mixing.to(weights.device) @ empty.scatter(1, places, weights.float())
 
 
 # One batch.
@@ -316,6 +320,10 @@ def batch_losses(
         recipe: losses, heads and retrieval are read.
         index: where each query finds one negative more; None for none.
         generator: draws it; in the same state on every process.
+
+    Returns:
+        The parts of the loss, and what the log shows: the share of queries that the search gave a negative, and the
+        seconds that searching and drawing took.
     """
     device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
     own = share_of(batch, process=rank(), processes=world_size()).queries
@@ -323,11 +331,13 @@ def batch_losses(
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
     queries = gather(parametric(retriever, framed, pad_to=pad_to))
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
-    found = 0
+    found, seconds = 0, 0.0
     if index is not None:
+        start = time.perf_counter()
         weights = pruned(queries.detach(), query_bags, recipe.heads)
         retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
         batch = index.extended(batch, retrieved)
+        seconds = time.perf_counter() - start
     share = share_of(batch, process=rank(), processes=world_size())
     framed = retriever.frame_documents(share.documents)
     documents = gather(parametric(retriever, framed, pad_to=pad_to))
@@ -346,10 +356,10 @@ def batch_losses(
         parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
         parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
     if recipe.losses.light > 0:
-        light = gather(light_queries(retriever, own, recipe.heads, instruction=batch.instruction, pad_to=tokens))
+        light = gather(light_queries(retriever, own, instruction=batch.instruction, pad_to=tokens))
         parts["light_bags"] = recipe.losses.light * loss(light, bags)
         parts["light_documents"] = recipe.losses.light * loss(light, few)
-    return parts, {"retrieved": found / len(batch.queries)}
+    return parts, {"retrieved": found / len(batch.queries), "retrieval_seconds": seconds}
 
 
 # Measuring.
@@ -370,9 +380,9 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     queries, query_bags = encoded(retriever.frame_queries([query.text for query in development.queries]))
     documents, bags = encoded(retriever.frame_documents(development.documents))
     scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
-    if retriever.contract.attention == "causal":
+    if retriever.has_light_queries:
         texts = [query.text for query in development.queries]
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
-        light = light_queries(retriever, texts, recipe.heads, pad_to=pad_to)
+        light = light_queries(retriever, texts, pad_to=pad_to)
         scores |= {"light_full": light @ documents.T, "light_beta": light @ bags.T}
     return {name: ndcg(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}
