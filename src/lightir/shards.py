@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,22 @@ class Shard:
                 raise InvalidInput(f"{len(self.documents)} documents but {len(rows)} {name} vectors")
         if self.dense is not None and not np.all(np.isfinite(self.dense)):
             raise InvalidInput("a dense vector holds NaN or infinity; the model or its precision is at fault")
+
+
+class DocumentEncoder(Protocol):
+    """Documents in, their vectors out: what the light half knows of a model."""
+
+    @property
+    def contract(self) -> Contract:
+        """The model's."""
+        ...
+
+    def encode(self, documents: Sequence[Document]) -> Shard:
+        """The documents, in their order, with the kinds of vectors that the contract speaks of.
+
+        Whatever it raises is taken for a fault of one of the documents.
+        """
+        ...
 
 
 class VectorsWriter:

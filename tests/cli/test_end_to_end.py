@@ -6,7 +6,10 @@ import dataclasses
 import json
 import runpy
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightir.cli import main
 from lightir.contract import Contract, DocumentPolicy
 from lightir.data.python_docs import python_documents
+from lightir.index import Index
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,3 +185,49 @@ def test_ten_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
 def test_the_readme_shows_the_example_that_was_run():
     example = (ROOT / "examples" / "ten_lines.py").read_text().partition("import sys\n\n")[2]
     assert example.replace("sys.argv[1]", '"minilm"') in (ROOT / "README.md").read_text()
+
+
+def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
+    model: Path, dataset: Path, lightir, tmp_path, capsys
+) -> None:
+    index, more = tmp_path / "index", tmp_path / "more.jsonl"
+    assert main(["index", str(dataset), "--out", str(index), "--model", str(model)]) == 0
+    assert f"10 pending: their tokens alone find them until `lightir worker {index}`" in capsys.readouterr().err
+    assert main(["search", str(index), "about the river", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["mode"], found["hits"][0]["doc_id"]) == ("tokens", "d-river")
+    assert main(["worker", str(index), "--once"]) == 1
+    assert "name its folder with --model" in capsys.readouterr().err
+    assert main(["worker", str(index), "--once", "--model", str(model), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["committed"], report["failed"], report["pending"]) == (10, {}, 0)
+    more.write_text('{"_id": "late", "text": "a late river"}\n')
+    assert main(["add", str(index), str(more)]) == 0
+    assert "1 pending: their tokens alone" in capsys.readouterr().err
+    assert main(["info", str(index), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["documents"], info["encoded"], info["pending"], info["failed"], info["failures"]) == (11, 10, 1, 0, [])
+    assert main(["search", str(index), "river", "--mode", "hybrid", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["hits"][0]["branches"]) == {"dense", "sparse"}
+
+    command = [sys.executable, "-m", "lightir", "worker", str(index), "--model", str(model), "--idle-wait", "0.1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
+        with Index.open(index) as reader:
+            for _ in range(1200):
+                reader.refresh()
+                if reader.info().pending == 0:
+                    break
+                time.sleep(0.1)
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(timeout=60) == 0
+        assert serving.stderr is not None
+        assert "1 documents got their vectors" in serving.stderr.read()
+
+
+def test_a_plain_corpus_takes_a_model_and_vectors_have_one(model: Path, dataset: Path, tmp_path, capsys) -> None:
+    assert main(["encode", str(model), str(dataset), "--out", str(tmp_path / "v")]) == 0
+    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--model", str(model)]) == 1
+    assert "--model is for a plain corpus" in capsys.readouterr().err
+    bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("query-encoder"))
+    assert main(["index", str(dataset), "--out", str(tmp_path / "i"), "--model", str(bare)]) == 1
+    assert "lightir cache" in capsys.readouterr().err

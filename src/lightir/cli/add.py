@@ -1,7 +1,8 @@
 """Add documents to an index while others search it, from encoded vectors or from a plain corpus.
 
-Documents of a plain corpus are found by BM25 at once; in an index of a model's vectors they are pending until they get
-their own. Every batch is one change: when the command is cut off, whole batches are in, and --replace may start again.
+Documents of a plain corpus are found by BM25 at once; in an index of a model's vectors they are pending until `lightir
+worker` gives them theirs. Every batch is one change: when the command is cut off, whole batches are in, and --replace
+may start again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightir.cli.pipeline import shards_of
 from lightir.cli.terminal import CORPUS_HELP, add_json, positive, print_json, say
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from lightir.index import IndexInfo
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
@@ -56,5 +61,11 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"added": n_added, **dataclasses.asdict(info)})
         return
-    pending = f", {info.pending:,} of them without vectors, which BM25 alone finds" if info.pending else ""
-    say(f"{Path(args.index)}: {n_added:,} documents put in; it holds {info.documents:,}{pending}")
+    say(f"{Path(args.index)}: {n_added:,} documents put in; it holds {info.documents:,}")
+    say_pending(args.index, info)
+
+
+def say_pending(index: str, info: IndexInfo) -> None:
+    """How many documents wait for vectors, and what to type next."""
+    if info.pending:
+        say(f"{info.pending:,} pending: their tokens alone find them until `lightir worker {index}` encodes them")

@@ -25,6 +25,7 @@ COMMANDS = (
     "delete",
     "compact",
     "snapshot",
+    "worker",
     "search",
     "evaluate",
     "tune",

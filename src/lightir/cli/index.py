@@ -1,5 +1,7 @@
 """Build an index from encoded vectors, or from a plain corpus, which BM25 alone then searches without any model.
 
+A plain corpus with --model is searched by BM25 at once, and better and better while `lightir worker` encodes it.
+
 Documents go to the disk in segments of 65,536 as they come: memory holds one segment twice, whatever the corpus's size.
 """
 
@@ -10,11 +12,13 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.cli.add import say_pending
 from lightir.cli.pipeline import are_vectors, index_vectors
 from lightir.cli.terminal import add_json, positive, print_json, say, size
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from lightir.contract import Contract
     from lightir.index import IndexInfo
 
 HELP = "build an index from vectors, or from a plain corpus"
@@ -23,6 +27,7 @@ EXAMPLES = """
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
+  lightir index corpus.jsonl --out index --model minilm
 """
 NO_ANALYZER = "none"
 
@@ -33,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "vectors", nargs="+", metavar="VECTORS", help="folders that `lightir encode` wrote, or a corpus"
     )
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="of a plain corpus: the model that `lightir worker` will encode it with"
+    )
     parser.add_argument("--query-encoder", metavar="DIR", help="put this one in, not the one beside the vectors")
     parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
     parser.add_argument("--dense-dtype", choices=("fp16", "int8"), help="of dense rows (default fp16)")
@@ -55,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
         print_json(dataclasses.asdict(info))
         return
     say(f"{args.out}: {info.documents:,} documents, {' + '.join(info.branches)}, {size(sum(info.bytes.values()))}")
+    say_pending(args.out, info)
     say(f'next: lightir search {args.out} "your question"')
 
 
@@ -63,6 +72,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     folders = [Path(each) for each in args.vectors]
     analyzer = None if args.analyzer == NO_ANALYZER else args.analyzer
     if are_vectors(folders):
+        if args.model:
+            raise InvalidInput("--model is for a plain corpus; the vectors' contract says which model is theirs")
         return index_vectors(
             folders,
             Path(args.out),
@@ -73,10 +84,41 @@ def build(args: argparse.Namespace) -> IndexInfo:
             analyzer=analyzer,
             overwrite=args.overwrite,
         )
-    if args.dense_dim or args.dense_dtype or args.sparse_top_k:
-        raise InvalidInput("--dense-dim, --dense-dtype and --sparse-top-k are for vectors; a plain corpus has none")
+    contract, query_encoder = None, args.query_encoder
+    if args.model:
+        contract, own = model_of(args.model)
+        query_encoder = query_encoder or own
+    if query_encoder is None and (args.dense_dim or args.dense_dtype or args.sparse_top_k):
+        raise InvalidInput(
+            "--dense-dim, --dense-dtype and --sparse-top-k are for vectors; a plain corpus gets some with --model alone"
+        )
     from lightir.data import read_documents
     from lightir.index import build_index, document_shards
 
-    shards = document_shards(read_documents(args.vectors))
-    return build_index(shards, args.out, query_encoder=args.query_encoder, analyzer=analyzer, overwrite=args.overwrite)
+    return build_index(
+        document_shards(read_documents(args.vectors)),
+        args.out,
+        contract=contract,
+        query_encoder=query_encoder,
+        dense_dim=args.dense_dim,
+        dense_dtype=args.dense_dtype or "fp16",
+        sparse_top_k=args.sparse_top_k,
+        analyzer=analyzer,
+        overwrite=args.overwrite,
+    )
+
+
+def model_of(address: str) -> tuple[Contract, Path]:
+    """A model's contract and its query encoder.
+
+    Raises:
+        NotFound: there is no such model, or its vocabulary is not cached.
+    """
+    from lightir.addresses import resolve_model_folder
+    from lightir.contract import Contract
+    from lightir.index.reader import ENCODER_FOLDER
+
+    folder = resolve_model_folder(address)
+    if not (folder / ENCODER_FOLDER).is_dir():
+        raise NotFound(f"{folder / ENCODER_FOLDER} does not exist; make it with `lightir cache {address}`")
+    return Contract.load(folder), folder / ENCODER_FOLDER

@@ -18,6 +18,7 @@ EXAMPLES = """
   lightir info index
   lightir info minilm --json
 """
+FAILURES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     for name, value in found.items():
         if name in ("bytes", "bytes_per_document"):
             value = ", ".join(f"{part} {size(n_bytes)}" for part, n_bytes in value.items())
+        elif name == "failures":
+            value = "; ".join(f"{each['doc_id']}: {each['error']}" for each in value[:FAILURES_SHOWN]) or None
         elif isinstance(value, dict):
             value = ", ".join(f"{key} {each}" for key, each in value.items() if not isinstance(each, dict))
         elif isinstance(value, (list, tuple)):
@@ -82,7 +85,8 @@ def facts(address: str) -> dict[str, Any]:
         from lightir.index import Index
 
         with Index.open(folder) as index:
-            return {"kind": kind, **index_facts(index.info())}
+            failures = [dataclasses.asdict(each) for each in index.failures()]
+            return {"kind": kind, **index_facts(index.info()), "failures": failures}
     contract = Contract.load(folder)
     found: dict[str, Any] = {"kind": kind}
     if kind == "vectors":

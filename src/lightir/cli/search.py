@@ -57,16 +57,17 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("--run needs --queries")
     if args.doc_id is not None and args.run_file is not None:
         args.parser.error("--doc-id explains one document; --run writes rankings")
-    from lightir.index import Index
+    from lightir.index import Demand, Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
 
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
-    with Index.open(args.index) as index:
+    with Index.open(args.index) as index, Demand(args.index) as demand:
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         if args.run_file is not None:
-            write_all(searcher, args)
+            write_all(searcher, args)  # an experiment, which asks for nothing
             return
+        searcher.demand = demand
         for number, query in enumerate(texts(args)):
             if number and not args.json:
                 print()

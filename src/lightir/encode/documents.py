@@ -106,9 +106,9 @@ def encode_corpus(
     if (batch_tokens is not None and batch_tokens < 1) or shard_size < 1:
         raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")
     folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
-    retriever = _loaded(model, folder, dtype, device)
+    retriever = load_encoder(model, folder, dtype, device)
     writer = VectorsWriter(out, retriever.contract, resume=resume)
-    at_once = batch_tokens or BATCH_TOKENS.get(retriever.backbone.device.type, 8192)
+    at_once = batch_tokens or default_batch_tokens(retriever)
     before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
     with (
         tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
@@ -119,7 +119,7 @@ def encode_corpus(
         for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
             if tokens == 0:
                 expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
-                _compile_layers(retriever, compiled, compile, expected / len(window.documents))
+                compile_if_worth(retriever, compiled, compile, expected / len(window.documents))
             writer.add(_encode_window(retriever, window, at_once, bar))
             tokens += window.tokens
     if folder is not None and (folder / QUERY_ENCODER).is_dir():
@@ -127,6 +127,19 @@ def encode_corpus(
             shutil.copytree(folder / QUERY_ENCODER, copy, dirs_exist_ok=True)
     writer.finish()
     return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
+
+
+def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:
+    """A few documents with their vectors, in their order; see `encode_corpus`."""
+    framed = model.frame_documents(documents)
+    window = _Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
+    with tqdm(disable=True) as bar:
+        return _encode_window(model, window, batch_tokens or default_batch_tokens(model), bar)
+
+
+def default_batch_tokens(model: LightRetriever) -> int:
+    """Most tokens of a forward pass on the model's device."""
+    return BATCH_TOKENS.get(model.backbone.device.type, 8192)
 
 
 def fast_dtype(device: str) -> torch.dtype:
@@ -146,9 +159,10 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
         start += rows
 
 
-def _loaded(
+def load_encoder(
     model: LightRetriever | str | os.PathLike[str], folder: Path | None, dtype: str, device: str
 ) -> LightRetriever:
+    """The model as it is, or the one in the folder on the device wanted; see `encode_corpus`."""
     if isinstance(model, LightRetriever):
         if dtype != "auto" or device != "auto":
             raise InvalidInput("a loaded model keeps its dtype and device; give its folder to choose others")
@@ -160,7 +174,7 @@ def _loaded(
     return LightRetriever.load(str(folder), dtype=names[dtype], device=place)
 
 
-def _compile_layers(
+def compile_if_worth(
     model: LightRetriever, stack: contextlib.ExitStack, wanted: bool | None, expected_tokens: float
 ) -> None:
     """Compile the layers until the stack is left, if that is wanted or worth it."""

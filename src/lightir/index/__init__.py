@@ -3,12 +3,15 @@
 from lightir.index.build import build_index, document_shards
 from lightir.index.filters import Filter
 from lightir.index.intake import normalized
+from lightir.index.queue import Demand, Failure
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segment import SparseBranch
 from lightir.index.view import TokenQueries, View
 from lightir.index.writer import IndexWriter
 
 __all__ = [
+    "Demand",
+    "Failure",
     "Filter",
     "Index",
     "IndexInfo",

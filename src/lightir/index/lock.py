@@ -7,13 +7,18 @@ import fcntl
 import json
 import os
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lightir.errors import IndexLocked
 
 LOCK_FILE = "writer.lock"
+BRIEF_WAIT_S = 10.0
+"""How long to wait for holders that say they are brief; there may be several, one after the other."""
+
+POLL_S = 0.01
 
 
 class WriterLock:
@@ -23,23 +28,30 @@ class WriterLock:
     and says who came last.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock.
+    def __init__(self, folder: Path, *, brief: bool = False) -> None:
+        """Take the lock, waiting a moment where its holder is a brief one.
+
+        Args:
+            folder: the index.
+            brief: say that it is held for one commit, so that others wait and don't give up.
 
         Raises:
             IndexLocked: another writer, in this process or another, has it.
         """
         self._file: IO[str] = (folder / LOCK_FILE).open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = _described(self._file.read())
-            self._file.close()
-            raise IndexLocked(f"{folder} is being written by {holder}; an index has one writer at a time") from None
+        deadline, before = time.monotonic() + BRIEF_WAIT_S, None
+        while not _locked(self._file):
+            holder = _read(self._file)
+            # Read twice: between taking the lock and saying so, the file speaks of the holder before.
+            stays = holder == before and not holder.get("brief", not holder)
+            if stays or time.monotonic() > deadline:
+                self._file.close()
+                raise IndexLocked(f"{folder} is being written by {_said(holder)}; an index has one writer at a time")
+            before = holder
+            time.sleep(POLL_S)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         self._file.truncate(0)
-        json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, self._file)
+        json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}, self._file)
         self._file.flush()
 
     def release(self) -> None:
@@ -47,8 +59,25 @@ class WriterLock:
         self._file.close()
 
 
-def _described(content: str) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        holder = json.loads(content)
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(file: IO[str]) -> dict[str, Any]:
+    """What the holder says of itself; nothing where it is about to."""
+    file.seek(0)
+    with contextlib.suppress(ValueError):
+        holder = json.loads(file.read())
+        if isinstance(holder, dict):
+            return holder
+    return {}
+
+
+def _said(holder: dict[str, Any]) -> str:
+    with contextlib.suppress(KeyError):
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     return "a process that has not said who it is"

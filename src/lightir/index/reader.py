@@ -17,6 +17,7 @@ from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
 from lightir.errors import FormatError
 from lightir.files import new_folder
+from lightir.index.queue import Failure, failures_of
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store
 from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
@@ -32,7 +33,9 @@ class IndexInfo:
 
     Attributes:
         documents: number of documents.
-        pending: documents without vectors yet.
+        encoded: documents with vectors.
+        pending: documents that wait for vectors, failed ones too.
+        failed: documents that could not be encoded; `Index.failures` has the errors.
         deleted: documents that are gone but not compacted away.
         segments: number of segments.
         branches: what can be searched.
@@ -43,7 +46,9 @@ class IndexInfo:
     """
 
     documents: int
+    encoded: int
     pending: int
+    failed: int
     deleted: int
     segments: int
     branches: tuple[Branch, ...]
@@ -154,6 +159,10 @@ class Index:
         """Counts, sizes and the contract."""
         return view_info(self._view)
 
+    def failures(self) -> list[Failure]:
+        """The pending documents that could not be encoded, oldest first, with their errors."""
+        return failures_of(self._view)
+
     def verify(self) -> None:
         """Read every byte against its checksum, and the store against the segments.
 
@@ -226,7 +235,9 @@ def view_info(view: View) -> IndexInfo:
     stored = sum(file.stat().st_size for file in files if file.exists())
     return IndexInfo(
         documents=len(view),
+        encoded=0 if contract is None else len(view) - view.n_pending,
         pending=view.n_pending,
+        failed=len(failures_of(view)),
         deleted=sum(len(each.segment) - each.n_live for each in view.segments),
         segments=len(segments),
         branches=view.branches,

@@ -84,7 +84,7 @@ class Store:
     @classmethod
     def create(cls, path: Path) -> Store:
         """A new store that `finish` makes whole; until then its file guards nothing."""
-        connection = _connect(path, "rwc")
+        connection = connect(path, "rwc")
         # The folder is written aside and renamed when it is whole: a journal would guard nothing.
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
@@ -102,7 +102,7 @@ class Store:
         """
         _require(path)
         with _named(path):
-            connection = _connect(path, _read_mode(path))
+            connection = connect(path, read_mode(path))
             store = cls(path, connection)
             try:
                 connection.execute("PRAGMA query_only = ON")
@@ -125,7 +125,7 @@ class Store:
         if not _writable(path):
             raise WriteFailed(f"{path.parent} is read-only here; it can be searched, not changed")
         with _named(path):
-            connection = _connect(path, "rw")
+            connection = connect(path, "rw")
             connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
             return cls(path, connection)
 
@@ -206,6 +206,18 @@ class Store:
         """The keys of the documents whose metadata meet an SQL condition, ascending."""
         rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
         return np.fromiter((row[0] for row in rows), np.int64, len(rows))
+
+    def documents_of(self, keys: Iterable[int]) -> dict[int, Document]:
+        """The documents with the given keys, by key; those that are gone are left out."""
+        found = {}
+        for key in keys:
+            rows = self._select(
+                "SELECT doc_id, text, title, value FROM documents JOIN metadata USING (doc_key) WHERE doc_key = ?",
+                (key,),
+            )
+            for doc_id, text, title, metadata in rows:
+                found[key] = Document(doc_id, text, title, json.loads(metadata))
+        return found
 
     def documents_by_key(self) -> list[tuple[int, str]]:
         """Every document's key and id, by key."""
@@ -294,12 +306,19 @@ def _require(path: Path) -> None:
         raise NotFound(f"{path} does not exist; {path.parent} is not an index")
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    """A connection that several threads may use in turn and that begins no transaction by itself.
+
+    Args:
+        path: the file.
+        mode: "rw", "rwc", or what `read_mode` says.
+        busy_s: how long to wait for another process' lock.
+    """
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s)
 
 
-def _read_mode(path: Path) -> str:
+def read_mode(path: Path) -> str:
     """Readers join the writer's shared memory; on a medium that nobody can write they read the file alone."""
     if _writable(path):
         return "rw"

@@ -103,8 +103,12 @@ class IndexWriter:
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path | str) -> IndexWriter:
+    def open(cls, folder: Path | str, *, brief: bool = False) -> IndexWriter:
         """Become the writer of an index, and remove what a crashed one left behind.
+
+        Args:
+            folder: the index.
+            brief: it is for one short change: others that want to write meanwhile wait for it.
 
         Raises:
             NotFound: the folder is no index.
@@ -115,7 +119,7 @@ class IndexWriter:
         folder = Path(folder)
         store = Store.open_for_writing(folder / STORE_FILE)
         try:
-            lock = WriterLock(folder)
+            lock = WriterLock(folder, brief=brief)
             try:
                 view = View(folder, store)
                 _sweep(folder, view)

@@ -10,7 +10,8 @@ import numpy as np
 from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.index import Filter, Index, TokenQueries, View, normalized
+from lightir.index import Demand, Filter, Index, TokenQueries, View, normalized
+from lightir.index.queue import DEMAND_TOP
 from lightir.index.view import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
@@ -37,6 +38,7 @@ class Searcher:
         *,
         task: str | None = None,
         threads: int = 1,
+        demand: Demand | None = None,
     ) -> None:
         """Put an index and a query encoder together.
 
@@ -45,6 +47,7 @@ class Searcher:
             query_encoder: None for the one that the index carries.
             task: the encoder's table to use; None for its default.
             threads: for batches of queries.
+            demand: is told which pending documents queries list high, so that a worker encodes those first.
 
         Raises:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
@@ -54,6 +57,7 @@ class Searcher:
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
         self.task = task
         self.threads = threads
+        self.demand = demand
         if self.encoder is not None:
             _require_fit(index, self.encoder)
         elif task is not None:
@@ -107,6 +111,7 @@ class Searcher:
             encoded = self._encode(view, named[batch], chosen)
             searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
             for query, fused in zip(named[batch], _ranked(searched, chosen, k, depth, banned[batch]), strict=True):
+                self._ask(view, fused)
                 run[query.query_id] = Ranking(query.query_id, view.doc_ids(fused.doc_ords), fused.scores)
         return run
 
@@ -135,6 +140,7 @@ class Searcher:
         encoded = self._encode(view, [Query("", query)], chosen)
         searched = BranchSearch(view, encoded, matching=view.matching(filter), threads=self.threads)
         fused = next(_ranked(searched, chosen, k, depth, [set(exclude)]))
+        self._ask(view, fused)
         documents = view.documents(view.doc_ids(fused.doc_ords))
         analyzer = self._snippet_analyzer(view)
         hits = []
@@ -195,6 +201,10 @@ class Searcher:
             searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
             for fused in _joined(searched, chosen, depth):
                 yield view.doc_ids(fused.doc_ords), fused
+
+    def _ask(self, view: View, fused: Fused) -> None:
+        if self.demand is not None:
+            self.demand.note(view, fused.doc_ords[:DEMAND_TOP])
 
     def _plan(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> Plan:
         chosen = plan(view.branches, view.contract, mode=mode, fusion=fusion, weights=weights)

@@ -1,0 +1,248 @@
+"""The queue beside an index: claims, the order of demand, what is kept of it and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightir.errors import FormatError, IndexLocked
+from lightir.index import Demand, Index, IndexWriter
+from lightir.index.queue import HALF_LIFE_S, Queue, keys_of_pending, pending_keys
+from lightir.types import Document
+from pending_documents import FakeEncoder, documents, pending_index
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return pending_index(tmp_path / "index", 10)
+
+
+@pytest.fixture
+def index(folder: Path) -> Iterator[Index]:
+    with Index.open(folder) as opened:
+        yield opened
+
+
+def ids(index: Index, keys: tuple[int, ...]) -> list[str]:
+    found = index.view.store.documents_of(keys)
+    return [found[key].doc_id for key in keys]
+
+
+def claimed(queue: Queue, index: Index, n: int) -> list[str]:
+    def newest() -> object:
+        index.refresh()
+        return index.view
+
+    return ids(index, queue.claim(newest, n).keys)  # type: ignore[arg-type]
+
+
+def note(folder: Path, index: Index, doc_ids: list[str], *, at: float) -> None:
+    with Queue.open(folder) as queue:
+        asked = {key: doc_ids.count(doc_id) for key, doc_id in index.view.store.documents_by_key() if doc_id in doc_ids}
+        queue.note(asked, at=at)
+
+
+def test_the_oldest_come_first_and_nobody_claims_what_another_has(folder: Path, index: Index) -> None:
+    with Queue.open(folder) as one, Queue.open(folder) as other:
+        assert claimed(one, index, 3) == ["d0000", "d0001", "d0002"]
+        assert claimed(other, index, 3) == ["d0003", "d0004", "d0005"]
+        assert claimed(one, index, 99) == ["d0006", "d0007", "d0008", "d0009"]
+        assert claimed(one, index, 99) == claimed(other, index, 99) == []
+        other.release([int(pending_keys(index.view)[4])])
+        assert claimed(one, index, 99) == ["d0004"]
+        other.close()
+        with Queue.open(folder) as third:
+            assert claimed(third, index, 99) == ["d0003", "d0005"]
+
+
+def test_what_queries_asked_for_comes_first(folder: Path, index: Index) -> None:
+    note(folder, index, ["d0007", "d0004", "d0007"], at=0.0)
+    note(folder, index, ["d0005"], at=1.0)
+    with Queue.open(folder) as queue:
+        assert claimed(queue, index, 5) == ["d0007", "d0005", "d0004", "d0000", "d0001"]
+
+
+def test_demand_cools(folder: Path, index: Index) -> None:
+    note(folder, index, ["d0001"] * 10, at=0.0)
+    note(folder, index, ["d0002"], at=3 * HALF_LIFE_S)
+    with Queue.open(folder) as queue:
+        assert claimed(queue, index, 2) == ["d0001", "d0002"]
+    note(folder, index, ["d0003"], at=4 * HALF_LIFE_S)
+    with Queue.open(folder) as queue:
+        assert claimed(queue, index, 3) == ["d0003", "d0001", "d0002"]
+
+
+@pytest.fixture(scope="module")
+def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pending_index(tmp_path_factory.mktemp("demand") / "index", 10)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 10**6)), max_size=30).map(
+        lambda rows: sorted(rows, key=lambda row: row[2])
+    )
+)
+def test_the_order_of_demand_is_that_of_sums_of_halved_counts(
+    asked: list[tuple[int, int, int]], folder_of_all: Path
+) -> None:
+    folder = folder_of_all
+    with Index.open(folder) as index, Queue.open(folder) as queue:
+        keys = pending_keys(index.view).tolist()
+        for place, count, at in asked:
+            queue.note({keys[place]: count}, at=float(at))
+        found = list(queue.claim(lambda: index.view, 10).keys)
+        end = 10**6
+        heat = {
+            key: sum(n * 2.0 ** ((at - end) / HALF_LIFE_S) for place, n, at in asked if keys[place] == key)
+            for key in keys
+        }
+        assert sorted(found) == keys
+        for before, after in itertools.pairwise(found):
+            assert heat[before] >= heat[after] * (1 - 1e-9)
+    shutil.rmtree(folder / "queue")
+
+
+def test_a_dead_worker_s_claims_are_free(folder: Path, index: Index) -> None:
+    code = f"""
+import signal
+from lightir.index import Index
+from lightir.index.queue import Queue
+with Index.open({str(folder)!r}) as index:
+    queue = Queue.open({str(folder)!r})
+    print(len(queue.claim(lambda: index.view, 4).keys), flush=True)
+    signal.pause()
+"""
+    with (
+        Queue.open(folder) as queue,
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other,
+    ):
+        assert other.stdout is not None
+        assert other.stdout.readline() == "4\n"
+        assert len(claimed(queue, index, 99)) == 6
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert claimed(queue, index, 99) == ["d0000", "d0001", "d0002", "d0003"]
+        assert len(list((folder / "queue" / "workers").iterdir())) == 1
+
+
+def test_a_replaced_document_is_claimed_anew(folder: Path, index: Index) -> None:
+    with Queue.open(folder) as one, Queue.open(folder) as other:
+        first = one.claim(lambda: index.view, 1)
+        one.set_aside({first.keys[0]: "no"}, at=0.0)
+        assert [each.doc_id for each in one.failures(index.view)] == ["d0000"]
+        with IndexWriter.open(folder) as writer:
+            writer.upsert([Document("d0000", "another text")])
+        assert claimed(other, index, 99)[-1] == "d0000"
+        assert one.failures(index.view) == []
+
+
+def test_pending_documents_are_found_by_their_numbers(folder: Path, index: Index) -> None:
+    with IndexWriter.open(folder) as writer:
+        shard = FakeEncoder().encode(documents(6, first=10))
+        writer.add(shard.documents, dense=shard.dense, sparse=shard.sparse)
+        writer.delete(["d0003"])
+    index.refresh()
+    view = index.view
+    slow = {doc_id: key for key, doc_id in view.store.documents_by_key() if doc_id in set(view.pending())}
+    assert pending_keys(view).tolist() == sorted(slow.values())
+    there = [doc_id for _, doc_id in view.store.documents_by_key()][::-1]
+    ords = np.array([view.doc_ord(doc_id) for doc_id in there], dtype=np.uint32)
+    assert keys_of_pending(view, ords).tolist() == [slow[doc_id] for doc_id in there if doc_id in slow]
+    assert len(keys_of_pending(view, ords[:0])) == 0
+
+
+def ords_of(index: Index, *doc_ids: str) -> np.ndarray:
+    return np.array([index.view.doc_ord(doc_id) for doc_id in doc_ids], dtype=np.uint32)
+
+
+def test_demand_is_told_once_a_second_and_at_the_end(folder: Path, index: Index) -> None:
+    now = [0.0]
+    with Demand(folder, clock=lambda: now[0]) as demand:
+        demand.note(index.view, ords_of(index, "d0005"))
+        demand.note(index.view, ords_of(index, "d0006"))
+        assert heats(folder) == 1
+        now[0] = 1.5
+        demand.note(index.view, ords_of(index, "d0007"))
+        assert heats(folder) == 3
+        demand.note(index.view, ords_of(index, "d0008"))
+        assert heats(folder) == 3
+    assert heats(folder) == 4
+
+
+def heats(folder: Path) -> int:
+    with sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
+        return int(queue.execute("SELECT count(*) FROM demand").fetchone()[0])
+
+
+def test_demand_never_waits_for_a_busy_queue(folder: Path, index: Index) -> None:
+    now = [0.0]
+    Queue.open(folder).close()
+    busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
+    with Demand(folder, clock=lambda: now[0]) as demand:
+        busy.execute("BEGIN IMMEDIATE")
+        demand.note(index.view, ords_of(index, "d0005"))
+        busy.execute("ROLLBACK")
+        assert heats(folder) == 0
+        now[0] = 2.0
+        demand.note(index.view, ords_of(index, "d0006"))
+        assert heats(folder) == 2
+    busy.close()
+
+
+def test_where_nothing_can_be_written_demand_says_so_once(
+    folder: Path, index: Index, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "queue").write_text("in the way")
+    with Demand(folder) as demand:
+        for _ in range(3):
+            demand.note(index.view, ords_of(index, "d0005"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "not noted" in caplog.text
+
+
+def test_an_index_without_pending_documents_gets_no_queue(tmp_path: Path) -> None:
+    folder = pending_index(tmp_path / "index", 0)
+    with IndexWriter.open(folder) as writer:
+        shard = FakeEncoder().encode(documents(3))
+        writer.add(shard.documents, dense=shard.dense, sparse=shard.sparse)
+    with Index.open(folder) as index, Demand(folder) as demand:
+        demand.note(index.view, ords_of(index, "d0001"))
+        assert index.failures() == []
+    assert not (folder / "queue").exists()
+
+
+def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) -> None:
+    Queue.open(folder).close()
+    path = folder / "queue" / "queue.sqlite"
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version = 99")
+    other.close()
+    with pytest.raises(FormatError, match=r"format 99; this release reads 1\. Remove .*queue"):
+        Queue.open(folder)
+    path.write_bytes(b"nonsense" * 1000)
+    with pytest.raises(FormatError, match=r"queue\.sqlite is damaged.*Remove .*queue"):
+        index.failures()
+    shutil.rmtree(folder / "queue")
+    assert index.failures() == []
+
+
+def test_others_wait_for_a_brief_writer_but_not_for_a_long_one(folder: Path) -> None:
+    brief = IndexWriter.open(folder, brief=True)
+    threading.Timer(0.1, brief.close).start()
+    with IndexWriter.open(folder) as long:
+        assert len(long) == 10
+        with pytest.raises(IndexLocked):
+            IndexWriter.open(folder, brief=True)

@@ -1,0 +1,222 @@
+"""Workers: what they commit, what they drop, set aside and park, and what outlives kill -9."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.index import Index, IndexWriter, build_index, document_shards, worker
+from lightir.index.queue import Queue
+from lightir.index.worker import work
+from lightir.search import Searcher
+from lightir.types import Document
+from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors
+from small_collections import word_contract
+
+PROGRAM = Path(__file__).with_name("killed_worker.py")
+
+
+def run_program(*arguments: object) -> dict[str, Any]:
+    command = [sys.executable, PROGRAM, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_kill_9_loses_and_repeats_nothing_that_was_committed(tmp_path: Path) -> None:
+    report = run_program("kills", tmp_path / "index", 40, 1)
+    assert report["committed"] > 5, "every worker was killed before its first commit: the test is blind"
+    assert report["lost"] > 0, "no worker was killed between encoding and committing: the test is blind"
+
+
+def test_workers_side_by_side_encode_each_document_once(tmp_path: Path) -> None:
+    assert run_program("side_by_side", tmp_path / "index", 3, 100)["workers"] > 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return pending_index(tmp_path / "index", 40)
+
+
+def once(folder: Path, encoder: FakeEncoder, **options: Any) -> worker.WorkReport:
+    return work(folder, encoder, once=True, progress=False, **options)
+
+
+def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Path) -> None:
+    with Index.open(folder) as index:
+        before = Searcher(index).search(["cat 7 runs"], 50, mode="tokens")["0"]
+        assert (index.info().encoded, index.info().pending, index.info().failed) == (0, 40, 0)
+    encoder = FakeEncoder()
+    report = once(folder, encoder, batch_size=16, piece=5)
+    assert (report.committed, report.dropped, report.failed, report.pending) == (40, 0, {}, 0)
+    assert sorted(encoder.encoded) == [document.doc_id for document in documents(40)]
+    with Index.open(folder) as index:
+        assert len(require_right_vectors(index)) == 40
+        assert (index.info().encoded, index.info().pending) == (40, 0)
+        after = Searcher(index).search(["cat 7 runs"], 50, mode="tokens")["0"]
+        assert list(after.doc_ids) == list(before.doc_ids)
+        assert after.scores.tolist() == before.scores.tolist()
+    assert once(folder, encoder).committed == 0
+    assert len(encoder.encoded) == 40
+
+
+def test_texts_of_like_lengths_go_to_the_encoder_together(folder: Path) -> None:
+    pieces: list[list[int]] = []
+    watching = FakeEncoder(watch=lambda batch: pieces.append([len(document.text) for document in batch]))
+    once(folder, watching, batch_size=40, piece=10)
+    assert [max(after) <= min(before) for before, after in itertools.pairwise(pieces[1:])] == [True] * 2
+    assert all(lengths == sorted(lengths, reverse=True) for lengths in pieces)
+
+
+def test_a_text_that_changes_or_goes_while_it_is_encoded_gets_no_old_vectors(folder: Path) -> None:
+    changed = threading.Event()
+
+    def change(batch: Any) -> None:
+        if not changed.is_set():
+            changed.set()
+            with IndexWriter.open(folder) as writer:
+                writer.upsert([Document("d0003", "the new text")])
+                writer.delete(["d0004"])
+
+    encoder = FakeEncoder(watch=change)
+    report = once(folder, encoder)
+    assert (report.committed, report.dropped) == (39, 2)
+    assert encoder.encoded.count("d0003") == 2
+    with Index.open(folder) as index:
+        assert len(require_right_vectors(index)) == len(index) == 39
+
+
+def test_vectors_that_come_another_way_are_not_committed_again(folder: Path) -> None:
+    def bring(batch: Any) -> None:
+        with IndexWriter.open(folder) as writer:
+            document = next(each for each in batch if each.doc_id == "d0000")
+            shard = FakeEncoder().encode([document])
+            writer.set_vectors([document], dense=shard.dense, sparse=shard.sparse)
+
+    report = once(folder, FakeEncoder(watch=bring), batch_size=64, piece=64)
+    assert (report.committed, report.dropped, report.pending) == (39, 1, 0)
+
+
+def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("d0011", f"a cat with {POISON}"), Document("d0012", f"the {POISON} of cats")])
+    report = once(folder, FakeEncoder())
+    assert report.committed == 38
+    assert report.failed == {each: f"ValueError: cannot read ['{each}']" for each in ("d0011", "d0012")}
+    with Index.open(folder) as index:
+        assert (index.info().encoded, index.info().pending, index.info().failed) == (38, 2, 2)
+        assert {each.doc_id: each.error for each in index.failures()} == report.failed
+        assert set(Searcher(index).search([POISON], mode="tokens")["0"].doc_ids) == {"d0011", "d0012"}
+    again = FakeEncoder()
+    assert once(folder, again).failed == {}
+    assert again.encoded == [], "what failed was tried again without being asked"
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("d0011", "a healthy cat")])
+    assert once(folder, again).committed == 1
+    with Index.open(folder) as index:
+        assert [each.doc_id for each in index.failures()] == ["d0012"]
+    report = once(folder, FakeEncoder(), retry_failed=True)
+    assert list(report.failed) == ["d0012"]
+
+
+def test_a_worker_that_encodes_nothing_at_all_gives_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MOST_FAILURES_IN_A_ROW", 8)
+
+    def fail(batch: Any) -> None:
+        raise RuntimeError("no memory left on the device")
+
+    with pytest.raises(InvalidInput, match=r"8 documents failed in a row, .* no memory left on the device"):
+        once(folder, FakeEncoder(watch=fail), piece=4)
+    with Index.open(folder) as index:
+        assert index.info().failed == 8 < index.info().pending
+    assert once(folder, FakeEncoder(), retry_failed=True).pending == 0
+
+
+def test_another_model_is_refused_with_both_values(folder: Path, tmp_path: Path) -> None:
+    other = word_contract(attention="bidirectional")
+    with pytest.raises(ContractMismatch, match="attention is 'causal' in the index but 'bidirectional' in the model"):
+        once(folder, FakeEncoder(contract=other))
+    build_index(document_shards(documents(3)), tmp_path / "plain", progress=False)
+    with pytest.raises(InvalidInput, match="no model's contract"):
+        once(tmp_path / "plain", FakeEncoder())
+
+
+def test_an_index_that_is_replaced_under_a_worker_gets_nothing_of_it(folder: Path) -> None:
+    other = word_contract(attention="bidirectional")
+
+    def replace(batch: Any) -> None:
+        IndexWriter.create(folder, contract=other, overwrite=True).close()
+
+    with pytest.raises(ContractMismatch, match="attention"):
+        once(folder, FakeEncoder(watch=replace))
+
+
+def test_a_worker_that_is_stopped_commits_what_is_encoded_and_gives_up_the_rest(folder: Path) -> None:
+    stop = threading.Event()
+    encoder = FakeEncoder(watch=lambda batch: stop.set())
+    report = once(folder, encoder, piece=6, batch_size=30, stop=stop)
+    assert (report.committed, report.pending, len(encoder.encoded)) == (6, 34, 6)
+    assert once(folder, FakeEncoder()).committed == 34
+
+
+def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    stop = threading.Event()
+    encoder = FakeEncoder(watch=lambda batch: stop.set())
+    with IndexWriter.open(folder) as long:
+        assert once(folder, encoder, piece=6, stop=stop).committed == 0
+        with Queue.open(folder) as queue:
+            assert queue.n_parked == 6
+        long.upsert([Document(encoder.encoded[0], "it has changed meanwhile")])
+    later = FakeEncoder()
+    report = once(folder, later)
+    assert (report.committed, report.dropped, report.pending) == (40, 1, 0)
+    assert set(later.encoded) & set(encoder.encoded) == {encoder.encoded[0]}
+    with Index.open(folder) as index:
+        assert len(require_right_vectors(index)) == 40
+
+
+def test_parked_vectors_alone_are_committed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    stop = threading.Event()
+    with IndexWriter.open(folder):
+        once(folder, FakeEncoder(watch=lambda batch: stop.set()), piece=40, batch_size=40, stop=stop)
+    assert once(folder, later := FakeEncoder()).committed == 40
+    assert later.encoded == []
+
+
+def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> None:
+    for name, contract in (("dense", word_contract(sparse=None)), ("sparse", word_contract(dense=None))):
+
+        class OneBranch(FakeEncoder):
+            def encode(self, documents: Any, name: str = name) -> Any:
+                return dataclasses.replace(super().encode(documents), **{{"dense": "sparse"}.get(name, "dense"): None})
+
+        with IndexWriter.create(tmp_path / name, contract=contract) as writer:
+            writer.add(documents(5))
+        monkey = OneBranch(contract=contract)
+        with (
+            IndexWriter.open(tmp_path / name),
+            Queue.open(tmp_path / name) as queue,
+            Index.open(tmp_path / name) as index,
+        ):
+            claim = queue.claim(lambda index=index: index.view, 2)  # type: ignore[misc]
+            found = worker.encode_each(monkey, index.view.store.documents_of(claim.keys))
+            delivery = worker.deliver(tmp_path / name, queue, contract, found, patience_s=0.0)
+            assert delivery.parked == claim.keys
+        assert once(tmp_path / name, monkey).committed == 5
+        with Index.open(tmp_path / name) as index:
+            assert index.branches == (name, "tokens")
+            index.verify()
