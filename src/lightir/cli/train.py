@@ -8,6 +8,7 @@ from pathlib import Path
 from lightir.cli.terminal import add_json, print_json, say
 
 HELP = "train a model from a recipe (needs the extra `train`)"
+STAYS = "the checkpoints are in MODEL.run, and the same command with --resume goes on from the last one"
 EXAMPLES = """
   lightir train recipes/lightretriever-smollm2-135m.yaml --out model
   lightir train recipe.yaml --out model --set optimisation.steps=200 --set model.lora_rank=8

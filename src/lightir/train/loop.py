@@ -30,8 +30,17 @@ from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
 from lightir.models.backbones import usable_device
 from lightir.models.losses import rank, world_size
-from lightir.train.checkpoint import load_checkpoint, random_states, restore_random_states, save_checkpoint
+from lightir.train.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    random_states,
+    restore_random_states,
+    save_checkpoint,
+)
+from lightir.train.curves import FOLDER as TENSORBOARD
+from lightir.train.curves import Curves
 from lightir.train.recipe import Optimisation, recipe_yaml
+from lightir.train.stopping import noted_interrupts
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +137,7 @@ def run_stage(
     Raises:
         AlreadyExists: `out` is there, or an unfinished run is and resume is off.
         NotFound: no checkpoint to resume from.
+        KeyboardInterrupt: Ctrl-C was pressed; the step under way has been finished and a checkpoint written.
     """
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
@@ -160,9 +170,13 @@ def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Path:
     folder = out.with_name(out.name + ".run")
     if out.exists():
         raise AlreadyExists(f"{out} exists already; choose another name or remove it")
-    if not resume and (folder / "checkpoints").exists():
+    if not resume and checkpoints(folder / "checkpoints"):
         raise AlreadyExists(f"{folder} holds an unfinished run; go on with resume, or remove it")
+    barrier()  # before the first process removes what the others look at
     if is_first():
+        if not resume and folder.exists():
+            logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
+            shutil.rmtree(folder)
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
     barrier()
@@ -187,6 +201,8 @@ class Loop:
         self.step = 0
         self.seconds = 0.0  # of training before the last resume
         self.best = Best()
+        self.saved = -1  # the last checkpoint's step
+        self.curves: Curves | None = None
         settings = recipe.optimisation
         self.optimizer = torch.optim.AdamW(
             list(stage.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -196,7 +212,7 @@ class Loop:
     def restore(self) -> None:
         """Go back to the folder's last checkpoint."""
         state = load_checkpoint(self.folder / "checkpoints", recipe_hash=_recipe_hash(self.recipe))
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
         self.optimizer.load_state_dict(state["optimizer"])
@@ -214,27 +230,50 @@ class Loop:
                 parameter.copy_(values[name])
 
     def run(self) -> None:
-        """Optimizer steps until the recipe's steps or minutes are up."""
-        settings, every = self.recipe.optimisation, self.recipe.evaluation.every
+        """Optimizer steps until the recipe's steps or minutes are up.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when the step is finished and a checkpoint written.
+        """
         started = time.monotonic() - self.seconds
-        bar = tqdm(total=settings.steps, initial=self.step, disable=None if is_first() else True, unit="step")
-        while (progress := self._progress(time.monotonic() - started)) < 1:
-            begun = time.monotonic()
-            for group in self.optimizer.param_groups:
-                group["lr"] = settings.learning_rate * learning_rate_share(self.step, progress, settings)
-            record = self._optimizer_step()
-            self.step += 1
-            self.seconds = time.monotonic() - started
-            record["docs_per_s"] = self.stage.texts_per_step / (time.monotonic() - begun)
-            self._write_log({"step": self.step, "seconds": round(self.seconds, 1), **record})
-            bar.update()
-            bar.set_postfix({name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
-            if every and self.step % every == 0 and self._progress(self.seconds) < 1:
-                self.evaluate()
-            if self.recipe.checkpoint_every and self.step % self.recipe.checkpoint_every == 0:
-                self._save_checkpoint()
-        bar.close()
-        self.evaluate()
+        self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
+        bar = tqdm(
+            total=self.recipe.optimisation.steps, initial=self.step, disable=None if is_first() else True, unit="step"
+        )
+        try:
+            with noted_interrupts() as interrupted, bar:
+                while (progress := self._progress(time.monotonic() - started)) < 1:
+                    self._logged_step(progress, started, bar)
+                    if interrupted():
+                        self._stop()
+            self.evaluate()
+        finally:
+            if self.curves is not None:
+                self.curves.close()
+
+    def _logged_step(self, progress: float, started: float, bar: Any) -> None:
+        """One step, with the evaluation and the checkpoint that are due after it."""
+        settings, every = self.recipe.optimisation, self.recipe.evaluation.every
+        begun = time.monotonic()
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * learning_rate_share(self.step, progress, settings)
+        record = self._optimizer_step()
+        self.step += 1
+        self.seconds = time.monotonic() - started
+        record["docs_per_s"] = self.stage.texts_per_step / (time.monotonic() - begun)
+        self._write_log({"step": self.step, "seconds": round(self.seconds, 1), **record})
+        bar.update()
+        bar.set_postfix({name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
+        if every and self.step % every == 0 and self._progress(self.seconds) < 1:
+            self.evaluate()
+        if self.recipe.checkpoint_every and self.step % self.recipe.checkpoint_every == 0:
+            self._save_checkpoint()
+
+    def _stop(self) -> None:
+        if self.saved != self.step:
+            self._save_checkpoint()
+        logger.warning("stopped after step %d, whose checkpoint is in %s", self.step, self.folder / "checkpoints")
+        raise KeyboardInterrupt
 
     def _progress(self, seconds: float) -> float:
         settings = self.recipe.optimisation
@@ -283,6 +322,7 @@ class Loop:
             self.best = Best(measured.score, self.step, kept)
 
     def _save_checkpoint(self) -> None:
+        self.saved = self.step
         if not is_first():
             return
         state = {
@@ -302,6 +342,8 @@ class Loop:
         if is_first():
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
+        if self.curves is not None:
+            self.curves.write(record)
 
     def finish(self, out: Path) -> Path:
         """Write the model folder with the best state, and remove the run's own folder."""
@@ -320,6 +362,8 @@ class Loop:
         folder.mkdir()
         for name in ("recipe.yaml", "log.jsonl"):
             shutil.copyfile(self.folder / name, folder / name)
+        if (self.folder / TENSORBOARD).is_dir():
+            shutil.copytree(self.folder / TENSORBOARD, folder / TENSORBOARD)
         for name, content in self.stage.records().items():
             write_json(folder / f"{name}.json", content)
         kept = {"step": self.best.step, "score": self.best.score} if self.best.parameters else {"step": self.step}

@@ -1,0 +1,225 @@
+"""What ends a run early leaves: Ctrl-C, a full disk, a dead process; and the curves that are written beside the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from safetensors.torch import load_file
+
+from lightir.errors import AlreadyExists
+from lightir.train.checkpoint import checkpoints
+from lightir.train.contrastive import train
+from lightir.train.curves import Curves, numbers
+from lightir.train.loop import Loop
+from lightir.train.recipe import Evaluation, Recipe, recipe_yaml
+from lightir.train.stopping import noted_interrupts
+
+
+@pytest.fixture
+def plain(recipe: Recipe) -> Recipe:
+    """Six steps without evaluation, a checkpoint after every second."""
+    return dataclasses.replace(recipe, evaluation=Evaluation())
+
+
+def losses(model: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+
+
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    return load_file(str(model / "adapter" / "adapter_model.safetensors"))
+
+
+def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on(plain: Recipe, tmp_path: Path) -> None:
+    endless = dataclasses.replace(
+        plain, optimisation=dataclasses.replace(plain.optimisation, steps=100_000), checkpoint_every=0
+    )
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(endless))
+    command = [sys.executable, "-m", "lightir", "train", "recipe.yaml", "--out", "model", "--device", "cpu"]
+    listening = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731  # a shell may ignore it
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=listening)
+    log = tmp_path / "model.run" / "log.jsonl"
+    until = time.monotonic() + 300
+    while not (log.is_file() and log.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "--resume" in said
+    last = json.loads(log.read_text().splitlines()[-1])["step"]
+    assert [path.name for path in checkpoints(log.parent / "checkpoints")] == [f"step-{last:07d}"]
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_resumed_after_ctrl_c_equals_an_uninterrupted_one(
+    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(plain, tmp_path / "whole", device="cpu")
+    original = Loop._optimizer_step
+
+    def interrupted(self: Loop) -> dict[str, object]:
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Loop, "_optimizer_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(plain, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    names = [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")]
+    assert names == ["step-0000002", "step-0000003"]
+    with pytest.raises(AlreadyExists, match="unfinished run"):
+        train(plain, tmp_path / "cut", device="cpu")
+    resumed = train(plain, tmp_path / "cut", resume=True, device="cpu")
+    assert losses(resumed) == losses(whole)
+    assert all(torch.equal(weights(resumed)[name], each) for name, each in weights(whole).items())
+
+
+def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), noted_interrupts() as interrupted:  # noqa: PT012
+        assert not interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_other_threads_and_ignored_signals_are_left_alone() -> None:
+    found = []
+
+    def elsewhere() -> None:
+        with noted_interrupts() as interrupted:
+            found.append((interrupted(), signal.getsignal(signal.SIGINT)))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [(False, before)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with noted_interrupts():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(
+    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Loop) -> dict[str, object]:
+        raise OSError("the cable")
+
+    monkeypatch.setattr(Loop, "_optimizer_step", broken)
+    with pytest.raises(OSError, match="the cable"):
+        train(plain, tmp_path / "model", device="cpu")
+    monkeypatch.undo()
+    with caplog.at_level(logging.WARNING):
+        train(plain, tmp_path / "model", device="cpu")
+    assert "before its first checkpoint" in caplog.text
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(
+    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow beyond 4 kB while the second checkpoint is written: real writes fail, half-way."""
+    whole = train(plain, tmp_path / "whole", device="cpu")
+    original = Loop._save_checkpoint
+
+    def on_a_full_disk(self: Loop) -> None:
+        if self.step < 4:
+            return original(self)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            return original(self)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, before)
+
+    monkeypatch.setattr(Loop, "_save_checkpoint", on_a_full_disk)
+    with pytest.raises((OSError, RuntimeError)):
+        train(plain, tmp_path / "cut", device="cpu")
+    monkeypatch.undo()
+    assert [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")] == ["step-0000002"]
+    resumed = train(plain, tmp_path / "cut", resume=True, device="cpu")
+    assert losses(resumed) == losses(whole)
+
+
+def _process(number: int, world: int, port: int, recipe: Recipe, out: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    original = Loop._optimizer_step
+
+    def dying(self: Loop) -> dict[str, object]:
+        if self.step == 3 and number == 1:
+            os._exit(9)
+        return original(self)
+
+    Loop._optimizer_step = dying  # type: ignore[method-assign]
+    try:
+        train(recipe, out, device="cpu")
+    except RuntimeError:
+        os._exit(7)
+
+
+def test_a_dead_process_leaves_the_last_checkpoint_whole(plain: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(plain, model=dataclasses.replace(plain.model, lora_dropout=0.0))
+    port = 20_000 + os.getpid() % 20_000
+    context = multiprocessing.start_processes(
+        _process, args=(2, port, recipe, tmp_path / "cut"), nprocs=2, join=False, start_method="fork"
+    )
+    assert context is not None
+    for process in context.processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in context.processes] == [7, 9]
+    assert [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")] == ["step-0000002"]
+    resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
+    assert losses(resumed) == pytest.approx(losses(train(recipe, tmp_path / "whole", device="cpu")), rel=1e-3)
+
+
+def test_a_records_numbers_are_named_by_their_place() -> None:
+    record = {"step": 3, "loss": 1.5, "dataset": "x", "on": True, "development": {"mean": {"dense": 0.5}, "step": 2}}
+    assert dict(numbers(record)) == {"loss": 1.5, "development/mean/dense": 0.5, "development/step": 2.0}
+
+
+def test_without_tensorboard_its_absence_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with caplog.at_level(logging.INFO):
+        curves = Curves(tmp_path, step=0)
+    curves.write({"step": 1, "loss": 2.0})
+    curves.close()
+    assert "lightir[tensorboard]" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_reads_what_the_log_says(plain: Recipe, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = train(plain, tmp_path / "model", device="cpu")
+    events = EventAccumulator(str(model / "training" / "tensorboard"))
+    events.Reload()
+    assert [each.value for each in events.Scalars("loss")] == pytest.approx(losses(model))
+    assert [each.step for each in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
