@@ -74,13 +74,14 @@ class BranchScore:
     """What one branch says of one hit: raw score, score after per-query normalisation, 1-based rank, and weight.
 
     The rank is None when the document was not in the branch's own list; its score is computed all the same. The hit's
-    score is the sum of weight x normalized.
+    score is the sum of weight x normalized. The score is estimated where the document waits for its vectors.
     """
 
     score: float
     normalized: float
     rank: int | None
     weight: float
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +108,8 @@ class Hit:
     branches: Mapping[Branch, BranchScore]
     terms: tuple[TermScore, ...] = ()
     highlights: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def estimated(self) -> bool:
+        """Whether a branch's score is: the document waits for its vectors."""
+        return any(branch.estimated for branch in self.branches.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -23,9 +24,12 @@ LETTERS = ("ant", "bee", "cow", "doe", "elk")
 
 
 class Collection:
-    """Random documents and queries of few distinct values, with each branch's scores counted out."""
+    """Random documents and queries of few distinct values, with each branch's scores counted out.
 
-    def __init__(self, seed: int, n_docs: int, vocab_size: int) -> None:
+    Of the documents the first `n_pending` wait for their vectors.
+    """
+
+    def __init__(self, seed: int, n_docs: int, vocab_size: int, n_pending: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.contract: Contract = word_contract(vocab_size=vocab_size)
         self.term_ids = sorted({int(t) for t in rng.integers(0, vocab_size, 6)} | {vocab_size - 1})
@@ -36,14 +40,16 @@ class Collection:
         self.queries = [" ".join(rng.choice([*LETTERS, "yak"], rng.integers(0, 4))) + f" !{i}" for i in range(6)]
         self.query_dense = {q: rng.integers(-1, 2, 4).astype(np.float32) for q in self.queries}
         self.query_sparse = {q: self._sparse_row(rng) for q in self.queries}
+        self.pending = set(ids[:n_pending])
 
     def _sparse_row(self, rng: np.random.Generator) -> dict[int, int]:
         chosen = rng.choice(self.term_ids, rng.integers(0, len(self.term_ids) + 1), replace=False)
         return {int(t): int(rng.integers(1, 3)) for t in chosen}
 
     def shards(self, size: int) -> list[Shard]:
-        ids = list(self.texts)
-        return [self._shard(ids[start : start + size]) for start in range(0, len(ids), size)]
+        waiting = [Shard([Document(i, self.texts[i]) for i in sorted(self.pending)], None, None)]
+        ids = [i for i in self.texts if i not in self.pending]
+        return waiting + [self._shard(ids[start : start + size]) for start in range(0, len(ids), size)]
 
     def _shard(self, ids: list[str]) -> Shard:
         sparse = csr([self.sparse[i] for i in ids], vocab_size=self.contract.backbone.vocab_size, dtype=np.uint8)
@@ -78,7 +84,27 @@ class Collection:
             return []
         scores = self.scores(branch, query)
         ranked = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
+        if branch != "tokens":
+            ranked = [pair for pair in ranked if pair[0] not in self.pending]
         return [pair for pair in ranked if branch == "dense" or pair[1] > 0][:depth]
+
+    @cache  # noqa: B019
+    def estimates(self, branch: str, query: str, depth: int) -> Scores:
+        """A vector branch's scores of all pending documents, from the line through those of the tokens list."""
+        listed = [score for _, score in self.found(branch, query, depth)]
+        mean = math.fsum(listed) / len(listed) if listed else 0.0
+        deviation = (float(np.std(listed)) if len(set(listed)) > 1 else 0.0) or abs(mean) or 1.0
+        found, tokens = self.found("tokens", query, depth), self.scores("tokens", query)
+        most = found[0][1] if found else 1.0
+        points = [(tokens[i], self.scores(branch, query)[i], 1) for i, _ in found if i not in self.pending]
+        points += [(0.0, mean, 2), (most, mean + 5 * deviation, 2)]
+        weighted = [(Fraction(x), Fraction(y), w) for x, y, w in points]
+        total = sum(w for _, _, w in weighted)
+        mean_x, mean_y = sum(x * w for x, _, w in weighted) / total, sum(y * w for _, y, w in weighted) / total
+        slope = sum((x - mean_x) * (y - mean_y) * w for x, y, w in weighted)
+        slope /= sum((x - mean_x) ** 2 * w for x, _, w in weighted)
+        slope = max(slope, Fraction(deviation) / 1000 / Fraction(most))
+        return {i: float(np.float32(mean_y + slope * (Fraction(tokens[i]) - mean_x))) for i in self.pending}
 
     def ranking(
         self, query: str, k: int, weights: dict[str, float], method: str, depth: int
@@ -86,9 +112,16 @@ class Collection:
         if len(weights) == 1:
             return self.found(next(iter(weights)), query, k)
         lists = {branch: self.found(branch, query, depth) for branch in weights}
+        scores = {branch: self.scores(branch, query) for branch in weights}
+        for branch in weights if self.pending else ():
+            if branch != "tokens":
+                estimates = self.estimates(branch, query, depth)
+                scores[branch] = scores[branch] | estimates
+                placed = [(i, estimates[i]) for i, _ in self.found("tokens", query, depth) if i in estimates]
+                lists[branch] = sorted(lists[branch] + placed, key=lambda pair: (-pair[1], pair[0]))[:depth]
         fused = {doc_id: 0.0 for found in lists.values() for doc_id, _ in found}
         for doc_id, (branch, found) in itertools.product(fused, lists.items()):
-            score = self.scores(branch, query)[doc_id]
+            score = scores[branch][doc_id]
             said = NORMALIZED[method](found, score) if method in NORMALIZED else reciprocal(found, doc_id, method)
             fused[doc_id] += weights[branch] * said
         return sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
@@ -175,3 +208,25 @@ def test_rankings_are_those_of_the_slow_twin(
                     assert all(map(math.isclose, run[query].scores, [score for _, score in expected]))
         else:
             assert len(Searcher(index).search(["ant"])["0"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_docs", "n_pending"), [(0, 2, 1), (1, 12, 11), (2, 12, 1), (3, 40, 20), (4, 60, 50), (5, 60, 6)]
+)
+@pytest.mark.parametrize("segment_documents", [4, 65_536])
+def test_half_encoded_indexes_rank_as_the_slow_twin_does(
+    tmp_path: Path, seed: int, n_docs: int, n_pending: int, segment_documents: int
+) -> None:
+    data = Collection(seed, n_docs, 12, n_pending)
+    options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
+    build_index(data.shards(7), tmp_path / "i", contract=data.contract, **options)  # type: ignore[arg-type]
+    with Index.open(tmp_path / "i") as index:
+        assert index.info().pending == n_pending
+        searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse))
+        for weights, (k, depth), method in itertools.product(WEIGHTS[3:], DEPTHS[:3], METHODS[::2]):
+            how = {"weights": weights, "fusion": method, "depth": depth}
+            run = searcher.search([Query(q, q) for q in data.queries], k, mode="hybrid", **how)  # type: ignore[arg-type]
+            for query in data.queries:
+                expected = data.ranking(query, k, weights, method, max(k, depth))
+                assert list(run[query].doc_ids) == [doc_id for doc_id, _ in expected]
+                assert all(map(math.isclose, run[query].scores, [score for _, score in expected]))

@@ -22,6 +22,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     shown = {
         "doc_id": hit.doc_id,
         "score": hit.score,
+        "estimated": hit.estimated,
         "title": hit.title,
         "snippet": hit.snippet,
         "metadata": dict(hit.metadata),
@@ -39,7 +40,10 @@ def result_json(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, ex
 
 
 def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:
-    """One query's answer for people: rank, title, score, branches, snippet, and terms where they are asked for."""
+    """One query's answer for people: rank, title, score, branches, snippet, and terms where they are asked for.
+
+    A score that is estimated has a ~ before it.
+    """
     counted = f"{len(hits)} {mode} hit{'' if len(hits) == 1 else 's'} in {duration(took_s)}"
     print(f"{paint(query, BOLD)}  {paint(counted, DIM)}")
     for rank, hit in enumerate(hits, 1):
@@ -61,6 +65,7 @@ def print_explanation(query: str, found: Explanation) -> None:
     print(f"{paint(found.doc_id, BOLD, CYAN)}  {found.score:.4f} = {sum_line(found.branches)}")
     for name, branch in found.branches.items():
         listed = "not in its list" if branch.rank is None else f"#{branch.rank}"
+        listed += ", estimated: the document waits for its vectors" if branch.estimated else ""
         terms = terms_line(_terms_json(found.terms.get(name, ())))
         print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", width() - len(INDENT)))
 
@@ -75,6 +80,7 @@ def explanation_json(query: str, found: Explanation) -> dict[str, Any]:
         "query": query,
         "doc_id": found.doc_id,
         "score": found.score,
+        "estimated": found.estimated,
         "rank": found.rank,
         "candidates": found.n_candidates,
         "fusion": found.fusion,
@@ -96,7 +102,10 @@ def _head(hit: Hit) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
     if hit.title and not hit.title.startswith(hit.doc_id):
         name = f"{name}  [{hit.doc_id}]"
-    parts = [f"{branch} {score.score:.3g}{_rank(score.rank)}" for branch, score in hit.branches.items()]
+    parts = [
+        f"{branch} {'~' if score.estimated else ''}{score.score:.3g}{_rank(score.rank)}"
+        for branch, score in hit.branches.items()
+    ]
     return f"{paint(name, BOLD, CYAN)}  {hit.score:.4f}  {paint(' · '.join(parts), DIM)}"
 
 

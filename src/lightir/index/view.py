@@ -241,6 +241,11 @@ class View:
         return sum(each.n_pending for each in self.segments)
 
     @cached_property
+    def waits(self) -> Mask:
+        """By doc_ord, whether a document waits for its vectors; deleted ones too."""
+        return np.concatenate([np.zeros(0, np.bool_), *(each.segment.pending for each in self.segments)])
+
+    @cached_property
     def mean_length(self) -> float:
         """The mean number of terms of the documents."""
         return mean_length(sum(each.total_length for each in self.segments), len(self))

@@ -70,7 +70,7 @@ class BranchSearch:
         found = [self._segment_top(branch, position, k) for position in range(len(self.view.segments))]
         if branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments):
             return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
-        return [self._merged([lists[i] for lists in found], k) for i in range(self.queries.n)]
+        return [self.merged([lists[i] for lists in found], k) for i in range(self.queries.n)]
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
         """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
@@ -175,14 +175,15 @@ class BranchSearch:
 
     # All segments
 
-    def _merged(self, lists: Sequence[BranchList], k: int) -> BranchList:
+    def merged(self, lists: Sequence[BranchList], k: int) -> BranchList:
+        """The k best documents of lists of different ones: score down, then doc_id up."""
         if len(lists) == 1:
             return BranchList(lists[0].doc_ords[:k], lists[0].scores[:k])
         if not lists:
             return _nothing()
         doc_ords = np.concatenate([each.doc_ords for each in lists])
         scores = np.concatenate([each.scores for each in lists])
-        order = np.argsort(-scores, kind="stable")
+        order = np.lexsort((doc_ords, -scores))
         if len(order) > k:
             order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
         order = order[self.view.break_ties(doc_ords[order], scores[order])][:k]
@@ -194,7 +195,7 @@ class BranchSearch:
         while True:
             least = self._kth_score_at_least(lists, k)
             found = [self._rescored(position, query, each, least) for position, each in enumerate(lists)]
-            best = self._merged(found, k)
+            best = self.merged(found, k)
             reached = float(best.scores[-1]) if len(best.scores) == k else 0.0
             lacking = [
                 position

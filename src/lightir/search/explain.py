@@ -33,7 +33,7 @@ class Explanation:
         branches: what each says.
         terms: branch -> its terms, strongest first, whose scores add up to the branch's raw score (but for float32's
             rounding): of sparse and tokens those that query and document share, of dense all of the query's, where
-            the query's vector is a mean of table rows (otherwise none are told).
+            the query's vector is a mean of table rows (otherwise none are told). An estimated score has none.
     """
 
     doc_id: str
@@ -44,11 +44,25 @@ class Explanation:
     branches: Mapping[Branch, BranchScore]
     terms: Mapping[Branch, tuple[TermScore, ...]]
 
+    @property
+    def estimated(self) -> bool:
+        """Whether a branch's score is: the document waits for its vectors."""
+        return any(branch.estimated for branch in self.branches.values())
+
 
 def explained(
-    doc_id: str, doc_ord: int, fused: Fused, terms: Mapping[Branch, Sequence[TermScore]], fusion: Fusion
+    doc_id: str,
+    doc_ord: int,
+    fused: Fused,
+    terms: Mapping[Branch, Sequence[TermScore]],
+    fusion: Fusion,
+    *,
+    estimated: bool,
 ) -> Explanation:
-    """The explanation of one document; `fused` holds it among all candidates."""
+    """The explanation of one document; `fused` holds it among all candidates.
+
+    The vector branches' scores are `estimated`, or not.
+    """
     place = int(np.flatnonzero(fused.doc_ords == doc_ord)[0])
     listed = any(column.ranks[place] for column in fused.columns.values())
     return Explanation(
@@ -57,16 +71,21 @@ def explained(
         rank=place + 1 if listed else None,
         n_candidates=len(fused.doc_ords) - (not listed),
         fusion=fusion_text(fusion),
-        branches=_branch_scores(fused, place),
+        branches=_branch_scores(fused, place, estimated),
         terms={branch: tuple(terms[branch]) for branch in fused.columns if branch in terms},
     )
 
 
-def make_hit(query: str, document: Document, fused: Fused, analyzer: Analyzer, terms: Sequence[TermScore]) -> Hit:
-    """One found document as a page of results shows it; `fused` holds this document alone."""
+def make_hit(
+    query: str, document: Document, fused: Fused, analyzer: Analyzer, terms: Sequence[TermScore], *, estimated: bool
+) -> Hit:
+    """One found document as a page of results shows it; `fused` holds this document alone.
+
+    The vector branches' scores are `estimated`, or not.
+    """
     shown = snippet(document.text, query, analyzer)
     score = float(fused.scores[0])
-    branches = _branch_scores(fused, 0)
+    branches = _branch_scores(fused, 0, estimated)
     return Hit(
         document.doc_id,
         score,
@@ -122,13 +141,14 @@ def term_vectors(
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
 
 
-def _branch_scores(fused: Fused, place: int) -> dict[Branch, BranchScore]:
+def _branch_scores(fused: Fused, place: int, estimated: bool) -> dict[Branch, BranchScore]:
     return {
         branch: BranchScore(
             float(column.scores[place]),
             float(column.normalized[place]),
             int(column.ranks[place]) or None,
             column.weight,
+            estimated and branch != "tokens",
         )
         for branch, column in fused.columns.items()
     }

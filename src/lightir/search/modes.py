@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -24,10 +24,18 @@ NORMALIZATIONS = ("min-max", "z-score", "none")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a search does: the branches in fixed order, and how they are joined; one alone keeps its raw scores."""
+    """What a search does.
+
+    Attributes:
+        branches: in fixed order.
+        fusion: how they are joined; one alone keeps its raw scores.
+        estimates: whether documents that wait for their vectors are ranked by estimates, see
+            lightir.search.progressive; a search of named vector branches alone does not find them.
+    """
 
     branches: tuple[Branch, ...]
     fusion: Fusion
+    estimates: bool = False
 
 
 def plan(
@@ -42,14 +50,18 @@ def plan(
 
     "hybrid" means the branches that `weights` names; without weights those of the contract's fusion that the index
     has, joined by the tokens branch where that leaves one. With a mode of named branches, weights must name the same.
+    While no document of a model's index has its vectors, hybrid is the tokens branch alone, whatever the weights.
 
     Raises:
         InvalidInput: unknown mode, fusion or branch, a branch that the index lacks, or bad weights.
     """
+    parts = _parts(available, contract, mode)
     default = Fusion() if contract is None else contract.fusion
     method = default if fusion is None else parse_fusion(fusion)
     checked = None if weights is None else _checked_weights(weights)
-    branches = _branches(available, default, mode, checked)
+    if _waits(available, contract) and "hybrid" in parts and {*parts} <= {"hybrid", "tokens"}:
+        return Plan(available, Fusion("linear", {"tokens": 1.0}, "none"))
+    branches = _branches(parts, available, default, checked)
     lacking = [branch for branch in branches if branch not in available]
     if lacking:
         raise InvalidInput(f"the index has no {lacking[0]} branch; it has {', '.join(available)}")
@@ -58,7 +70,8 @@ def plan(
     if len(branches) == 1:
         return Plan(branches, Fusion("linear", {branches[0]: 1.0}, "none"))
     chosen = checked or _default_weights(branches, default)
-    return Plan(branches, dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches}))
+    joined = dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches})
+    return Plan(branches, joined, "tokens" in available and ("hybrid" in parts or "tokens" in branches))
 
 
 def parse_fusion(text: str) -> Fusion:
@@ -95,16 +108,25 @@ def weights_text(fusion: Fusion) -> str:
     return ",".join(f"{branch}={weight:g}" for branch, weight in fusion.weights.items())
 
 
-def _branches(
-    available: tuple[Branch, ...], default: Fusion, mode: Mode, weights: Mapping[Branch, float] | None
-) -> tuple[Branch, ...]:
+def _waits(available: tuple[Branch, ...], contract: Contract | None) -> bool:
+    """Whether no document of a model's index has its vectors."""
+    return contract is not None and available == ("tokens",)
+
+
+def _parts(available: tuple[Branch, ...], contract: Contract | None, mode: Mode) -> Sequence[str]:
     if mode is None:
-        mode = "hybrid" if len(available) > 1 else available
+        mode = "hybrid" if len(available) > 1 or _waits(available, contract) else available
     parts = mode.split("+") if isinstance(mode, str) else mode
     if unknown := [part for part in parts if part not in (*BRANCHES, "hybrid")]:
         raise InvalidInput(f"mode {unknown[0]!r} is unknown; expected hybrid, {', '.join(BRANCHES)}, joined by '+'")
     if repeated := [part for i, part in enumerate(parts) if part in parts[:i]]:
         raise InvalidInput(f"mode {'+'.join(parts)!r} names {repeated[0]} twice; name each branch once")
+    return parts
+
+
+def _branches(
+    parts: Sequence[str], available: tuple[Branch, ...], default: Fusion, weights: Mapping[Branch, float] | None
+) -> tuple[Branch, ...]:
     wanted = {part for part in parts if part != "hybrid"}
     if "hybrid" in parts:
         wanted |= set(weights) if weights is not None else _hybrid(available, default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,8 +17,9 @@ from lightir.index.view import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
-from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, alone, fuse
+from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse
 from lightir.search.modes import Mode, Plan, plan
+from lightir.search.progressive import with_estimates
 from lightir.text import check_text
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
 from lightir.vectors import Floats, QueryEncoder, QueryVectors
@@ -85,6 +87,8 @@ class Searcher:
             k: number wanted; fewer come back when fewer are found.
             mode: "dense", "sparse", "tokens" (BM25; over bags SiDR's beta search with the encoder's sparse queries),
                 "hybrid", several joined by "+", or a tuple of branches; None for hybrid where the index has two.
+                Documents that wait for their vectors are found by modes with "hybrid" or "tokens" in them, see
+                lightir.search.progressive.
             fusion: "linear", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`); None for the
                 contract's.
             weights: branch -> weight; None for the contract's.
@@ -145,8 +149,9 @@ class Searcher:
         analyzer = self._snippet_analyzer(view)
         hits = []
         for i, (document, doc_ord) in enumerate(zip(documents, fused.doc_ords.tolist(), strict=True)):
+            waits = _is_estimated(view, chosen, doc_ord)
             terms = self._terms(doc_ord, searched, chosen) if explain else []
-            hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms))
+            hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms, estimated=waits))
         return hits
 
     def explain(
@@ -180,25 +185,29 @@ class Searcher:
             raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
         encoded = self._encode(view, [Query("", query)], chosen)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
-        lists = {branch: searched.top(branch, depth)[0] for branch in chosen.branches}
-        fused = _fused(lists, searched, 0, chosen, also=np.array([doc_ord], dtype=np.uint32))
+        fused = next(_joined(searched, chosen, depth, also=np.array([doc_ord], dtype=np.uint32)))
+        waits = _is_estimated(view, chosen, doc_ord)
         terms: dict[Branch, list[TermScore]] = {}
         for branch in chosen.branches:
-            if branch != "dense":
+            if branch == "tokens" or (branch == "sparse" and not waits):
                 terms[branch] = self._branch_terms(branch, doc_ord, searched)
-        if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder):
+        if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder) and not waits:
             terms["dense"] = self._dense_terms(self.encoder, view, query, doc_ord)
-        return explained(doc_id, doc_ord, fused, terms, chosen.fusion)
+        return explained(doc_id, doc_ord, fused, terms, chosen.fusion, estimated=waits)
 
     def candidates(
         self, queries: Sequence[Query], *, mode: Mode = None, depth: int = DEPTH
     ) -> Iterator[tuple[list[str], Fused]]:
-        """Each query's candidates, best first: their doc_ids, and what every branch says of them; to fit fusion on."""
+        """Each query's candidates, best first: their doc_ids, and what every branch says of them; to fit fusion on.
+
+        Documents that wait for their vectors are left out.
+        """
         view = self.index.view
-        chosen = self._plan(view, mode, None, None)
+        chosen = dataclasses.replace(self._plan(view, mode, None, None), estimates=False)
+        encoded = [~each.segment.pending for each in view.segments] if view.n_pending else None
         for start in range(0, len(queries), BATCH_QUERIES):
             batch = queries[start : start + BATCH_QUERIES]
-            searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
+            searched = BranchSearch(view, self._encode(view, batch, chosen), matching=encoded, threads=self.threads)
             for fused in _joined(searched, chosen, depth):
                 yield view.doc_ids(fused.doc_ords), fused
 
@@ -208,6 +217,8 @@ class Searcher:
 
     def _plan(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> Plan:
         chosen = plan(view.branches, view.contract, mode=mode, fusion=fusion, weights=weights)
+        if not view.n_pending:
+            chosen = dataclasses.replace(chosen, estimates=False)
         needs_encoder = [b for b in chosen.branches if b != "tokens" or self.index.counts_model_terms]
         if needs_encoder and self.encoder is None:
             raise InvalidInput(
@@ -217,12 +228,13 @@ class Searcher:
 
     def _encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
         texts = [check_text(query.text, f"query {query.query_id!r}") for query in queries]
-        by_words = "tokens" in chosen.branches and not self.index.counts_model_terms
+        by_tokens = "tokens" in chosen.branches or chosen.estimates
+        by_words = by_tokens and not self.index.counts_model_terms
         tokens = _word_queries(view, texts) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
             return EncodedQueries(len(texts), None, None, tokens)
         vectors = self.encoder.encode(texts, task=self.task)
-        if "tokens" in chosen.branches and tokens is None:
+        if by_tokens and tokens is None:
             tokens = self._model_queries(view, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
         if "sparse" in chosen.branches and vectors.sparse is None:
@@ -291,26 +303,48 @@ def _ranked(searched: BranchSearch, chosen: Plan, k: int, depth: int, banned: Se
         yield _without(fused, searched.view, doc_ids).take(slice(0, k))
 
 
-def _joined(searched: BranchSearch, chosen: Plan, depth: int) -> Iterator[Fused]:
-    """Each query's candidates, `depth` of each branch, in the order of the queries."""
+def _joined(searched: BranchSearch, chosen: Plan, depth: int, *, also: DocOrds = NO_DOCUMENTS) -> Iterator[Fused]:
+    """Each query's candidates, `depth` of each branch and those of `also`, in the order of the queries."""
     lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
+    tokens = lists.get("tokens") or (searched.top("tokens", depth) if chosen.estimates else [])
     for i in range(searched.queries.n):
-        yield _fused({branch: found[i] for branch, found in lists.items()}, searched, i, chosen)
+        found = {branch: each[i] for branch, each in lists.items()}
+        yield _fused(found, searched, i, chosen, depth, tokens[i] if chosen.estimates else None, also)
 
 
 def _fused(
-    lists: Mapping[Branch, BranchList], searched: BranchSearch, i: int, chosen: Plan, *, also: DocOrds = NO_DOCUMENTS
+    lists: Mapping[Branch, BranchList],
+    searched: BranchSearch,
+    i: int,
+    chosen: Plan,
+    depth: int,
+    tokens: BranchList | None,
+    also: DocOrds,
 ) -> Fused:
+    """One query's candidates; with its tokens list pending documents are estimated."""
     if len(lists) == 1 and not len(also):
         return alone(chosen.branches[0], lists[chosen.branches[0]])
 
     def pair_scores(branch: Branch, doc_ords: DocOrds) -> Floats:
         return searched.pair_scores(branch, doc_ords, i)
 
-    fused = fuse(lists, pair_scores, fusion=chosen.fusion, also=also)
+    said: PairScores = pair_scores
+    if tokens is not None:
+        lists, said = with_estimates(
+            lists,
+            tokens,
+            pair_scores,
+            pending=searched.view.waits.__getitem__,
+            best=lambda found, estimates: searched.merged([found, estimates], depth),
+        )
+    fused = fuse(lists, said, fusion=chosen.fusion, also=also)
     if len(searched.view.segments) == 1:
         return fused  # doc_ords ascend with doc_ids, so ties are in order
     return fused.take(searched.view.break_ties(fused.doc_ords, fused.scores))
+
+
+def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:
+    return chosen.estimates and bool(view.waits[doc_ord])
 
 
 def _without(fused: Fused, view: View, doc_ids: set[str]) -> Fused:
