@@ -21,6 +21,7 @@ EXTRAS = {
     "train": ("torch", "transformers", "peft", "accelerate", "yaml"),
     "eval": ("ir_measures", "scipy"),
     "parquet": ("pyarrow",),
+    "ann": ("usearch",),
 }
 """What must be importable for an extra to count as installed."""
 

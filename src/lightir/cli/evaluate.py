@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fusion(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="write each mode's TREC run here")
     parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
+    parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
     add_json(parser)
 
@@ -92,8 +93,10 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     if Path(args.target, STORE_FILE).is_file():
         if args.work:
             raise InvalidInput("--work keeps what a model encodes; an index needs none")
-        with Index.open(args.target) as index:
+        with Index.open(args.target, exact=args.exact) as index:
             return evaluate_index(Searcher(index, task=args.task, threads=args.threads), dataset, **options)
+    if args.exact:
+        raise InvalidInput("--exact is for an index that has graphs; a model is measured by exact search anyway")
     folder = resolve_model_folder(args.target)
     from lightir.encode.evaluate import evaluate_model
 

@@ -39,6 +39,7 @@ def index_vectors(
     dense_dim: int | None = None,
     dense_dtype: str = "fp16",
     sparse_top_k: int | None = None,
+    dense_graph: bool = False,
     analyzer: str | None = "english",
     overwrite: bool = False,
 ) -> IndexInfo:
@@ -56,6 +57,7 @@ def index_vectors(
         dense_dim=dense_dim,
         dense_dtype=dense_dtype,  # type: ignore[arg-type]  # build_index refuses other names
         sparse_top_k=sparse_top_k,
+        dense_graph=dense_graph,
         analyzer=analyzer,
         overwrite=overwrite,
     )

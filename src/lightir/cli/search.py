@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
     add_fusion(parser)
     add_filter(parser)
+    parser.add_argument(
+        "--exact", action="store_true", help="scan dense rows also where the index has graphs over them"
+    )
     parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
     parser.add_argument(
         "--doc-id", metavar="ID", help="explain this document for the query, found or not, among those of --filter"
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     from lightir.search import Searcher
 
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
-    with Index.open(args.index) as index, Demand(args.index) as demand:
+    with Index.open(args.index, exact=args.exact) as index, Demand(args.index) as demand:
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         if args.run_file is not None:
             write_all(searcher, args)  # an experiment, which asks for nothing

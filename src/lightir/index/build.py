@@ -18,6 +18,7 @@ from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput
 from lightir.files import new_folder
 from lightir.index.bm25 import mean_length
+from lightir.index.graph import require_usearch
 from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
 from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
 from lightir.index.rows import Rows, join, of_segment, segment_arrays
@@ -47,6 +48,7 @@ def build_index(
     dense_dim: int | None = None,
     dense_dtype: DenseDtype = "fp16",
     sparse_top_k: int | None = None,
+    dense_graph: bool = False,
     analyzer: str | None = "english",
     segment_documents: int = SEGMENT_DOCUMENTS,
     progress: bool = True,
@@ -65,6 +67,7 @@ def build_index(
         dense_dim: see `Sizes`; it holds for what is added later too.
         dense_dtype: see `Sizes`.
         sparse_top_k: see `Sizes`.
+        dense_graph: see `Sizes` and lightir.index.graph.
         analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
         segment_documents: the most documents of a segment.
         progress: show a bar when standard error is a terminal.
@@ -74,10 +77,13 @@ def build_index(
         InvalidInput: a doc_id comes twice or is empty; vectors without a contract, or not of its width; no branch.
         ContractMismatch: contract and query encoder are of different models.
         AlreadyExists: `out` is there and overwrite is off.
+        MissingExtra: dense_graph without usearch.
     """
+    if dense_graph:
+        require_usearch()
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
-    sizes = Sizes(dense_dim, dense_dtype, sparse_top_k)
+    sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
     with new_folder(Path(out), overwrite=overwrite) as folder:
         build = _Build(folder, intake, segment_documents)
@@ -158,7 +164,8 @@ class _Build:
         self._segments.append(self._write(rows, number))
 
     def _write(self, rows: Rows, number: int) -> StoredSegment:
-        arrays, record = segment_arrays(rows, mean=mean_length(self._total_length, self._n_documents))
+        mean = mean_length(self._total_length, self._n_documents)
+        arrays, record = segment_arrays(rows, mean=mean, dense_graph=self.intake.sizes.dense_graph)
         stored = StoredSegment(number, len(rows), "", None)
         checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
         return dataclasses.replace(stored, manifest_sha256=checksum)

@@ -36,11 +36,13 @@ class Sizes:
         dense_dim: keep so many first columns, renormalised (Matryoshka); None for all.
         dense_dtype: "fp16", or "int8" with one scale a row (its largest absolute value / 127).
         sparse_top_k: keep so many strongest impacts of a document (ties to the smaller term id); None for all.
+        dense_graph: large segments get a graph over their dense rows, so that dense search is approximate and faster.
     """
 
     dense_dim: int | None = None
     dense_dtype: DenseDtype = "fp16"
     sparse_top_k: int | None = None
+    dense_graph: bool = False
 
     def __post_init__(self) -> None:
         if self.dense_dtype not in ("fp16", "int8"):

@@ -17,7 +17,9 @@ from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
 from lightir.errors import FormatError
 from lightir.files import new_folder
+from lightir.index.graph import mean_recall
 from lightir.index.queue import Failure, failures_of
+from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store
 from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
@@ -43,6 +45,8 @@ class IndexInfo:
         contract: fingerprint, document_fingerprint, method and backbone; None in an index without a model.
         analyzer: of the tokens branch; None without one.
         dense_dim: width of the dense rows; None without them.
+        dense_graph: of the graphs over dense rows, how many documents are in them, and which share of the exact ten
+            best they find for documents' own vectors; None without graphs.
     """
 
     documents: int
@@ -56,6 +60,7 @@ class IndexInfo:
     contract: Mapping[str, str] | None
     analyzer: str | None
     dense_dim: int | None
+    dense_graph: Mapping[str, float] | None = None
 
 
 class Index:
@@ -74,20 +79,21 @@ class Index:
         self._refreshing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path | str, *, skip_damaged: bool = False) -> Index:
+    def open(cls, folder: Path | str, *, skip_damaged: bool = False, exact: bool = False) -> Index:
         """Open an index and check versions and file sizes; `verify` checks every byte.
 
         Args:
             folder: the index.
             skip_damaged: open it without the segments that cannot be opened; `view.damaged` says what is wrong with
                 them, and `view.missing` which documents are not found for it.
+            exact: scan the dense rows also where the index has graphs over them.
 
         Raises:
             NotFound: the folder is no index.
             FormatError: a file is missing, damaged or of another version; the file is named.
         """
         folder = Path(folder)
-        return cls(folder, _newest(folder, None, skip_damaged), skip_damaged=skip_damaged)
+        return cls(folder, _newest(folder, None, skip_damaged, exact), skip_damaged=skip_damaged)
 
     @property
     def view(self) -> View:
@@ -97,7 +103,7 @@ class Index:
     def refresh(self) -> bool:
         """Move on to the newest state; says whether there was a newer one. Searches under way keep theirs."""
         with self._refreshing:
-            newest = _newest(self.folder, self._view, self._skip_damaged)
+            newest = _newest(self.folder, self._view, self._skip_damaged, self._view.exact)
             changed = newest is not self._view
             self._view = newest
             return changed
@@ -187,7 +193,7 @@ class Index:
                 shutil.copytree(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
 
 
-def _newest(folder: Path, current: View | None, skip_damaged: bool) -> View:
+def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
     """The newest view, or the current one where nothing has changed.
 
     The writer may merge a segment away between the look into the store and the opening of the segment's files. A file
@@ -203,7 +209,8 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool) -> View:
             if current is not None and generation == current.generation:
                 store.close()
                 return current
-            view = View(folder, store, before=current, skip_damaged=skip_damaged and generation == seen)
+            skip = skip_damaged and generation == seen
+            view = View(folder, store, before=current, skip_damaged=skip, exact=exact)
         except FormatError as error:
             store.close()
             if seen == generation:
@@ -230,6 +237,8 @@ def view_info(view: View) -> IndexInfo:
         }
     segments = [each.segment for each in view.segments]
     n_bytes: dict[str, int] = {branch: sum(each.n_bytes(branch) for each in segments) for branch in BRANCHES}
+    n_graph = sum(each.n_bytes("graph") for each in segments)
+    n_bytes |= {"graph": n_graph} if n_graph else {}
     path = view.store.path
     files = [path, path.with_name(f"{path.name}-wal")]
     stored = sum(file.stat().st_size for file in files if file.exists())
@@ -245,7 +254,15 @@ def view_info(view: View) -> IndexInfo:
         contract=contract,
         analyzer=view.analyzer.name if view.analyzer else None,
         dense_dim=view.dense_dim,
+        dense_graph=_graph_info(segments),
     )
+
+
+def _graph_info(segments: Sequence[Segment]) -> Mapping[str, float] | None:
+    facts = [each.manifest["graph"] for each in segments if "graph" in each.manifest]
+    if not facts:
+        return None
+    return {"documents": sum(each["documents"] for each in facts), "recall_at_10": mean_recall(facts)}
 
 
 def verify_view(view: View) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.dictionary import Terms
+from lightir.index.graph import LEAST_DOCUMENTS, build_graph
 from lightir.index.segment import Segment, sparse_arrays
 from lightir.index.strings import SortedStrings
 from lightir.vectors import Ragged, SparseVectors
@@ -236,12 +238,15 @@ def _without_vectors_of_nobody(rows: Rows) -> Rows:
     return rows
 
 
-def segment_arrays(rows: Rows, *, mean: float) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def segment_arrays(
+    rows: Rows, *, mean: float, dense_graph: bool = False
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """A segment's arrays by name and what its manifest says of them; documents ascend by doc_id.
 
     Args:
         rows: documents with their keys.
         mean: the length of a document that BM25's saturation is stored for.
+        dense_graph: build a graph over the dense rows where they are many enough.
     """
     rows = rows.in_order()
     text, indptr = SortedStrings.pack(rows.doc_ids)
@@ -265,6 +270,10 @@ def segment_arrays(rows: Rows, *, mean: float) -> tuple[dict[str, npt.NDArray[An
         arrays |= _token_arrays(rows.tokens, mean)
     total = 0 if rows.tokens is None else rows.tokens.total_length
     record = {"documents": len(rows), "vocab_sizes": vocab_sizes, "mean_length": mean, "total_length": total}
+    encoded = ~rows.pending
+    if dense_graph and rows.dense is not None and np.count_nonzero(encoded) >= LEAST_DOCUMENTS:
+        arrays["graph.hnsw"], facts = build_graph(rows.dense.rows, rows.dense.scales, encoded)
+        record["graph"] = dataclasses.asdict(facts)
     return arrays, record
 
 

@@ -19,6 +19,7 @@ from lightir import kernel
 from lightir.errors import FormatError
 from lightir.files import new_folder, sha256_file
 from lightir.index.dictionary import SortedIds
+from lightir.index.graph import Graph, GraphFacts
 from lightir.index.strings import SortedStrings
 from lightir.vectors import SparseVectors, TermIds
 
@@ -167,6 +168,18 @@ class Segment:
             return None
         rows = self.array("dense.rows")
         return rows, self.array("dense.scales") if rows.dtype == np.int8 else None
+
+    @cached_property
+    def graph(self) -> Graph | None:
+        """The graph over the dense rows; None where the index has none, or the segment is small.
+
+        Raises:
+            MissingExtra: there is one, but usearch is not installed.
+        """
+        if "graph" not in self.manifest or self.dense is None:
+            return None
+        rows, scales = self.dense
+        return Graph(self.array("graph.hnsw"), rows, scales, GraphFacts(**self.manifest["graph"]))
 
     @cached_property
     def sparse(self) -> SparseBranch | None:

@@ -161,7 +161,9 @@ class View:
     Within a segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
     """
 
-    def __init__(self, folder: Path, store: Store, *, before: View | None = None, skip_damaged: bool = False) -> None:
+    def __init__(
+        self, folder: Path, store: Store, *, before: View | None = None, skip_damaged: bool = False, exact: bool = False
+    ) -> None:
         """Open the state that a store shows; the view owns the store's connection.
 
         Args:
@@ -169,12 +171,14 @@ class View:
             store: a snapshot, or the writer's connection.
             before: an earlier view, whose segments need not be opened again.
             skip_damaged: leave segments out that cannot be opened, and list them in `damaged`.
+            exact: leave graphs over dense rows alone.
 
         Raises:
             FormatError: a file is missing, damaged or of another version; the file is named.
         """
         self.folder = folder
         self.store = store
+        self.exact = exact
         self.record = checked_record(folder, store)
         self.generation = store.generation()
         where = str(folder / STORE_FILE)

@@ -84,6 +84,7 @@ class IndexWriter:
         dense_dim: int | None = None,
         dense_dtype: DenseDtype = "fp16",
         sparse_top_k: int | None = None,
+        dense_graph: bool = False,
         analyzer: str | None = "english",
         overwrite: bool = False,
     ) -> IndexWriter:
@@ -96,6 +97,7 @@ class IndexWriter:
             dense_dim=dense_dim,
             dense_dtype=dense_dtype,
             sparse_top_k=sparse_top_k,
+            dense_graph=dense_graph,
             analyzer=analyzer,
             progress=False,
             overwrite=overwrite,
@@ -400,7 +402,7 @@ class IndexWriter:
                 self._store.set_deleted(each.number, each.deleted)
 
     def _write(self, rows: Rows, mean: float) -> None:
-        arrays, record = segment_arrays(rows, mean=mean)
+        arrays, record = segment_arrays(rows, mean=mean, dense_graph=self._view.sizes.dense_graph)
         stored = StoredSegment(self._store.next_segment(), len(rows), "", None)
         checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
         self._store.add_segment(dataclasses.replace(stored, manifest_sha256=checksum))

@@ -10,6 +10,7 @@ for more until none that it withholds can belong to the best. After a bulk build
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,9 @@ class BranchSearch:
 
     def top(self, branch: Branch, k: int) -> list[BranchList]:
         """Each query's k best documents: score down, then doc_id up."""
+        if branch == "dense" and self._has_graphs():
+            lists = self._graph_lists(k)
+            return [self._merged([each[i] for each in lists], k) for i in range(self.queries.n)]
         found = [self._segment_top(branch, position, k) for position in range(len(self.view.segments))]
         if branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments):
             return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
@@ -98,11 +102,62 @@ class BranchSearch:
         _, term_ids, weights = self._true_weights(segment, stored, place)
         return wanted, (term_ids, weights), segment.terms.__getitem__
 
+    # Graphs
+
+    def _has_graphs(self) -> bool:
+        return not self.view.exact and any(each.segment.graph is not None for each in self.view.segments)
+
+    def _graph_lists(self, k: int) -> list[list[BranchList]]:
+        """Each segment's best documents by its graph, or by a scan where that costs no more.
+
+        A graph is first asked for a few more than the segment's share of the k best, then for more as long as all that
+        it gave belong to them.
+        """
+        n_allowed = [self._n_allowed(position) for position in range(len(self.view.segments))]
+        asked = [_likely_share(k, n, sum(n_allowed)) for n in n_allowed]
+        lists: list[list[BranchList]] = [[] for _ in n_allowed]
+        lacking = list(range(len(n_allowed)))
+        while lacking:
+            for position in lacking:
+                asked[position] = asked[position] if self._walks(position, asked[position], n_allowed[position]) else k
+                lists[position] = self._graph_top(position, asked[position], n_allowed[position])
+            lacking = [position for position, n in enumerate(asked) if n < k and _may_hold_more(lists, position, n, k)]
+            for position in lacking:
+                asked[position] = min(k, 4 * asked[position])
+        return lists
+
+    def _walks(self, position: int, k: int, n_allowed: int) -> bool:
+        graph = self.view.segments[position].segment.graph
+        return graph is not None and graph.serves(k, n_allowed)
+
+    def _graph_top(self, position: int, k: int, n_allowed: int) -> list[BranchList]:
+        each, queries = self.view.segments[position], self.queries.dense
+        assert queries is not None  # the plan's branches were encoded
+        graph = each.segment.graph
+        if graph is None or not graph.serves(k, n_allowed):
+            return self._segment_top("dense", position, k)
+        allowed = self._allowed("dense", position)
+        found = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
+        first = np.uint32(each.first_ord)
+        lists = [BranchList(doc_ords + first, scores) for doc_ords, scores in found]
+        return [one if query.any() else _nothing() for one, query in zip(lists, queries, strict=True)]
+
+    def _n_allowed(self, position: int) -> int:
+        """How many of a segment's documents the dense branch may return."""
+        allowed = self._allowed("dense", position)
+        if allowed is None:
+            return len(self.view.segments[position].segment)
+        return int(np.unpackbits(allowed).sum())
+
+    def _allowed(self, branch: Branch, position: int) -> npt.NDArray[np.uint8] | None:
+        matching = None if self.matching is None else self.matching[position]
+        return self.view.segments[position].searchable(branch, matching)
+
     # One segment
 
     def _segment_top(self, branch: Branch, position: int, k: int) -> list[BranchList]:
         each = self.view.segments[position]
-        allowed = each.searchable(branch, None if self.matching is None else self.matching[position])
+        allowed = self._allowed(branch, position)
         if branch == "dense":
             return self._dense_top(each, allowed, k)
         wanted = k if branch == "sparse" else self._wanted(position, k)
@@ -233,8 +288,7 @@ class BranchSearch:
         return float(found.scores[-1]) * max(1.0, self._ratio(position)) * (1 + ROUNDING) >= reached
 
     def _deeper(self, position: int, query: int, k: int) -> BranchList:
-        each = self.view.segments[position]
-        allowed = each.searchable("tokens", None if self.matching is None else self.matching[position])
+        allowed = self._allowed("tokens", position)
         term_ids, weights = self._terms_of_segment("tokens", position).row(query)
         indptr = np.array([0, len(term_ids)], dtype=np.int64)
         return self._sparse_top("tokens", position, allowed, QueryTerms(indptr, term_ids, weights), k)[0]
@@ -261,6 +315,24 @@ def _as_floats(queries: SparseVectors) -> QueryTerms:
 
 def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:
     return segment.sparse if branch == "sparse" else segment.tokens
+
+
+def _likely_share(k: int, n: int, total: int) -> int:
+    """How many of the k best a segment with n of all documents holds at most, were they spread by chance."""
+    expected = k * n / max(total, 1)
+    return min(k, int(expected + 4 * math.sqrt(expected)) + 16)
+
+
+def _may_hold_more(lists: Sequence[Sequence[BranchList]], position: int, asked: int, k: int) -> bool:
+    """Whether for any query all that a segment gave, as much as it was asked for, is among the k best."""
+    for i, mine in enumerate(lists[position]):
+        if len(mine.scores) < asked:
+            continue
+        scores = np.concatenate([each[i].scores for each in lists])
+        reached = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) >= k else -np.inf
+        if mine.scores[-1] >= reached:
+            return True
+    return False
 
 
 def _nothing() -> BranchList:

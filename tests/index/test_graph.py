@@ -1,0 +1,207 @@
+"""Graphs over dense rows: candidates are theirs, scores and order the exact scan's, and k come back where k match."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from factories import make_contract
+from lightir import kernel
+from lightir.errors import MissingExtra
+from lightir.index import Index, IndexWriter, build_index, graph, rows
+from lightir.index.graph import Graph, build_graph
+from lightir.search.branches import BranchSearch, EncodedQueries
+from lightir.shards import Shard
+from lightir.types import Document
+
+DIM = 8
+N = 300
+
+without_usearch = pytest.mark.usefixtures("no_usearch")
+
+
+@pytest.fixture
+def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of any size have graphs, and these are walked; usearch has to be there."""
+    pytest.importorskip("usearch")
+    monkeypatch.setattr(rows, "LEAST_DOCUMENTS", 20)
+    monkeypatch.setattr(graph, "CANDIDATE_COST", 1)
+    monkeypatch.setattr(graph, "SEARCH_CANDIDATES", 24)
+
+
+@pytest.fixture
+def no_usearch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if usearch were not installed."""
+    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
+
+
+def unit_rows(n: int, seed: int, centre: float = 0.0) -> npt.NDArray[np.float16]:
+    values = np.random.default_rng(seed).standard_normal((n, DIM)) + centre
+    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float16)
+
+
+def shard(dense: npt.NDArray[np.float16], first: int = 0) -> Shard:
+    """Documents d0000 and on; n is their number modulo 10."""
+    documents = [Document(f"d{i:04d}", f"text {i}", "", {"n": i % 10}) for i in range(first, first + len(dense))]
+    return Shard(documents, dense, None)
+
+
+def build(folder: Path, *shards: Shard, **options: Any) -> None:
+    contract = make_contract(sparse=None)
+    options = {"dense_graph": True, "analyzer": None, "progress": False, **options}
+    build_index(shards, folder, contract=contract, **options)
+
+
+def dense_top(index: Index, queries: npt.NDArray[np.float32], k: int, **wanted: Any) -> list[list[tuple[str, float]]]:
+    """Each query's k best documents with their scores."""
+    view = index.view
+    encoded = EncodedQueries(len(queries), queries, None, None)
+    found = BranchSearch(view, encoded, matching=view.matching(wanted.get("filter"))).top("dense", k)
+    return [list(zip(view.doc_ids(each.doc_ords), each.scores.tolist(), strict=True)) for each in found]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("length", [1.0, 3.0])
+@pytest.mark.usefixtures("small_graphs")
+def test_scores_and_order_are_the_scan_s(dtype: str, length: float) -> None:
+    stored, scales = unit_rows(N, 1) * np.float16(length), None
+    if dtype == "int8":
+        scales = np.full(N, 1 / 127, np.float32)
+        stored = np.rint(stored.astype(np.float32) / length * 127).astype(np.int8)
+    wanted = np.arange(N) % 7 != 0
+    data, facts = build_graph(stored, scales, wanted)
+    assert facts.documents == wanted.sum()
+    assert facts.recall > 0.9
+    assert facts.element == ("f16" if length == 3.0 and dtype == "fp16" else "i8")
+    queries = unit_rows(20, 2).astype(np.float32)
+    found = Graph(data, stored, scales, facts).top_k(queries, 10, n_allowed=facts.documents)
+    exact, _ = kernel.dense_top_k(stored, queries, k=10, scales=scales, allowed=kernel.pack_bitmap(wanted))
+    for query, (places, scores), true in zip(queries, found, exact, strict=True):
+        assert wanted[places].all()
+        np.testing.assert_array_equal(scores, kernel.dense_pair_scores(stored, places, query, scales=scales))
+        assert sorted(zip(-scores, places, strict=True)) == list(zip(-scores, places, strict=True))
+        assert len(set(places.tolist()) & set(true.tolist())) >= 7
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_the_same_rows_give_the_same_bytes() -> None:
+    graphs = [build_graph(unit_rows(N, 1), None, np.ones(N, np.bool_))[0] for _ in range(2)]
+    np.testing.assert_array_equal(*graphs)
+
+
+@pytest.mark.parametrize("n_allowed", [1, 9, 10, 11, 150])
+@pytest.mark.usefixtures("small_graphs")
+def test_k_rows_come_back_where_k_are_allowed(n_allowed: int) -> None:
+    stored = unit_rows(N, 1)
+    data, facts = build_graph(stored, None, np.ones(N, np.bool_))
+    mask = np.zeros(N, np.bool_)
+    mask[np.random.default_rng(3).permutation(N)[:n_allowed]] = True
+    queries, allowed = unit_rows(20, 2).astype(np.float32), kernel.pack_bitmap(mask)
+    found = Graph(data, stored, None, facts).top_k(queries, 10, n_allowed=n_allowed, allowed=allowed)
+    for places, _ in found:
+        assert len(places) == min(10, n_allowed)
+        assert mask[places].all()
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_an_index_with_graphs_finds_nearly_what_one_without_finds(tmp_path: Path) -> None:
+    dense = unit_rows(4 * N, 1)
+    build(tmp_path / "index", shard(dense), segment_documents=N)
+    build(tmp_path / "scanned", shard(dense), segment_documents=N, dense_graph=False)
+    queries = unit_rows(30, 2).astype(np.float32)
+    with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "scanned") as scanned:
+        found, true = dense_top(index, queries, 10), dense_top(scanned, queries, 10)
+        assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(found, true, strict=True)]) > 0.9
+        assert scanned.info().dense_graph is None
+        assert "graph" not in scanned.info().bytes
+    with Index.open(tmp_path / "index", exact=True) as index:
+        assert dense_top(index, queries, 10) == true
+        index.refresh()
+        assert index.view.exact
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_a_segment_that_holds_all_the_best_is_asked_for_more(tmp_path: Path) -> None:
+    near = unit_rows(N, 1, centre=3.0)
+    build(tmp_path / "index", *(shard(unit_rows(N, 5 + i, -3.0), N * i) for i in range(3)), segment_documents=N)
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.add(shard(near, 5000).documents, dense=near)
+    query = np.ones((1, DIM), np.float32)
+    with Index.open(tmp_path / "index") as index:
+        found = dense_top(index, query, 60)[0]
+    assert len(found) == 60
+    assert all(doc_id >= "d5000" for doc_id, _ in found)
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_filters_and_deletes_leave_k_documents(tmp_path: Path) -> None:
+    build(tmp_path / "index", shard(unit_rows(3 * N, 1)), segment_documents=N)
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.delete([f"d{i:04d}" for i in range(0, 3 * N, 2)])
+    queries = unit_rows(5, 2).astype(np.float32)
+    with Index.open(tmp_path / "index") as index:
+        for found in dense_top(index, queries, 20, filter={"n": 3}):
+            assert [doc_id[-1] for doc_id, _ in found] == ["3"] * 20
+        for found in dense_top(index, queries, 100, filter={"n": {"lt": 4}}):
+            assert {doc_id[-1] for doc_id, _ in found} == {"1", "3"}
+            assert len(found) == 100
+        assert [len(found) for found in dense_top(index, queries, 100, filter={"n": 2})] == [0] * 5
+        assert dense_top(index, np.zeros((1, DIM), np.float32), 5) == [[]]
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_what_is_added_gets_a_graph_too_and_pending_documents_are_in_none(tmp_path: Path) -> None:
+    build(tmp_path / "index", analyzer="words")
+    with IndexWriter.open(tmp_path / "index") as writer:
+        some = shard(unit_rows(N, 1))
+        writer.add([dataclasses.replace(each, doc_id=f"p{each.doc_id}") for each in some.documents])
+        writer.add(some.documents, dense=some.dense)
+        assert writer.compact().dense_graph is not None
+    with Index.open(tmp_path / "index") as index:
+        info = index.info()
+        assert info.dense_graph is not None
+        assert (info.segments, info.pending, info.dense_graph["documents"]) == (1, N, N)
+        assert info.bytes["graph"] > 0
+        index.verify()
+        assert all(doc_id.startswith("d") for doc_id, _ in dense_top(index, np.ones((1, DIM), np.float32), N)[0])
+
+
+def test_small_segments_have_none(tmp_path: Path) -> None:
+    pytest.importorskip("usearch")
+    build(tmp_path / "index", shard(unit_rows(50, 1)))
+    with Index.open(tmp_path / "index") as index:
+        assert index.info().dense_graph is None
+        assert len(dense_top(index, np.ones((1, DIM), np.float32), 10)[0]) == 10
+
+
+def test_large_searches_are_scans() -> None:
+    pytest.importorskip("usearch")
+    data, facts = build_graph(unit_rows(7000, 1), None, np.ones(7000, np.bool_))
+    built = Graph(data, unit_rows(7000, 1), None, facts)
+    assert built.serves(10, 7000)
+    assert not built.serves(100, 7000)
+    assert not built.serves(10, 500)
+    assert not built.serves(10, 0)
+
+
+@without_usearch
+def test_a_graph_asks_for_the_extra_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(MissingExtra, match=r"lightir\[ann\]"):
+        build(tmp_path / "index", shard(unit_rows(50, 1)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_without_the_extra_graphs_are_refused_but_scans_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path / "index", shard(unit_rows(N, 1)))
+    monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
+    query = np.ones((1, DIM), np.float32)
+    with Index.open(tmp_path / "index") as index, pytest.raises(MissingExtra, match="--exact"):
+        dense_top(index, query, 5)
+    with Index.open(tmp_path / "index", exact=True) as index:
+        assert len(dense_top(index, query, 5)[0]) == 5
