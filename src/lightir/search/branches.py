@@ -70,7 +70,7 @@ class BranchSearch:
         """Each query's k best documents: score down, then doc_id up."""
         if branch == "dense" and self._has_graphs():
             lists = self._graph_lists(k)
-            return [self._merged([each[i] for each in lists], k) for i in range(self.queries.n)]
+            return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
         found = [self._segment_top(branch, position, k) for position in range(len(self.view.segments))]
         if branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments):
             return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
