@@ -296,6 +296,26 @@ def test_doctor_json_has_its_promised_shape(capsys):
     assert found["kernel"]["dispatch"] in found["kernel"]["available"]
 
 
+def test_doctor_says_how_each_model_s_queries_are_tokenised(tmp_path, monkeypatch, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from lightir import addresses
+
+    odd = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    odd.pre_tokenizer = pre_tokenizers.Whitespace()
+    for name in ("odd", "none"):
+        (tmp_path / name).mkdir()
+    odd.save(str(tmp_path / "odd" / "tokenizer.json"))
+    monkeypatch.setattr(addresses, "shipped_models", lambda: {name: tmp_path / name for name in ("none", "odd")})
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["query_tokenizers"]
+    assert "tokenizers" in found["odd"]
+    assert "WordLevel" in found["odd"]
+    assert "no tokenizer.json" in found["none"]
+    assert main(["doctor"]) == 0
+    assert f"odd's queries are tokenised by {found['odd']}" in capsys.readouterr().out
+
+
 def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
     copy = shutil.copytree(bm25_index, tmp_path / "copy")
     assert main(["verify", str(copy)]) == 0

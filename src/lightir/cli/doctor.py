@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
             f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}"
         )
     print(f"models    {', '.join(found['models']) or 'none installed; `make setup` in a checkout installs them'}")
+    for name, how in found["query_tokenizers"].items():
+        print(f"          {name}'s queries are tokenised by {how}")
 
 
 def report() -> dict[str, Any]:
@@ -60,9 +62,21 @@ def report() -> dict[str, Any]:
         "kernel": {"dispatch": kernel.dispatch(), "available": kernel.available()},
         "extras": {name: all(map(importlib.util.find_spec, needed)) for name, needed in EXTRAS.items()},
         "models": list(shipped_models()),
+        "query_tokenizers": {name: _query_tokenizer(folder) for name, folder in shipped_models().items()},
         "cpu": _cpu(),
         "threads": len(os.sched_getaffinity(0)),
     }
+
+
+def _query_tokenizer(model: Path) -> str:
+    """Which path a model's queries take to their term ids, and why if it is the slow one."""
+    from lightir.query.cached import TOKENIZER_FILE
+    from lightir.text import TextTokenizer
+
+    folders = [folder for folder in (model / "query-encoder", model) if (folder / TOKENIZER_FILE).is_file()]
+    if not folders:
+        return "nothing that is here: the model has no tokenizer.json"
+    return TextTokenizer.from_file(folders[0] / TOKENIZER_FILE).path.description
 
 
 def _cpu() -> str:
