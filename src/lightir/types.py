@@ -97,7 +97,8 @@ class TermScore:
 class Hit:
     """One found document with everything that a page of results shows.
 
-    The highlights are where the query's terms stand in the snippet: start and end of each, ascending.
+    The highlights are where the query's terms stand in the snippet: start and end of each, ascending. A hit is late
+    where it was encoded for this very query.
     """
 
     doc_id: str
@@ -108,6 +109,7 @@ class Hit:
     branches: Mapping[Branch, BranchScore]
     terms: tuple[TermScore, ...] = ()
     highlights: tuple[tuple[int, int], ...] = ()
+    late: bool = False
 
     @property
     def estimated(self) -> bool:

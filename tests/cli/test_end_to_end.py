@@ -224,6 +224,28 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
         assert "1 documents got their vectors" in serving.stderr.read()
 
 
+def test_a_search_encodes_what_it_finds_when_it_is_asked_to(model: Path, dataset: Path, tmp_path, capsys) -> None:
+    index, run = tmp_path / "index", tmp_path / "run"
+    assert main(["index", str(dataset), "--out", str(index), "--model", str(model)]) == 0
+    late = ["--late-m", "3", "--budget-ms", "60000", "--model", str(model)]
+    assert main(["search", str(index), "river", *late, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["late"].keys() == {"encoded", "parked", "failed", "left", "took_ms"}
+    assert (found["late"]["encoded"], found["late"]["left"]) == (["d-river"], 0)
+    assert [hit["doc_id"] for hit in found["hits"] if hit.get("late")] == ["d-river"]
+    assert main(["search", str(index), "bread", *late]) == 0
+    captured = capsys.readouterr()
+    assert "1 documents encoded in" in captured.err
+    assert "late" in captured.out
+    assert main(["search", str(index), "--queries", str(dataset), "--run", str(run), *late]) == 0
+    with Index.open(index) as opened:
+        assert opened.info().pending == 0
+    for arguments in (["--budget-ms", "3"], ["--model", "minilm"], [*late, "--doc-id", "d-river"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["search", str(index), "river", *arguments])
+        assert stop.value.code == 2
+
+
 def test_a_plain_corpus_takes_a_model_and_vectors_have_one(model: Path, dataset: Path, tmp_path, capsys) -> None:
     assert main(["encode", str(model), str(dataset), "--out", str(tmp_path / "v")]) == 0
     assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--model", str(model)]) == 1

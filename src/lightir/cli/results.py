@@ -10,6 +10,7 @@ from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, p
 from lightir.types import Branch, BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
+    from lightir.search import LateReport
     from lightir.search.explain import Explanation
 
 INDENT = "    "
@@ -28,15 +29,34 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
         "metadata": dict(hit.metadata),
         "branches": branches,
     }
+    if hit.late:
+        shown["late"] = True
     if explain:
         shown["terms"] = _terms_json(hit.terms)
     return shown
 
 
-def result_json(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> dict[str, Any]:
-    """One query's answer in the shape that `search --json` promises."""
+def result_json(
+    query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool, late: LateReport | None = None
+) -> dict[str, Any]:
+    """One query's answer in the shape that `search --json` promises; with late re-ranking also what it did."""
     listed = [hit_json(hit, explain=explain) for hit in hits]
-    return {"query": query, "mode": mode, "took_ms": round(took_s * 1000, 3), "hits": listed}
+    found = {"query": query, "mode": mode, "took_ms": round(took_s * 1000, 3), "hits": listed}
+    if late is None:
+        return found
+    done = dataclasses.asdict(late)
+    took_ms = round(done.pop("seconds") * 1000, 3)
+    return {**found, "late": {**done, "took_ms": took_ms}}
+
+
+def late_line(late: LateReport) -> str:
+    """What late re-ranking did for a query, for people."""
+    parts = [f"{len(late.encoded)} documents encoded in {duration(late.seconds)}"]
+    if late.parked:
+        parts.append(f"{len(late.parked)} more wait for another writer and are ranked without their vectors")
+    if late.failed:
+        parts.append(f"{len(late.failed)} failed")
+    return ", ".join([*parts, f"{late.left} of the best still pending"])
 
 
 def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:
@@ -106,6 +126,7 @@ def _head(hit: Hit) -> str:
         f"{branch} {'~' if score.estimated else ''}{score.score:.3g}{_rank(score.rank)}"
         for branch, score in hit.branches.items()
     ]
+    parts += ["late"] * hit.late
     return f"{paint(name, BOLD, CYAN)}  {hit.score:.4f}  {paint(' · '.join(parts), DIM)}"
 
 

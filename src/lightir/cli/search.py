@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from lightir.cli.filters import add_filter
 from lightir.cli.fusion import add_fusion
-from lightir.cli.results import explanation_json, print_explanation, print_result, result_json
+from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
 
 if TYPE_CHECKING:
-    from lightir.search import Searcher
+    from lightir.search import LateSearcher, Searcher
 
 HELP = "search an index"
 EXAMPLES = """
@@ -24,9 +26,11 @@ EXAMPLES = """
   lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
+  lightir search index "vaccine safety" --late-m 20 --budget-ms 300
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
 """
+BUDGET_MS = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
     parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")
+    late = parser.add_argument_group(
+        "late re-ranking", "encode what is pending while its query waits, once and for good"
+    )
+    late.add_argument("--late-m", type=positive, metavar="M", help="look at the M best documents that tokens find")
+    late.add_argument(
+        "--budget-ms", type=positive, metavar="B", help=f"milliseconds a query for it (default {BUDGET_MS})"
+    )
+    late.add_argument(
+        "--model", metavar="MODEL", help="the index's model (default: the installed one that the index speaks of)"
+    )
     add_json(parser)
 
 
@@ -60,6 +74,10 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("--run needs --queries")
     if args.doc_id is not None and args.run_file is not None:
         args.parser.error("--doc-id explains one document; --run writes rankings")
+    if args.late_m is None and (args.budget_ms is not None or args.model is not None):
+        args.parser.error("--budget-ms and --model are for --late-m")
+    if args.late_m is not None and args.doc_id is not None:
+        args.parser.error("--doc-id explains one document as it is; --late-m encodes others")
     from lightir.index import Demand, Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
@@ -67,14 +85,27 @@ def run(args: argparse.Namespace) -> None:
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index, exact=args.exact) as index, Demand(args.index) as demand:
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+        late = None if args.late_m is None else late_searcher(searcher, args)
         if args.run_file is not None:
-            write_all(searcher, args)  # an experiment, which asks for nothing
+            write_all(searcher, late, args)  # an experiment, which asks for nothing
             return
         searcher.demand = demand
         for number, query in enumerate(texts(args)):
             if number and not args.json:
                 print()
-            (answer if args.doc_id is None else account)(searcher, query, args)
+            if args.doc_id is None:
+                answer(searcher, late, query, args)
+            else:
+                account(searcher, query, args)
+
+
+def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
+    """The searcher with the index's model loaded."""
+    from lightir.encode.worker import encoder_for
+    from lightir.search import LateSearcher
+
+    encoder = encoder_for(searcher.index, args.model)
+    return LateSearcher(searcher, encoder, m=args.late_m, budget_ms=args.budget_ms or BUDGET_MS)
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:
@@ -89,9 +120,10 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
         yield args.query
 
 
-def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
+def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argparse.Namespace) -> None:
     """Search one query and print its hits."""
     start = time.perf_counter()
+    report = None if late is None else late.encode_for(query, filter=args.filter)
     hits = searcher.hits(
         query,
         args.k,
@@ -101,13 +133,19 @@ def answer(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
         filter=args.filter,
         explain=args.explain,
     )
+    if report is not None:
+        hits = report.marked(hits)
     took_s = time.perf_counter() - start
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
     if not args.json:
         print_result(query, mode, took_s, hits, explain=args.explain)
+        if report is not None:
+            say(late_line(report))
         return
     streams = args.queries is not None or args.query == "-"
-    (print_json_line if streams else print_json)(result_json(query, mode, took_s, hits, explain=args.explain))
+    (print_json_line if streams else print_json)(
+        result_json(query, mode, took_s, hits, explain=args.explain, late=report)
+    )
 
 
 def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
@@ -122,13 +160,16 @@ def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
     (print_json_line if streams else print_json)(explanation_json(query, found))
 
 
-def write_all(searcher: Searcher, args: argparse.Namespace) -> None:
-    """Search every query of the file and write the run."""
+def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Namespace) -> None:
+    """Search every query of the file and write the run; with late re-ranking after all of them were encoded for."""
     from lightir.data import read_queries
     from lightir.eval import write_run
 
     queries = list(read_queries(args.queries))
     start = time.perf_counter()
+    if late is not None:
+        for query in tqdm(queries, desc="late", unit="query", disable=None):
+            late.encode_for(query.text, filter=args.filter)
     found = searcher.search(
         queries, args.k, mode=args.mode, fusion=args.fusion, weights=args.weights, filter=args.filter
     )

@@ -101,18 +101,20 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one acts as it would without this."""
+    """An event that SIGINT and SIGTERM set, where they are not ignored; a second one acts as it would without this."""
     event = threading.Event()
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    heard = [each for each, handler in before.items() if handler != signal.SIG_IGN]
 
     def stop(number: int, frame: FrameType | None) -> None:
         event.set()
         signal.signal(number, before[signal.Signals(number)])
+        say("stopping after the documents under way; once more to stop without them")
 
-    for each in before:
+    for each in heard:
         signal.signal(each, stop)
     try:
         yield event
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each in heard:
+            signal.signal(each, before[each])

@@ -16,8 +16,6 @@ from lightir.errors import IndexLocked
 
 LOCK_FILE = "writer.lock"
 BRIEF_WAIT_S = 10.0
-"""How long to wait for holders that say they are brief; there may be several, one after the other."""
-
 POLL_S = 0.01
 
 
@@ -28,18 +26,19 @@ class WriterLock:
     and says who came last.
     """
 
-    def __init__(self, folder: Path, *, brief: bool = False) -> None:
+    def __init__(self, folder: Path, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> None:
         """Take the lock, waiting a moment where its holder is a brief one.
 
         Args:
             folder: the index.
             brief: say that it is held for one commit, so that others wait and don't give up.
+            wait_s: how long to wait for such holders; there may be several, one after the other.
 
         Raises:
             IndexLocked: another writer, in this process or another, has it.
         """
         self._file: IO[str] = (folder / LOCK_FILE).open("a+", encoding="utf-8")
-        deadline, before = time.monotonic() + BRIEF_WAIT_S, None
+        deadline, before = time.monotonic() + wait_s, None
         while not _locked(self._file):
             holder = _read(self._file)
             # Read twice: between taking the lock and saying so, the file speaks of the holder before.

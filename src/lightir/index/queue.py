@@ -385,7 +385,7 @@ class Demand:
                 self._queue = Queue.open(self._index, busy_s=0.0)
             self._queue.note(asked, at=self._told_at)
         except WriteFailed as error:
-            if _is_busy(error):
+            if is_busy(error):
                 with self._counting:
                     self._asked.update(asked)
                 return
@@ -443,14 +443,15 @@ def keys_of_pending(view: View, doc_ords: npt.NDArray[np.uint32]) -> Keys:
     return keys[keys >= 0]
 
 
+def is_busy(error: WriteFailed) -> bool:
+    """Whether a change failed only since another process was about one for too long."""
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY
+
+
 def _has(ascending: Keys, key: int) -> bool:
     place = int(np.searchsorted(ascending, key))
     return place < len(ascending) and int(ascending[place]) == key
-
-
-def _is_busy(error: WriteFailed) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY
 
 
 def _bytes(array: npt.NDArray[Any] | None) -> bytes | None:

@@ -132,7 +132,7 @@ def work(
     if batch_size < 1 or piece < 1:
         raise InvalidInput(f"batch_size is {batch_size} and piece {piece}; both must be at least 1")
     with Index.open(folder) as index, Queue.open(folder) as queue:
-        _require_fit(index.view, encoder.contract)
+        require_fit(index.view, encoder.contract)
         if retry_failed:
             queue.retry_failed()
         with tqdm(desc="encode", unit="doc", disable=None if progress else True, smoothing=0.05) as bar:
@@ -186,7 +186,7 @@ def deliver(
             queue.park(encoded.keys, Vectors.of(encoded.shards))
         return Delivery(parked=tuple(encoded.keys))
     with writer:
-        _require_fit(writer.view, contract)
+        require_fit(writer.view, contract)
         parked, vectors = queue.parked(contract.backbone.vocab_size)
         committed = _commit(writer, parked, vectors) + _commit(writer, encoded.keys, Vectors.of(encoded.shards))
         keys = [*parked, *encoded.keys]
@@ -199,7 +199,7 @@ def _opened(folder: Path, patience_s: float, stop: threading.Event) -> IndexWrit
     deadline, pause = time.monotonic() + patience_s, 0.01
     while True:
         try:
-            return IndexWriter.open(folder, brief=True)
+            return IndexWriter.open(folder, brief=True, wait_s=max(deadline - time.monotonic(), 0.0))
         except IndexLocked as busy:
             if time.monotonic() >= deadline or stop.wait(pause):
                 logger.info("%s; what was encoded is kept beside it until then", busy)
@@ -218,7 +218,13 @@ def _commit(writer: IndexWriter, keys: list[int], vectors: Vectors) -> list[int]
     return kept
 
 
-def _require_fit(view: View, contract: Contract) -> None:
+def require_fit(view: View, contract: Contract) -> None:
+    """Refuse an encoder whose vectors are not those that the index takes.
+
+    Raises:
+        InvalidInput: the index has no contract.
+        ContractMismatch: each differing field with both values.
+    """
     if view.contract is None:
         raise InvalidInput(
             f"{view.folder} has no model's contract, so its documents wait for no vectors; "

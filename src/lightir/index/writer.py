@@ -24,7 +24,7 @@ from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
 from lightir.index.intake import DenseDtype, Intake, sliced
-from lightir.index.lock import WriterLock
+from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
 from lightir.index.rows import Rows, join, of_segment, segment_arrays
 from lightir.index.segment import write_segment
@@ -105,12 +105,13 @@ class IndexWriter:
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path | str, *, brief: bool = False) -> IndexWriter:
+    def open(cls, folder: Path | str, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> IndexWriter:
         """Become the writer of an index, and remove what a crashed one left behind.
 
         Args:
             folder: the index.
             brief: it is for one short change: others that want to write meanwhile wait for it.
+            wait_s: how long to wait for others that are brief.
 
         Raises:
             NotFound: the folder is no index.
@@ -121,7 +122,7 @@ class IndexWriter:
         folder = Path(folder)
         store = Store.open_for_writing(folder / STORE_FILE)
         try:
-            lock = WriterLock(folder, brief=brief)
+            lock = WriterLock(folder, brief=brief, wait_s=wait_s)
             try:
                 view = View(folder, store)
                 _sweep(folder, view)

@@ -1,0 +1,202 @@
+"""Late re-ranking (SiDR): the best of the documents that lack vectors are encoded while their query waits, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightir.errors import InvalidInput, WriteFailed
+from lightir.index import Filter, View
+from lightir.index.queue import Queue, is_busy, keys_of_pending
+from lightir.index.worker import Encoded, deliver, encode_each, require_fit
+from lightir.search.modes import Mode
+from lightir.search.searcher import DEPTH, Searcher
+from lightir.shards import DocumentEncoder
+from lightir.types import Document, Hit
+
+CHARACTERS_A_TOKEN = 6
+"""More characters than the model's longest input has are cut, and cost nothing."""
+
+MEMORY = 0.9
+"""How much of what is known of the encoder's speed stays with each document."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateReport:
+    """What was done for one query.
+
+    Attributes:
+        encoded: ids of the documents that were encoded and committed; the query is ranked with their vectors.
+        parked: ids of those whose vectors wait for the writer's lock; the query is ranked without them.
+        failed: doc_id -> error of those that were set aside.
+        left: how many of the m best are pending still: no time, or another worker has them.
+        seconds: for finding, encoding and committing them.
+    """
+
+    encoded: tuple[str, ...] = ()
+    parked: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    left: int = 0
+    seconds: float = 0.0
+
+    def marked(self, hits: Sequence[Hit]) -> list[Hit]:
+        """The hits, those late that were encoded for the query."""
+        return [dataclasses.replace(hit, late=hit.doc_id in self.encoded) for hit in hits]
+
+
+class LateSearcher:
+    """A searcher that first encodes what is pending among a query's best documents, within a budget of time.
+
+    The first stage, tokens where nothing else is said, finds the m best documents; the last ranks the index as any
+    search does, with what was encoded in it. That is committed, so that every later search has it; where the writer's
+    lock is taken it is parked, and whoever commits next commits it.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        encoder: DocumentEncoder,
+        *,
+        m: int = 20,
+        budget_ms: float = 500.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Put a searcher and a document encoder together.
+
+        Args:
+            searcher: whose index can be written.
+            encoder: of the index's model.
+            m: how many of a query's best documents are looked at.
+            budget_ms: from the begin of the first search to the last commit. No document is begun that, going by those
+                before, would take longer; only the first one of all is begun on trust.
+            clock: seconds.
+
+        Raises:
+            InvalidInput: m is below 1, the budget not above 0, or the index has no contract.
+            ContractMismatch: the encoder is of another model; each differing field with both values.
+        """
+        if m < 1 or not budget_ms > 0:
+            raise InvalidInput(f"m is {m} and budget_ms {budget_ms:g}; at least one document and some time are needed")
+        require_fit(searcher.index.view, encoder.contract)
+        self.searcher = searcher
+        self.encoder = encoder
+        self.m = m
+        self.budget_s = budget_ms / 1000
+        self._clock = clock
+        self._longest = CHARACTERS_A_TOKEN * encoder.contract.document.max_tokens
+        self._seconds = self._characters = self._commit_s = 0.0
+
+    def hits(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        first: Mode = "tokens",
+        mode: Mode = None,
+        fusion: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        depth: int = DEPTH,
+        filter: Filter | None = None,
+        exclude: Collection[str] = (),
+        explain: bool = False,
+    ) -> tuple[list[Hit], LateReport]:
+        """The k best documents, after the pending ones among the m best were encoded, and what was done for it.
+
+        Args:
+            query: its text.
+            k: see `Searcher.hits`, as is all that is not said here.
+            first: the mode whose m best documents are looked at.
+            mode: of the last stage.
+            fusion: likewise.
+            weights: likewise.
+            depth: likewise.
+            filter: of both stages.
+            exclude: of both stages.
+            explain: see `Searcher.hits`.
+        """
+        report = self.encode_for(query, first=first, filter=filter, exclude=exclude)
+        found = self.searcher.hits(
+            query,
+            k,
+            mode=mode,
+            fusion=fusion,
+            weights=weights,
+            depth=depth,
+            filter=filter,
+            exclude=exclude,
+            explain=explain,
+        )
+        return report.marked(found), report
+
+    def encode_for(
+        self, query: str, *, first: Mode = "tokens", filter: Filter | None = None, exclude: Collection[str] = ()
+    ) -> LateReport:
+        """Encode and commit the pending ones among a query's m best documents, and move the index to its newest state.
+
+        Raises:
+            WriteFailed: the index cannot be written.
+            InvalidInput: as `Searcher.search`.
+        """
+        start, index = self._clock(), self.searcher.index
+        if not index.view.n_pending:
+            return LateReport()
+        found = self.searcher.search([query], self.m, mode=first, filter=filter, exclude={"0": exclude})
+        numbers = [index.view.doc_ord(doc_id) for doc_id in found["0"].doc_ids]
+        wanted = keys_of_pending(index.view, np.array(numbers, dtype=np.uint32)).tolist()
+        if not wanted:
+            return LateReport(seconds=self._clock() - start)
+        try:
+            with Queue.open(index.folder, busy_s=self.budget_s) as queue:
+                report = self._encode(queue, wanted, start + self.budget_s)
+        except WriteFailed as error:
+            if not is_busy(error):
+                raise
+            report = LateReport(left=len(wanted))
+        index.refresh()
+        return dataclasses.replace(report, seconds=self._clock() - start)
+
+    def _encode(self, queue: Queue, wanted: list[int], deadline: float) -> LateReport:
+        index = self.searcher.index
+
+        def newest() -> View:
+            index.refresh()
+            return index.view
+
+        claim = queue.claim(newest, len(wanted), wanted=wanted)
+        documents = claim.view.store.documents_of(claim.keys)
+        encoded = Encoded()
+        for key in claim.keys:
+            if self._clock() + self._expected_s(documents[key]) + self._commit_s > deadline:
+                break
+            encoded.extend(self._timed(key, documents[key]))
+        tried = {*encoded.keys, *encoded.errors}
+        queue.release([key for key in claim.keys if key not in tried])
+        if not tried:
+            return LateReport(left=len(wanted))
+        begun = self._clock()
+        done = deliver(index.folder, queue, self.encoder.contract, encoded, patience_s=0.0)
+        self._commit_s = self._clock() - begun
+        ids = {key: document.doc_id for key, document in documents.items()}
+        return LateReport(
+            encoded=tuple(ids[key] for key in encoded.keys if key in done.committed),
+            parked=tuple(ids[key] for key in done.parked),
+            failed={ids[key]: error for key, error in encoded.errors.items()},
+            left=len(wanted) - len(tried),
+        )
+
+    def _timed(self, key: int, document: Document) -> Encoded:
+        begun = self._clock()
+        found = encode_each(self.encoder, {key: document})
+        self._seconds = MEMORY * self._seconds + self._clock() - begun
+        self._characters = MEMORY * self._characters + self._length(document)
+        return found
+
+    def _expected_s(self, document: Document) -> float:
+        return self._length(document) * self._seconds / self._characters if self._characters else 0.0
+
+    def _length(self, document: Document) -> int:
+        return min(1 + len(document.title) + len(document.text), self._longest)

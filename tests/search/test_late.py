@@ -1,0 +1,197 @@
+"""Late re-ranking: what is encoded for a query, within its budget, and what becomes of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightir.errors import ContractMismatch, InvalidInput
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index.queue import Queue
+from lightir.index.worker import work
+from lightir.search import LateSearcher, Searcher
+from lightir.types import Document
+from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
+from small_collections import GivenVectors, word_contract
+
+QUERY = np.array([4, 3, 2, 1], np.float32)
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class AnyQuery(GivenVectors):
+    """Every query has the same vectors."""
+
+    def __init__(self) -> None:
+        class Same(dict[str, Any]):
+            def __missing__(self, text: str) -> Any:
+                return QUERY if self["kind"] == "dense" else {1: 1.0}
+
+        super().__init__(word_contract(), Same(kind="dense"), Same(kind="sparse"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return pending_index(tmp_path / "index", 40)
+
+
+@pytest.fixture
+def searcher(folder: Path) -> Iterator[Searcher]:
+    with Index.open(folder) as index:
+        yield Searcher(index, AnyQuery())
+
+
+def encoder_on(clock: Clock, *, s_a_character: float) -> FakeEncoder:
+    def pass_time(batch: Any) -> None:
+        clock.now += s_a_character * sum(1 + len(document.text) for document in batch)
+
+    return FakeEncoder(watch=pass_time)
+
+
+def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(searcher: Searcher) -> None:
+    encoder = FakeEncoder()
+    late = LateSearcher(searcher, encoder, m=7, budget_ms=60_000)
+    best = list(searcher.search(["the cat 7 runs"], 7, mode="tokens")["0"].doc_ids)
+    hits, report = late.hits("the cat 7 runs", mode="dense")
+    assert list(report.encoded) == best
+    assert (report.left, report.failed, report.parked) == (0, {}, ())
+    texts = {document.doc_id: document.text for document in searcher.index.documents(best)}
+    scores = {doc_id: float(np.dot(vector(text), QUERY)) for doc_id, text in texts.items()}
+    assert [hit.doc_id for hit in hits] == sorted(best, key=lambda doc_id: (-scores[doc_id], doc_id))
+    assert all(hit.late for hit in hits)
+    assert require_right_vectors(searcher.index) == set(best)
+
+    again, report = late.hits("the cat 7 runs", mode="dense")
+    assert report.encoded == ()
+    assert [hit.doc_id for hit in again] == [hit.doc_id for hit in hits]
+    assert not any(hit.late for hit in again)
+    assert sorted(encoder.encoded) == sorted(best)
+    with Index.open(searcher.index.folder) as other:
+        assert other.info().pending == 33
+
+
+@pytest.mark.parametrize("budget_ms", [10, 150, 400, 1000])
+def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher, budget_ms: int) -> None:
+    clock = Clock()
+    encoder = encoder_on(clock, s_a_character=0.004)
+    late = LateSearcher(searcher, encoder, m=8, budget_ms=budget_ms, clock=clock)
+    for number, query in enumerate(["the cat 3 runs", "cat 11 runs", "12 runs runs", "30 the"]):
+        best = searcher.search([query], 8, mode="tokens")["0"].doc_ids
+        pending = [document for document in searcher.index.documents(best) if document.doc_id not in encoder.encoded]
+        start = clock.now
+        report = late.encode_for(query)
+        spent = clock.now - start
+        assert report.seconds == pytest.approx(spent)
+        assert [document.doc_id for document in pending][: len(report.encoded)] == list(report.encoded)
+        assert report.left == len(pending) - len(report.encoded)
+        if number == 0:
+            assert report.encoded, "the first document of all is begun on trust"
+        else:
+            assert spent <= budget_ms / 1000
+        if report.left:  # the next one would have been too much
+            assert spent + 0.004 * (1 + len(pending[len(report.encoded)].text)) > budget_ms / 1000
+
+
+def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("long", "whale " * 100_000), Document("short", "whale")])
+    clock = Clock()
+    with Index.open(folder) as index:
+        encoder = FakeEncoder(watch=lambda batch: setattr(clock, "now", clock.now + 0.1))
+        late = LateSearcher(Searcher(index, AnyQuery()), encoder, m=2, budget_ms=1e6, clock=clock)
+        late.encode_for("cat 7")
+        assert set(late.encode_for("whale").encoded) == {"long", "short"}
+
+
+def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, searcher: Searcher) -> None:
+    late = LateSearcher(searcher, FakeEncoder(), m=5, budget_ms=60_000)
+    with Queue.open(folder) as queue:
+        claimed = queue.claim(lambda: searcher.index.view, 39)
+        assert len(claimed.keys) == 39
+        report = late.encode_for("39 cat")
+    assert report.encoded == ("d0039",)
+    assert report.left == 4
+
+
+def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder: Path, searcher: Searcher) -> None:
+    encoder = FakeEncoder()
+    late = LateSearcher(searcher, encoder, m=3, budget_ms=60_000)
+    with IndexWriter.open(folder):
+        hits, report = late.hits("cat 7", mode="tokens")
+        assert (report.encoded, len(report.parked)) == ((), 3)
+        assert hits
+        assert not any(hit.late for hit in hits)
+        assert late.encode_for("cat 7").left == 3
+    assert len(encoder.encoded) == 3
+    worker = FakeEncoder()
+    assert work(folder, worker, once=True, progress=False).committed == 40
+    assert not set(worker.encoded) & set(encoder.encoded)
+
+
+def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("bad", f"cat {POISON}")])
+    with Index.open(folder) as index:
+        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=2, budget_ms=60_000)
+        hits, report = late.hits(POISON, mode="tokens")
+        assert [hit.doc_id for hit in hits] == ["bad"]
+        assert report.failed == {"bad": "ValueError: cannot read ['bad']"}
+        assert [each.doc_id for each in index.failures()] == ["bad"]
+        assert late.encode_for(POISON).left == 1
+
+
+def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document(f"m{i}", "a marked cat", metadata={"n": i}) for i in range(4)])
+    with Index.open(folder) as index:
+        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=20, budget_ms=60_000)
+        hits, report = late.hits("marked", mode="tokens", filter={"n": {"gte": 2}}, exclude=["m2"])
+        assert report.encoded == ("m3",)
+        assert [hit.doc_id for hit in hits] == ["m3"]
+
+
+def test_a_busy_queue_costs_the_encoding_and_not_the_answer(folder: Path, searcher: Searcher) -> None:
+    Queue.open(folder).close()
+    late = LateSearcher(searcher, FakeEncoder(), m=3, budget_ms=20)
+    busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
+    busy.execute("BEGIN IMMEDIATE")
+    hits, report = late.hits("cat 7", mode="tokens")
+    assert (report.encoded, report.left, len(hits)) == ((), 3, 10)
+    busy.execute("ROLLBACK")
+    assert len(late.encode_for("cat 7").encoded) <= 3
+    busy.close()
+
+
+def test_nothing_is_done_where_nothing_is_pending(tmp_path: Path) -> None:
+    folder = pending_index(tmp_path / "index", 0)
+    with IndexWriter.open(folder) as writer:
+        shard = FakeEncoder().encode(documents(3))
+        writer.add(shard.documents, dense=shard.dense, sparse=shard.sparse)
+    with Index.open(folder) as index:
+        report = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder()).encode_for("cat")
+    assert (report.encoded, report.left) == ((), 0)
+    assert not (folder / "queue").exists()
+
+
+def test_what_cannot_work_is_refused(searcher: Searcher, tmp_path: Path) -> None:
+    for options in ({"m": 0}, {"budget_ms": 0}, {"budget_ms": float("nan")}):
+        with pytest.raises(InvalidInput, match="at least one document and some time"):
+            LateSearcher(searcher, FakeEncoder(), **options)  # type: ignore[arg-type]
+    with pytest.raises(ContractMismatch, match="attention is 'causal' in the index but 'bidirectional' in the model"):
+        LateSearcher(searcher, FakeEncoder(contract=word_contract(attention="bidirectional")))
+    build_index(document_shards(documents(3)), tmp_path / "plain", progress=False)
+    with Index.open(tmp_path / "plain") as plain, pytest.raises(InvalidInput, match="no model's contract"):
+        LateSearcher(Searcher(plain), FakeEncoder())
