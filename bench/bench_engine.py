@@ -10,7 +10,9 @@ that needs more fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib.util
 import os
 import resource
 import sys
@@ -92,6 +94,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--slow-peers-up-to", type=int, default=100_000, help="documents that slow builders get (default %(default)s)"
     )
+    parser.add_argument("--graph", action="store_true", help="build dense graphs whatever the number of documents")
     parser.add_argument("--dir", help="for indexes (default: the system's folder for temporary files)")
     args = parser.parse_args()
     if (args.vectors is None) != (args.queries is None):
@@ -198,7 +201,7 @@ class Bench:
 
         _, build_s = peers.cpu_s(build)
         with Index.open(folder) as index:
-            modes = ["hybrid", *index.branches]
+            modes = [*index.branches, "hybrid, rrf", "hybrid"]
             engines = index_engines(Searcher(index), folder, build_s, modes)
             self._compare(
                 "index, text in", [("", engine) for engine in engines], {"": self.real.texts}, None, None, KS[:1]
@@ -210,27 +213,35 @@ class Bench:
         n = len(task.queries)
         terms = data.draw_queries(documents, n, 6, 12, counts=True)
         contract, encoder = ready_queries(documents.vocab_size, terms, task.queries)
-        shards = (shard_of(documents, task.vectors, first) for first in range(0, len(documents), data.BATCH))
-        kinds = {"contract": contract, "analyzer": None, "dense_dtype": "int8", "progress": False}
-        _, build_s = peers.cpu_s(lambda: build_index(shards, folder, **kinds))
-        with Index.open(folder) as index, IndexWriter.open(folder) as writer:
+
+        def opened(path: Path, modes: Sequence[str], more: str = "") -> list[tuple[str, Maker]]:
+            shards = (shard_of(documents, task.vectors, first) for first in range(0, len(documents), data.BATCH))
+            kinds = {"contract": contract, "analyzer": None, "dense_dtype": "int8", "progress": False}
+            _, build_s = peers.cpu_s(lambda: build_index(shards, path, dense_graph=bool(more), **kinds))
+            index, writer = closing.enter_context(Index.open(path)), closing.enter_context(IndexWriter.open(path))
 
             def add(first: int, last: int) -> None:
-                some = shard_of(documents, task.vectors, first, last, prefix=f"added-{len(writer)}-")
+                some = shard_of(documents, task.vectors, first, last, prefix=f"{len(writer)}-")
                 writer.add(some.documents, dense=some.dense, sparse=some.sparse)
                 index.refresh()
 
-            engines = index_engines(Searcher(index, encoder), folder, build_s, ["hybrid", "dense", "sparse"], add)
-            pairs = list(zip(terms, task.queries, strict=True))
-            makers: list[tuple[str, Maker]] = [("", engine) for engine in engines]
-            asked: dict[str, Sequence[Any]] = {"": [str(i) for i in range(n)]}
+            return [("", each) for each in index_engines(Searcher(index, encoder), path, build_s, modes, more, add)]
+
+        with contextlib.ExitStack() as closing:
+            makers = opened(folder, ["dense", "sparse", "hybrid, rrf", "hybrid"])
+            if importlib.util.find_spec("usearch") is None:
+                print("\nusearch is not installed, so nothing is approximate in the next table (lightir[ann])")
+            elif self.args.graph or self._slow("dense graphs", len(documents)):
+                makers += opened(folder.with_name("graphs"), ["dense", "hybrid"], ", graph")
             if self._slow("Qdrant Edge", len(documents)):
-                edge = (
-                    "qdrant_edge",
-                    lambda: keyed(peers.qdrant_hybrid(documents, task.vectors, HYBRID_DEPTH, RRF_K), pairs),
-                )
-                makers.append(edge)
-            self._compare("index", makers, asked, None, None, KS[:1])
+                pairs = list(zip(terms, task.queries, strict=True))
+                edge = lambda: peers.qdrant_hybrid(documents, task.vectors, HYBRID_DEPTH, RRF_K)  # noqa: E731
+                makers.append(("qdrant_edge", lambda: keyed(edge(), pairs)))
+
+            def truths(queries: Sequence[str], k: int) -> Sequence[Truth]:
+                return dense_truths(task)([task.queries[int(query)] for query in queries], k)
+
+            self._compare("index", makers, {"": [str(i) for i in range(n)]}, truths, None, KS[:1])
 
     def _documents(self) -> data.Documents:
         return data.make_documents(self.args.n_docs, seed=1)
@@ -399,31 +410,32 @@ def index_engines(
     folder: Path,
     build_s: float,
     modes: Sequence[str],
+    more: str = "",
     add: Callable[[int, int], None] | None = None,
 ) -> Iterator[Maker]:
-    """The searcher in several modes; the first one joins linearly and by ranks."""
+    """The searcher in several modes, "MODE" or "MODE, FUSION"; documents are added when all were measured."""
     n_bytes = peers.folder_bytes(folder)
-    named = [(modes[0], None), (f"{modes[0]}, rrf", f"rrf:{RRF_K}"), *((mode, None) for mode in modes[1:])]
-    for name, fusion in named:
-        mode = name.partition(",")[0]
+    for name in modes:
+        mode, _, fusion = name.partition(", ")
+        how: dict[str, Any] = {"mode": mode, "fusion": fusion or None}
 
-        def search(query: str, k: int, mode: str = mode, fusion: str | None = fusion) -> peers.Found:
-            found = searcher.search([query], k, mode=mode, fusion=fusion, depth=max(k, HYBRID_DEPTH))["0"]
-            return np.arange(len(found.doc_ids)), found.scores.astype(np.float32)
+        def search(query: str, k: int, how: dict[str, Any] = how) -> peers.Found:
+            found = searcher.search([query], k, depth=max(k, HYBRID_DEPTH), **how)["0"]
+            ids = [int(doc_id) if doc_id.isdigit() else 0 for doc_id in found.doc_ids]
+            return np.array(ids, np.int64), found.scores.astype(np.float32)
 
-        def batch(
-            queries: Sequence[str], k: int, threads: int, mode: str = mode, fusion: str | None = fusion
-        ) -> object:
+        def batch(queries: Sequence[str], k: int, threads: int, how: dict[str, Any] = how) -> object:
             searcher.threads = threads
             try:
-                return searcher.search(list(queries), k, mode=mode, fusion=fusion, depth=max(k, HYBRID_DEPTH))
+                return searcher.search(list(queries), k, depth=max(k, HYBRID_DEPTH), **how)
             finally:
                 searcher.threads = 1
 
-        first = name == modes[0]
-        engine = Engine(f"lightir {name}", search, batch, own_scores=True)
-        if first:
-            engine.n_bytes, engine.build_s, engine.add = n_bytes, build_s, add
+        engine = Engine(f"lightir {name}{more}", search, batch, exact=False, own_scores=mode != "dense")
+        if name == modes[0]:
+            engine.n_bytes, engine.build_s = n_bytes, build_s
+        if name == modes[-1]:
+            engine.add = add
         yield lambda engine=engine: engine  # type: ignore[misc]
 
 

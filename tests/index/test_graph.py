@@ -181,12 +181,12 @@ def test_small_segments_have_none(tmp_path: Path) -> None:
 
 def test_large_searches_are_scans() -> None:
     pytest.importorskip("usearch")
-    data, facts = build_graph(unit_rows(7000, 1), None, np.ones(7000, np.bool_))
-    built = Graph(data, unit_rows(7000, 1), None, facts)
-    assert built.serves(10, 7000)
-    assert not built.serves(100, 7000)
-    assert not built.serves(10, 500)
-    assert not built.serves(10, 0)
+    data, facts = build_graph(unit_rows(N, 1), None, np.ones(N, np.bool_))
+    large = Graph(data, unit_rows(N, 1), None, dataclasses.replace(facts, documents=65_536))
+    assert large.serves(100, 65_536)
+    assert not large.serves(1000, 65_536)
+    assert not large.serves(10, 5000)
+    assert not large.serves(10, 0)
 
 
 @without_usearch

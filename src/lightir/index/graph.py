@@ -24,8 +24,8 @@ BUILD_CANDIDATES = 128
 SEARCH_CANDIDATES = 64
 """usearch's connectivity, expansion_add and expansion_search; a search for more than the last keeps that many."""
 
-CANDIDATE_COST = 100
-"""Rows that are scanned in the time that the graph takes for a candidate (about, for 256 columns of int8)."""
+CANDIDATE_COST = 250
+"""Rows of int8 that are scanned in the time that the graph takes for a candidate: 200 with AVX-512 at 256 columns."""
 
 LEAST_DOCUMENTS = CANDIDATE_COST * SEARCH_CANDIDATES
 """Smaller segments get no graph: scanning them costs no more."""
