@@ -117,12 +117,15 @@ class SparseHead:
         bias_hash: hash of the calibrated per-term bias that is added to the maxima; "" for none.
         top_k: strongest terms kept of a document; 0 keeps all.
         scale: a weight w is stored as the impact round(w * scale), at most 255.
+        projection: states meet the model's own "head" (an LM or masked-LM head), or its input "embeddings", which every
+            model has.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
     bias_hash: str = ""
     top_k: int = 512
     scale: float = 64.0
+    projection: Literal["head", "embeddings"] = field(default="head", metadata=LATER)
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Impacts: round half to even of weight x scale, clipped to 255. The one quantiser of the project.

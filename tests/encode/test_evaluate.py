@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode.evaluate import FullQueryEncoder, evaluate_model
+from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
+from lightir.data import Dataset
+from lightir.encode.documents import fast_dtype
+from lightir.encode.evaluate import FullQueryEncoder, evaluate_model, model_systems
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
@@ -151,3 +154,82 @@ def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> Non
     manifest.write_text(json.dumps({"format_version": 1, "complete": False, "shards": []}))
     evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
     assert len(VectorsReader(tmp_path / "work" / "vectors")) == 8
+
+
+def save_sidr(folder: Path, *, weighting: str = "expansion", projection: str = "head") -> Path:
+    """A SiDR of random weights whose queries are framed as its documents are."""
+    save_tiny("llama", folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
+    query = QueryPolicy("", leading_blank=False, weighting=weighting, expansion_terms=6)  # type: ignore[arg-type]
+    sparse = SparseHead("elu1p", top_k=20, scale=32.0, projection=projection)  # type: ignore[arg-type]
+    document = DocumentPolicy(max_tokens=40)
+    LightRetriever(
+        backbone, Contract("sidr", backbone_record(backbone), query, document, None, sparse, fusion=SIDR_FUSION)
+    ).save(folder / "model")
+    return folder / "model"
+
+
+SIDR_FUSION = Fusion(weights={"sparse": 0.5, "tokens": 0.5})
+
+
+def own_terms(model: LightRetriever, texts: list[str]) -> np.ndarray:
+    """V_BoT by loops."""
+    bags = np.zeros((len(texts), model.backbone.vocab_size))
+    for row, text in enumerate(texts):
+        for term in model.backbone.tokenizer.term_ids([text.strip()]).row(0).tolist():
+            bags[row, term] = 1
+    return bags
+
+
+def test_every_search_of_a_sidr_ranks_as_its_formula_says(tmp_path: Path, dataset: Path) -> None:
+    folder = save_sidr(tmp_path)
+    modes = ["full-sparse", "beta", "beta-lex", "beta-bin", "overlap", "full-lex", "full-bin", "beta:3:full-sparse"]
+    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
+        data = Dataset.open(dataset)
+        queries, documents = list(data.queries("test")), list(data.corpus())
+        found = {mode: searcher.search(queries, 8, mode=name) for mode, (searcher, name) in systems.items()}
+    model = LightRetriever.load(folder, dtype=fast_dtype("cpu"))
+    texts, ids = [d.text for d in documents], [d.doc_id for d in documents]
+    _, stored = model.encode_batch(model.batch(model.frame_documents(texts)))
+    assert stored is not None
+    impacts, bags = stored.to_dense().astype(float), own_terms(model, texts)
+    encoded = FullQueryEncoder(model, sparse=True).encode([q.text for q in queries]).sparse
+    assert encoded is not None
+    weights, own = encoded.to_dense().astype(float), own_terms(model, [q.text for q in queries])
+    with torch.no_grad():
+        batch = model.batch(model.frame_queries([q.text for q in queries]))
+        everything = model.sparse_from(model.states(batch), batch).double().numpy()
+    scores = {
+        "full-sparse": weights @ impacts.T,
+        "beta": weights @ bags.T,
+        "beta-lex": (everything * own) @ bags.T,
+        "beta-bin": (weights > 0).astype(float) @ bags.T,
+        "overlap": own @ bags.T,
+        "full-lex": weights @ (impacts * bags).T,
+        "full-bin": weights @ (impacts > 0).T,
+    }
+    for mode, expected in scores.items():
+        for row, query in enumerate(queries):
+            ranking = found[mode][query.query_id]
+            of_each = dict(zip(ids, expected[row], strict=True))
+            np.testing.assert_allclose(ranking.scores, [of_each[i] for i in ranking.doc_ids], rtol=1e-3, err_msg=mode)
+            np.testing.assert_allclose(ranking.scores, np.sort(expected[row])[::-1][: len(ranking)], rtol=1e-3)
+    for query in queries:
+        first = list(found["beta"][query.query_id].doc_ids)
+        head = sorted(first[:3], key=list(found["full-sparse"][query.query_id].doc_ids).index)
+        late = found["beta:3:full-sparse"][query.query_id]
+        assert list(late.doc_ids) == head + first[3:]
+        assert np.all(np.diff(late.scores) <= 0)
+
+
+def test_a_sidr_is_evaluated_in_all_its_modes_and_others_are_refused(tmp_path: Path, dataset: Path) -> None:
+    folder = save_sidr(tmp_path, projection="embeddings")
+    report = evaluate_model(folder, dataset, tmp_path / "work")
+    assert list(report.systems) == [
+        *("tokens", "sparse", "hybrid", "full-sparse", "beta", "light-beta", "beta:20:full-sparse")
+    ]
+    for wrong, says in (("beta:full-sparse", "FIRST:M:SECOND"), ("beta:0:full-sparse", "orders 0"), ("gamma", "gamma")):
+        with pytest.raises(InvalidInput, match=says):
+            evaluate_model(folder, dataset, tmp_path / "work", modes=[wrong])
+    with pytest.raises(InvalidInput, match="several branches"):
+        evaluate_model(folder, dataset, tmp_path / "work", modes=["beta:2:tokens+sparse"])

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
-from lightir.contract import Contract
+from lightir.contract import Contract, SparseHead
 from lightir.data import Batch, TrainingExample, TrainingSet
 from lightir.encode.query_encoder import write_query_encoder
 from lightir.errors import InvalidInput
@@ -42,6 +42,7 @@ from lightir.train.sidr import (
 )
 from lightir.types import Document
 from small_collections import GivenVectors
+from tiny_models import save_tiny
 
 
 @pytest.fixture
@@ -345,3 +346,28 @@ def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
         dataclasses.replace(sidr, losses=SidrLosses(light=0.5))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_states_may_meet_the_input_embeddings_also_of_a_model_without_a_head(
+    sidr: SidrRecipe, tmp_path: Path, plain: bool
+) -> None:
+    save_tiny("bert", tmp_path / "bert", plain=plain)
+    model = dataclasses.replace(sidr.model, address=str(tmp_path / "bert"), attention="bidirectional")
+    recipe = dataclasses.replace(
+        sidr, model=model, heads=SidrHead(top_k=40, projection="embeddings"), evaluation=SidrEvaluation()
+    )
+    retriever, _, batch = prepared(recipe)
+    found = parametric(retriever, retriever.frame_documents(batch.documents)).detach()
+    embeddings = retriever.backbone.model.get_input_embeddings().weight.double()
+    for row, (ids, start, stop) in enumerate(retriever.frame_documents(batch.documents)):
+        states = retriever.states(retriever.batch([(ids, start, stop)]))[0, start:stop].double()
+        largest = (states @ embeddings.T).max(dim=0).values
+        expected = torch.where(largest >= 0, largest + 1, torch.exp(largest))
+        torch.testing.assert_close(found[row].double(), expected.detach(), rtol=1e-4, atol=1e-5)
+    folder = train(recipe, tmp_path / "model", device="cpu")
+    assert Contract.load(folder).sparse == SparseHead("elu1p", "", 40, 32.0, "embeddings")
+    if plain:
+        head = dataclasses.replace(recipe, heads=SidrHead(top_k=40))
+        with pytest.raises(InvalidInput, match=r"heads\.projection"):
+            prepared(head)

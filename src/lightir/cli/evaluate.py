@@ -3,7 +3,8 @@
 A model encodes the data set's corpus first; --work keeps the vectors, where a run that was cut off goes on. With a
 model there is one more mode, `full`: the dense branch with queries that go through the whole model, which is what the
 light ones are held against. `full-sparse` is the same for the sparse branch: queries weighted by the model's own sparse
-head, as a CSplade was trained, instead of counted terms.
+head, as a CSplade was trained, instead of counted terms. `beta` searches bags of tokens with such queries (SiDR),
+`light-beta` does so without the model, and FIRST:M:SECOND puts the M best documents of one mode in another's order.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ EXAMPLES = """
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
+  lightir evaluate sidr-model --dataset nq-utd/ --work nq-sidr --modes tokens,beta,beta:20:full-sparse,full-sparse
 """
 
 
@@ -39,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--modes",
         type=lambda text: text.split(","),
         metavar="A,B,…",
-        help="as search has them, and for a model full and full-sparse (default: all that there are)",
+        help="as search has them, and for a model full, full-sparse, beta, light-beta, SiDR's ablations beta-lex, "
+        "beta-bin, overlap, full-lex and full-bin, and FIRST:M:SECOND (default: all that there are, but ablations)",
     )
     parser.add_argument(
         "--measures", type=lambda text: text.split(","), metavar="A,B,…", help="names as ir-measures has them"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,20 +16,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lightir.addresses import resolve_model_folder
+from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
 from lightir.encode.cache import cache_vocabulary
 from lightir.encode.documents import QUERY_ENCODER, encode_corpus, fast_dtype, length_batches
+from lightir.encode.late import LateSearcher
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
-from lightir.index import Index, build_index
-from lightir.models.encoder import LightRetriever
+from lightir.index import Index, build_index, document_shards
+from lightir.index.intake import document_term_ids
+from lightir.models.encoder import Batch, LightRetriever
 from lightir.models.heads import top_k_weights
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
 from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems
-from lightir.shards import MANIFEST, VectorsReader
-from lightir.text import query_term_ids, sparse_queries
+from lightir.shards import MANIFEST, Shard, VectorsReader
+from lightir.text import TextTokenizer, query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
 FULL = "full"
@@ -36,6 +40,22 @@ FULL = "full"
 
 FULL_SPARSE = "full-sparse"
 """In a mode: the sparse branch with the query through the whole model, as in "full-sparse" and "full+full-sparse"."""
+
+BETA = "beta"
+"""SiDR's beta search: queries through the model's sparse head over documents as bags of tokens, <V(q), V_BoT(d)>."""
+
+LIGHT_BETA = "light-beta"
+"""Beta search with the query encoder that needs no model."""
+
+SparseForm = Literal["weights", "lex", "bin", "bag"]
+"""A sparse vector: the strongest terms; its own terms' weights (V_lex); the strongest terms, unweighted (V_bin); its
+own terms, unweighted (V_BoT). The last three are the paper's ablations (SiDR, appendix C)."""
+
+BETA_FORMS: Mapping[str, SparseForm] = {BETA: "weights", "beta-lex": "lex", "beta-bin": "bin", "overlap": "bag"}
+"""Modes that search bags of tokens, by the form of their queries."""
+
+DOCUMENT_FORMS: Mapping[str, Literal["lex", "bin"]] = {"full-lex": "lex", "full-bin": "bin"}
+"""Modes with FULL_SPARSE's queries, by the form of the documents."""
 
 BATCH_TOKENS = 8192
 
@@ -46,7 +66,14 @@ class FullQueryEncoder:
     The sparse side is the light one, as it is in LightRetriever's comparison, or the model's own, as CSplade has it.
     """
 
-    def __init__(self, model: LightRetriever, *, instruction: str | None = None, sparse: bool = False) -> None:
+    def __init__(
+        self,
+        model: LightRetriever,
+        *,
+        instruction: str | None = None,
+        sparse: bool = False,
+        form: SparseForm = "weights",
+    ) -> None:
         """Wrap a model.
 
         Args:
@@ -54,6 +81,7 @@ class FullQueryEncoder:
             instruction: the contract's by default.
             sparse: sparse vectors come from the model's sparse head, its strongest terms, as documents' do; not from
                 counted terms.
+            form: of these sparse vectors.
 
         Raises:
             InvalidInput: the model lacks the branch.
@@ -65,6 +93,7 @@ class FullQueryEncoder:
         self._model = model
         self._instruction = instruction
         self._sparse = sparse
+        self._form: SparseForm = form
 
     @property
     def document_fingerprint(self) -> str:
@@ -107,10 +136,40 @@ class FullQueryEncoder:
                     dense = model.dense_from(states, batch)[:, : rows.shape[1]]
                     rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
                 if self._sparse and contract.sparse is not None:
-                    weights = top_k_weights(model.sparse_from(states, batch), contract.sparse.top_k).cpu()
+                    weights = self._formed(model.sparse_from(states, batch), batch).cpu()
                     terms |= {query: _positive(row) for query, row in zip(own, weights, strict=True)}
                 bar.update(len(places))
         return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
+
+    def _formed(self, weights: Tensor, batch: Batch) -> Tensor:
+        """(B, V): the strongest terms, or another form."""
+        head = self._model.contract.sparse
+        assert head is not None  # the caller's condition
+        if self._form in ("weights", "bin"):
+            kept = top_k_weights(weights, head.top_k)
+            return kept if self._form == "weights" else (kept > 0).float()
+        own = torch.zeros_like(weights)
+        rows, places = batch.own_mask.nonzero(as_tuple=True)
+        own[rows, batch.input_ids[rows, places]] = 1.0
+        return own if self._form == "bag" else own * weights
+
+
+class _Remembering:
+    """A query encoder that gives the batch it has seen again what it gave then: several modes ask the same queries."""
+
+    def __init__(self, encoder: FullQueryEncoder) -> None:
+        self._encoder = encoder
+        self._found: dict[tuple[str, ...], QueryVectors] = {}
+
+    @property
+    def document_fingerprint(self) -> str:
+        return self._encoder.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        key = tuple(texts)
+        if key not in self._found:
+            self._found[key] = self._encoder.encode(texts, task=task)
+        return self._found[key]
 
 
 def _positive(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,8 +215,11 @@ def evaluate_model(
             by every model whose documents are encoded alike), the query table where the model has none, the index.
         split: whose queries and judgements.
         modes: those of evaluate_index, and with FULL for "dense" the full query encoder, with FULL_SPARSE for "sparse"
-            the model's own sparse query vectors; None for all_modes, FULL where the model has a dense branch, and
-            FULL_SPARSE where it is a CSplade.
+            the model's own sparse query vectors. For a model with a sparse branch also LIGHT_BETA, BETA_FORMS (bags for
+            documents) and DOCUMENT_FORMS. "FIRST:M:SECOND" puts the M best documents of one mode in the order of
+            another, which is of one branch: "beta:20:full-sparse" (late parametric search), "tokens:100:dense". None
+            for all_modes, FULL where the model has a dense branch, FULL_SPARSE where it is a CSplade or a SiDR, and
+            for a SiDR beta, light beta and late search.
         measures: names as ir-measures has them.
         k: see evaluate_index.
         task: the query table to use, whose instruction the full encoder takes; None for the default one.
@@ -215,27 +277,71 @@ def model_systems(
         analyzer=analyzer,
         overwrite=True,
     )
-    with Index.open(prepared.work / "index") as index:
-        yield _systems(prepared, index, modes, task, threads)
+    with ExitStack() as opened:
+        index = opened.enter_context(Index.open(prepared.work / "index"))
+        systems = _Systems(prepared, index, task, threads, opened)
+        yield {mode: systems.of(mode) for mode in (systems.default_modes() if modes is None else modes)}
 
 
-def _systems(
-    prepared: _Prepared, index: Index, modes: Sequence[str] | None, task: str | None, threads: int
-) -> dict[str, tuple[Searcher, str]]:
-    light = Searcher(index, task=task, threads=threads)
-    if modes is None:
-        modes = [*all_modes(index.branches), *([FULL] if "dense" in index.branches else [])]
-        modes += [FULL_SPARSE] if prepared.contract.method == "csplade" else []
-    systems = {}
-    for mode in modes:
+class _Systems:
+    """Modes become searchers; indexes that only some modes want are built when one comes."""
+
+    def __init__(self, prepared: _Prepared, index: Index, task: str | None, threads: int, opened: ExitStack) -> None:
+        self._prepared, self._index, self._opened = prepared, index, opened
+        self._task, self._threads = task, threads
+        self._light = Searcher(index, task=task, threads=threads)
+        self._others: dict[str, Index] = {}
+        self._encoders: dict[tuple[bool, SparseForm], _Remembering] = {}
+
+    def default_modes(self) -> list[str]:
+        """See evaluate_model."""
+        method, branches = self._prepared.contract.method, self._index.branches
+        modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
+        modes += [FULL_SPARSE] if method in ("csplade", "sidr") else []
+        return modes + ([BETA, LIGHT_BETA, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
+
+    def of(self, mode: str) -> tuple[Searcher, str]:
+        """The searcher, and its own name of the mode."""
+        if ":" in mode:
+            return self._late(mode)
+        if mode == LIGHT_BETA:
+            return Searcher(self._bags, self._light.encoder, task=self._task, threads=self._threads), "tokens"
+        if mode in BETA_FORMS:
+            return Searcher(self._bags, self._full(sparse=True, form=BETA_FORMS[mode]), threads=self._threads), "tokens"
+        if mode in DOCUMENT_FORMS:
+            index = self._opened.enter_context(Index.open(self._prepared.formed_index(DOCUMENT_FORMS[mode])))
+            return Searcher(index, self._full(sparse=True), threads=self._threads), "sparse"
         parts = mode.split("+")
-        if FULL in parts or FULL_SPARSE in parts:
-            encoder = prepared.full_query_encoder(light, task, sparse=FULL_SPARSE in parts)
-            searcher = Searcher(index, encoder, threads=threads)
-            systems[mode] = searcher, "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in parts)
-        else:
-            systems[mode] = light, mode
-    return systems
+        if FULL not in parts and FULL_SPARSE not in parts:
+            return self._light, mode
+        searcher = Searcher(self._index, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
+        return searcher, "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in parts)
+
+    def _late(self, mode: str) -> tuple[Searcher, str]:
+        parts = mode.split(":")
+        if len(parts) != 3 or not parts[1].isdecimal():
+            raise InvalidInput(f"mode {mode!r}: expected FIRST:M:SECOND, as in beta:20:full-sparse")
+        (first, first_mode), (second, second_mode) = self.of(parts[0]), self.of(parts[2])
+        late = LateSearcher(
+            second.index,
+            second.encoder,
+            first=first,
+            first_mode=first_mode,
+            m=int(parts[1]),
+            task=second.task,
+            threads=self._threads,
+        )
+        return late, second_mode
+
+    @cached_property
+    def _bags(self) -> Index:
+        return self._opened.enter_context(Index.open(self._prepared.bags_index()))
+
+    def _full(self, *, sparse: bool, form: SparseForm = "weights") -> _Remembering:
+        if (sparse, form) not in self._encoders:
+            found = self._prepared.full_query_encoder(self._light, self._task, sparse=sparse, form=form)
+            self._encoders[sparse, form] = _Remembering(found)
+        return self._encoders[sparse, form]
 
 
 class _Prepared:
@@ -282,13 +388,52 @@ class _Prepared:
             cache_vocabulary(self.model, cached, overwrite=True)
         return cached
 
-    def full_query_encoder(self, light: Searcher, task: str | None, *, sparse: bool) -> FullQueryEncoder:
+    def bags_index(self) -> Path:
+        """The corpus as bags of tokens."""
+        shards = document_shards(self._dataset.corpus())
+        build_index(
+            shards, self.work / "bags", query_encoder=self.query_encoder(), analyzer=BAG, overwrite=True, progress=False
+        )
+        return self.work / "bags"
+
+    def formed_index(self, form: Literal["lex", "bin"]) -> Path:
+        """The sparse vectors of the corpus as V_lex or V_bin."""
+        shards = (self._formed(shard, form) for shard in self.vectors())
+        build_index(
+            shards,
+            self.work / form,
+            contract=self.contract,
+            query_encoder=self.query_encoder(),
+            analyzer=None,
+            overwrite=True,
+            progress=False,
+        )
+        return self.work / form
+
+    def _formed(self, shard: Shard, form: Literal["lex", "bin"]) -> Shard:
+        assert shard.sparse is not None  # full_query_encoder refuses models without the branch
+        sparse = shard.sparse
+        if form == "bin":
+            return Shard(shard.documents, None, sparse.with_weights(np.ones(len(sparse.term_ids), dtype=np.uint8)))
+        tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
+        own = document_term_ids(tokenizer, self.contract.document, shard.documents)
+        rows, width = np.arange(len(shard.documents)), sparse.vocab_size
+        kept = np.isin(
+            np.repeat(rows, np.diff(sparse.indptr)) * width + sparse.term_ids,
+            np.repeat(rows, own.lengths) * width + own.term_ids,
+        )
+        weights = np.where(kept, sparse.weights, 0).astype(np.uint8)
+        return Shard(shard.documents, None, sparse.with_weights(weights).without_zeros())
+
+    def full_query_encoder(
+        self, light: Searcher, task: str | None, *, sparse: bool, form: SparseForm = "weights"
+    ) -> FullQueryEncoder:
         """With the instruction of the table that the light encoder uses, so that both answer the same question."""
         encoder = light.encoder
         assert isinstance(encoder, CachedQueryEncoder)  # it is the one that the index carries
         name = next(iter(encoder.tables), None) if task is None else task
         if name is None:
-            return FullQueryEncoder(self.model, sparse=sparse)
+            return FullQueryEncoder(self.model, sparse=sparse, form=form)
         if name not in encoder.tables:
             raise InvalidInput(f"no query table for task {name!r}; there are {list(encoder.tables)}")
-        return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction, sparse=sparse)
+        return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction, sparse=sparse, form=form)

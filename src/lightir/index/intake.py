@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
-from lightir.contract import Contract
+from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index.rows import DenseRows, Rows, TokenRows, bags_of_term_ids, count_term_ids, count_terms
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
-from lightir.text import QueryPolicy, query_term_ids
+from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
-from lightir.vectors import Floats, SparseVectors
+from lightir.vectors import Floats, Ragged, SparseVectors
 
 SEGMENT_DOCUMENTS = 65_536
 """The most documents of a segment: one block of the kernel's, and the bound on what a build holds in memory."""
@@ -100,22 +100,15 @@ class Intake:
 
     def _tokens(self, analyzer: Analyzer, documents: Sequence[Document]) -> TokenRows:
         if self._encoder is not None and analyzer.name == BAG:
-            return self._bags(self._encoder, documents)
+            return bags_of_term_ids(
+                document_term_ids(self._encoder.tokenizer, self._encoder.contract.document, documents)
+            )
         texts = [document.full_text() for document in documents]
         if self._encoder is None or analyzer.name not in OF_A_MODEL:
             return count_terms(*analyzer.distinct_terms(texts))
         # Text is prepared as a query's is, but never cut.
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
-
-    def _bags(self, encoder: CachedQueryEncoder, documents: Sequence[Document]) -> TokenRows:
-        """Text is prepared as the model's documents are, but never cut."""
-        policy = encoder.contract.document
-        texts = [document.full_text(policy.title_joiner) for document in documents]
-        reading = QueryPolicy(
-            lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
-        )
-        return bags_of_term_ids(query_term_ids(encoder.tokenizer, reading, texts))
 
     def _dense(self, rows: npt.NDArray[np.float16]) -> DenseRows:
         if self.contract is None or self.contract.dense is None:
@@ -139,6 +132,15 @@ class Intake:
         if rows.weights.dtype != np.uint8:
             raise InvalidInput(f"sparse impacts are {rows.weights.dtype}; expected uint8")
         return rows
+
+
+def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, documents: Sequence[Document]) -> Ragged:
+    """The documents' term ids: text is prepared as the model's documents are, without their frame, and never cut."""
+    texts = [document.full_text(policy.title_joiner) for document in documents]
+    reading = QueryPolicy(
+        lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
+    )
+    return query_term_ids(tokenizer, reading, texts)
 
 
 def sliced(shard: Shard, size: int) -> Iterator[Shard]:

@@ -467,6 +467,9 @@ class LightRetriever(nn.Module):
 
     @property
     def _head(self) -> LMHead:
+        if self.contract.sparse is not None and self.contract.sparse.projection == "embeddings":
+            embeddings: Tensor = self.backbone.model.get_input_embeddings().weight  # type: ignore[assignment]
+            return LMHead(embeddings)
         if self.backbone.head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
         return self.backbone.head

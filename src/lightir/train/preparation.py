@@ -160,8 +160,11 @@ def load_trainable(model: ModelRecipe, contract: Contract, *, seed: int, device:
         InvalidInput: a sparse branch is wanted, but the backbone has no language-modelling head.
     """
     backbone, record = trainable_backbone(model, seed=seed, device=device)
-    if backbone.head is None and contract.sparse is not None:
-        raise InvalidInput(f"{model.address} has no language-modelling head: set heads.sparse to false")
+    if backbone.head is None and contract.sparse is not None and contract.sparse.projection == "head":
+        raise InvalidInput(
+            f"{model.address} has no language-modelling head: set heads.sparse to false, or in SiDR's stage "
+            "heads.projection to embeddings"
+        )
     backbone = _with_ends(backbone, contract.document)
     retriever = LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
     if model.lora_rank == 0:

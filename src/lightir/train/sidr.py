@@ -55,6 +55,8 @@ class SidrHead:
         top_k: strongest terms kept.
         own_terms: a text's own terms are kept beside them.
         scale: the impact quantiser's.
+        projection: states meet the model's own LM or masked-LM "head", or its input "embeddings", as in SiDR's released
+            code; the latter is for models without a head too.
     """
 
     calibrate: float = 0.0
@@ -62,6 +64,7 @@ class SidrHead:
     top_k: int = 768
     own_terms: bool = False
     scale: float = 32.0
+    projection: Literal["head", "embeddings"] = "head"
 
     # What fitting the heads reads of a contrastive recipe's `heads`.
     @property
@@ -247,7 +250,7 @@ def shipped_contract(recipe: SidrRecipe) -> Contract:
         query=recipe.query,
         document=recipe.documents.policy,
         dense=None,
-        sparse=SparseHead("elu1p", WANTED if heads.calibrate else "", heads.top_k, heads.scale),
+        sparse=SparseHead("elu1p", WANTED if heads.calibrate else "", heads.top_k, heads.scale, heads.projection),
         attention=recipe.model.attention,
         fusion=Fusion(weights={"sparse": 0.5, "tokens": 0.5}),
     )

@@ -1,0 +1,158 @@
+"""SiDR's table: BM25, beta search, late search with m = 5, 20 and 100, and full search, one column a trained model.
+
+    python recipes/measure_sidr.py --data DATA --work WORK --out RESULTS squadshifts:dev nq-utd:test \
+        --variant "all of it=MODEL" --variant "no semi-parametric loss=MODEL" … --light MODEL --ablations
+
+A data set is NAME:SPLIT. Marks hold a column against the first one's same search (paired randomisation test, p < 0.05
+after Holm's correction). --light names the model for a second table: queries that go through it, and those without any
+model; a fitted or trained one keeps a share of the former. --ablations adds the paper's forms of query and document.
+RESULTS.json and RESULTS.md are written; WORK keeps vectors, which are not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightir.addresses import resolve_model_folder
+from lightir.contract import Contract
+from lightir.encode.evaluate import evaluate_model
+from lightir.eval import Evaluation, compare
+
+MEASURES = ("nDCG@10", "Success@1", "R@100")
+SEARCHES = {
+    "BM25": "tokens",
+    "token overlap": "overlap",
+    "beta": "beta",
+    **{f"late, m = {m}": f"beta:{m}:full-sparse" for m in (5, 20, 100)},
+    "BM25, then m = 100": "tokens:100:full-sparse",
+    "full": "full-sparse",
+}
+ABLATIONS = {
+    "beta, query without expansion (V_lex)": "beta-lex",
+    "beta, query without weights (V_bin)": "beta-bin",
+    "full, document without expansion (V_lex)": "full-lex",
+    "full, document without weights (V_bin)": "full-bin",
+}
+LIGHT = {
+    "BM25": "tokens",
+    "beta": "beta",
+    "beta, no model": "light-beta",
+    "full": "full-sparse",
+    "full, no model": "sparse",
+}
+
+Found = dict[str, dict[str, Evaluation]]
+"""Column -> search -> evaluation."""
+
+
+def main() -> None:
+    """Measure, compare, write."""
+    args = arguments()
+    variants = dict(each.split("=", 1) for each in args.variant)
+    searches = SEARCHES | (ABLATIONS if args.ablations else {})
+    record: dict[str, object] = {"variants": {label: training_record(model) for label, model in variants.items()}}
+    pages = []
+    for name in args.datasets:
+        dataset, split = name.split(":")
+        found = {label: measured(args, model, dataset, split, searches) for label, model in variants.items()}
+        record[name] = as_numbers(found)
+        pages += [f"### {name}, nDCG@10 (top-1 in brackets)", table(found, searches, dataset)]
+        if args.light:
+            light = {"light": measured(args, args.light, dataset, split, LIGHT)}
+            record[f"{name} light"] = as_numbers(light)
+            pages += [f"### {name}, queries without a model", light_table(light["light"])]
+    record["retrieval_s"] = {label: seconds(model) for label, model in variants.items()}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text("\n\n".join(pages) + "\n")
+    print("\n\n".join(pages))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+", metavar="NAME:SPLIT", help="BEIR folders inside DATA")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--work", type=Path, required=True, help="keeps vectors and indexes")
+    parser.add_argument("--out", type=Path, required=True, help="RESULTS, without an ending")
+    parser.add_argument("--variant", action="append", required=True, metavar="LABEL=MODEL", help="a column")
+    parser.add_argument("--light", metavar="MODEL", help="a model trained with losses.light")
+    parser.add_argument("--ablations", action="store_true", help="the paper's forms V_lex and V_bin too")
+    return parser.parse_args()
+
+
+def measured(
+    args: argparse.Namespace, model: str, dataset: str, split: str, searches: Mapping[str, str]
+) -> dict[str, Evaluation]:
+    """Each search's evaluation."""
+    work = args.work / Contract.load(resolve_model_folder(model)).fingerprint / dataset
+    modes = list(searches.values())
+    report = evaluate_model(model, args.data / dataset, work, split=split, modes=modes, measures=MEASURES)
+    return {label: report.systems[mode] for label, mode in searches.items()}
+
+
+def table(found: Found, searches: Sequence[str] | Mapping[str, str], dataset: str) -> str:
+    """Rows are searches, columns variants; marks against the first column."""
+    first = next(iter(found))
+    lines = [f"| search | {' | '.join(found)} |", f"|---|{'---:|' * len(found)}"]
+    for search in searches:
+        row = {label: {dataset: each[search]} for label, each in found.items()}
+        compared = compare(row, reference=first, measure="nDCG@10") if len(row) > 1 else None
+        cells = []
+        for label, each in found.items():
+            mark = compared.mark(label, dataset) if compared is not None else ""
+            cells.append(f"{cell(each[search])}{mark}")
+        lines.append(f"| {search} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def light_table(found: Mapping[str, Evaluation]) -> str:
+    """Rows are searches; those without a model with the share that they keep."""
+    lines = ["| search | nDCG@10 (top-1) | kept |", "|---|---:|---:|"]
+    for search, each in found.items():
+        whole = found.get(search.removesuffix(", no model"))
+        kept = each.measures["nDCG@10"] / whole.measures["nDCG@10"] if whole is not None else 1.0
+        lines.append(f"| {search} | {cell(each)} | {f'{kept:.1%}' if search.endswith('no model') else ''} |")
+    return "\n".join(lines)
+
+
+def cell(evaluation: Evaluation) -> str:
+    """nDCG@10 and top-1."""
+    return f"{evaluation.measures['nDCG@10']:.3f} ({evaluation.measures['Success@1']:.3f})"
+
+
+def as_numbers(found: Found) -> dict[str, dict[str, dict[str, float]]]:
+    """The measures alone."""
+    return {label: {name: dict(each.measures) for name, each in systems.items()} for label, systems in found.items()}
+
+
+def training_record(model: str) -> dict[str, float]:
+    """Steps and seconds of a model's training."""
+    steps = training_log(model)
+    return {"steps": len(steps), "seconds": steps[-1]["seconds"]} if steps else {}
+
+
+def seconds(model: str) -> dict[str, float]:
+    """What in-training retrieval took of a step, and the step, in seconds: the medians."""
+    steps = training_log(model)
+    if len(steps) < 2:
+        return {}
+    between = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(steps)]
+    retrieval = [each["retrieval_seconds"] for each in steps if "retrieval_seconds" in each]
+    return {"step": statistics.median(between), "retrieval": statistics.median(retrieval or [0.0])}
+
+
+def training_log(model: str) -> list[dict[str, float]]:
+    """The log's steps."""
+    path = resolve_model_folder(model) / "training" / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [line for line in lines if "loss" in line]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Late parametric search, measured: a first search whose best documents are put in the order of another (SiDR)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import InvalidInput
+from lightir.index import Filter, Index
+from lightir.search import Searcher
+from lightir.search.branches import BranchSearch
+from lightir.search.modes import Mode
+from lightir.search.searcher import BATCH_QUERIES, DEPTH
+from lightir.types import Branch, Query, Ranking, Run
+from lightir.vectors import QueryEncoder
+
+
+class LateSearcher(Searcher):
+    """Searches like another searcher, then orders the m best by one branch of its own index.
+
+    The index holds all documents' vectors, where a served one would encode the m documents when they are asked for: the
+    ranking is the same.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        query_encoder: QueryEncoder | None,
+        *,
+        first: Searcher,
+        first_mode: str,
+        m: int,
+        task: str | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Put both stages together.
+
+        Args:
+            index: of the second stage; it holds the documents of the first one's.
+            query_encoder: of the second stage.
+            first: the first stage.
+            first_mode: its mode.
+            m: how many of its documents are put in order.
+            task: as Searcher takes it, for the second stage.
+            threads: as Searcher takes it, for the second stage.
+        """
+        super().__init__(index, query_encoder, task=task, threads=threads)
+        if m < 1:
+            raise InvalidInput(f"the second stage orders {m} documents; at least 1 is needed")
+        self._first, self._first_mode, self._m = first, first_mode, m
+
+    def search(
+        self,
+        queries: Sequence[Query | str],
+        k: int = 10,
+        *,
+        mode: Mode = None,
+        fusion: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        depth: int = DEPTH,
+        filter: Filter | None = None,
+        exclude_same_id: bool = False,
+        exclude: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> Run:
+        """As Searcher.search: `mode` is the branch that orders the m best, all else is for the first stage.
+
+        The m best have that branch's scores; the others follow in the first stage's order, one below the last of them
+        and then by the first stage's differences.
+
+        Raises:
+            InvalidInput: as Searcher.search, and a mode of several branches.
+        """
+        named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
+        chosen = self._plan(self.index.view, mode, None, None)
+        if len(chosen.branches) != 1:
+            raise InvalidInput(f"mode {mode!r} is of several branches; the second stage orders by one")
+        found = self._first.search(
+            named,
+            max(k, self._m),
+            mode=self._first_mode,
+            fusion=fusion,
+            weights=weights,
+            depth=depth,
+            filter=filter,
+            exclude_same_id=exclude_same_id,
+            exclude=exclude,
+        )
+        run: Run = {}
+        view = self.index.view
+        for start in range(0, len(named), BATCH_QUERIES):
+            batch = named[start : start + BATCH_QUERIES]
+            searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
+            for i, query in enumerate(batch):
+                run[query.query_id] = self._ordered(found[query.query_id], searched, chosen.branches[0], i, k)
+        return run
+
+    def _ordered(self, first: Ranking, searched: BranchSearch, branch: Branch, query: int, k: int) -> Ranking:
+        head = list(first.doc_ids[: self._m])
+        ords = [searched.view.doc_ord(doc_id) for doc_id in head]
+        if None in ords:
+            raise InvalidInput(f"document {head[ords.index(None)]!r} of the first stage is not in {self.index.folder}")
+        scores = searched.pair_scores(branch, np.array(ords, dtype=np.uint32), query).astype(np.float64)
+        order = sorted(range(len(head)), key=lambda place: (-scores[place], head[place]))
+        tail = first.doc_ids[self._m :]
+        doc_ids = [*(head[place] for place in order), *tail]
+        return Ranking(first.query_id, doc_ids[:k], _joined(scores[order], first.scores[self._m :])[:k])
+
+
+def _joined(head: npt.NDArray[np.float64], tail: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The head's scores, and the tail's moved below them."""
+    if not len(tail):
+        return head
+    return np.concatenate([head, head[-1] - 1 + (tail - tail[0])])
