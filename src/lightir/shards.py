@@ -67,12 +67,20 @@ class VectorsWriter:
     A folder that was cut off is opened again with resume=True: whole shards are kept, half ones swept away.
     """
 
-    def __init__(self, folder: Path | str, contract: Contract, *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path | str, contract: Contract, *, quantized: str | None = None, resume: bool = False
+    ) -> None:
         """Open a folder for writing.
+
+        Args:
+            folder: made if it is not there.
+            contract: of the model that the vectors come from.
+            quantized: how its layers were rounded, for the manifest; None where they were not.
+            resume: keep the whole shards that are there.
 
         Raises:
             AlreadyExists: there is something at the folder and resume is off.
-            ContractMismatch: the folder was begun under another contract.
+            ContractMismatch: the folder was begun under another contract, or with layers rounded otherwise.
         """
         self.folder = Path(folder)
         self.contract = contract
@@ -80,14 +88,19 @@ class VectorsWriter:
         if resume:
             _sweep_unfinished(self.folder)
         if self.folder.exists() and any(self.folder.iterdir()):
-            self._reopen(resume)
+            self._reopen(quantized, resume)
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             contract.save(self.folder)
-            self._manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "complete": False, "shards": []}
+            self._manifest: dict[str, Any] = {
+                "format_version": FORMAT_VERSION,
+                "complete": False,
+                "quantized": quantized,
+                "shards": [],
+            }
             self._save_manifest()
 
-    def _reopen(self, resume: bool) -> None:
+    def _reopen(self, quantized: str | None, resume: bool) -> None:
         if not resume:
             raise AlreadyExists(f"{self.folder} holds vectors already; go on with --resume, or choose another folder")
         reader = VectorsReader(self.folder, allow_incomplete=True)
@@ -95,6 +108,11 @@ class VectorsWriter:
             raise ContractMismatch(
                 f"{self.folder} was begun with contract {reader.contract.fingerprint}, "
                 f"but the model now has {self.contract.fingerprint}; choose another folder"
+            )
+        if (begun := reader.manifest.get("quantized")) != quantized:
+            raise ContractMismatch(
+                f"{self.folder} was begun with layers quantised to {begun}, now it would be {quantized}; "
+                "go on as it was begun, or choose another folder"
             )
         self._manifest = reader.manifest
         kept = {shard["name"] for shard in self._manifest["shards"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -16,11 +17,12 @@ from lightir.encode import documents as documents_module
 from lightir.encode import encode_corpus
 from lightir.encode.documents import length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
+from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
-from tiny_models import tiny_backbone
+from tiny_models import save_tiny, tiny_backbone
 
 
 def tiny_model(name: str = "llama", **policy: object) -> LightRetriever:
@@ -81,6 +83,25 @@ def test_compiled_layers_give_the_same_vectors_and_the_model_is_as_before(tmp_pa
     np.testing.assert_allclose(plain[1].astype(np.float32), compiled[1].astype(np.float32), atol=2e-3)
     assert [row[0] for row in plain[2]] == [row[0] for row in compiled[2]]
     assert all(layer._compiled_call_impl is None for layer in model.backbone.model.layers)
+
+
+def test_quantised_layers_are_noted_and_not_mixed(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    documents = some_documents(9)
+    save_tiny("llama", tmp_path / "backbone")
+    backbone = load_backbone(str(tmp_path / "backbone"))
+    contract = dataclasses.replace(tiny_model().contract, backbone=backbone_record(backbone))
+    LightRetriever(backbone, contract).save(tmp_path / "model")
+    encode_corpus(tmp_path / "model", documents, tmp_path / "plain", dtype="fp32")
+    encode_corpus(tmp_path / "model", documents, tmp_path / "int8", dtype="fp32", quantize="int8")
+    plain, rounded = (read(tmp_path / name)[1].astype(np.float32) for name in ("plain", "int8"))
+    assert (plain * rounded).sum(1).min() > 0.99
+    assert np.abs(plain - rounded).max() > 1e-3
+    assert [VectorsReader(tmp_path / name).manifest["quantized"] for name in ("plain", "int8")] == [None, "int8"]
+    with pytest.raises(ContractMismatch, match="begun with layers quantised to int8, now it would be None"):
+        encode_corpus(tmp_path / "model", documents, tmp_path / "int8", dtype="fp32", resume=True)
+    with pytest.raises(InvalidInput, match="a loaded model keeps its weights"):
+        encode_corpus(tiny_model(), documents, tmp_path / "v", quantize="int8")
 
 
 def test_layers_are_compiled_where_it_pays_and_a_missing_compiler_is_said(

@@ -22,6 +22,7 @@ EXTRAS = {
     "eval": ("ir_measures", "scipy"),
     "parquet": ("pyarrow",),
     "ann": ("usearch",),
+    "quantize": ("torchao",),
 }
 """What must be importable for an extra to count as installed."""
 

@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
     )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+    parser.add_argument(
+        "--quantize",
+        choices=("int8", "int8-dynamic", "int4"),
+        help="round the layers' weights, with -dynamic the activations too: less memory (needs the extra `quantize`)",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default)")
     add_json(parser)
 
@@ -48,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         device=args.device,
         compile=args.compile,
+        quantize=args.quantize,
         resume=args.resume,
         n_documents=count_documents(args.corpus),
     )

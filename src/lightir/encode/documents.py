@@ -23,6 +23,7 @@ from lightir.errors import InvalidInput
 from lightir.files import new_folder
 from lightir.models.backbones import layer_parameters
 from lightir.models.encoder import LightRetriever
+from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from lightir.vectors import SparseVectors
@@ -71,6 +72,7 @@ def encode_corpus(
     dtype: Literal["auto", "bf16", "fp32"] = "auto",
     device: str = "auto",
     compile: bool | None = None,
+    quantize: Quantizer | None = None,
     resume: bool = False,
     shard_size: int = 4096,
     n_documents: int | None = None,
@@ -93,6 +95,8 @@ def encode_corpus(
         compile: run the model's layers compiled, which needs a C++ compiler and on a CPU makes encoding 1.3 to 1.7
             times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes,
             and says so in the log; where it does not work there, that is a warning and layers run as they are.
+        quantize: round the layers' weights to "int8" or "int4", or weights and activations ("int8-dynamic"): less
+            memory for a little quality. It is noted in the folder. Must be None for a loaded model.
         resume: go on with a folder that was cut off; a complete one is left as it is.
         shard_size: most documents that are written, and at most lost, together; fewer where they make 64 full
             batches of tokens.
@@ -100,14 +104,15 @@ def encode_corpus(
 
     Raises:
         AlreadyExists: the folder holds vectors and resume is off.
-        ContractMismatch: it was begun with another model.
+        ContractMismatch: it was begun with another model, or with other quantised layers.
         InvalidInput: an id comes twice, a size is below 1, or layers that shall be compiled cannot be.
+        MissingExtra: torchao is not there, and layers shall be quantised.
     """
     if (batch_tokens is not None and batch_tokens < 1) or shard_size < 1:
         raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")
     folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
-    retriever = load_encoder(model, folder, dtype, device)
-    writer = VectorsWriter(out, retriever.contract, resume=resume)
+    retriever = load_encoder(model, folder, dtype, device, quantize)
+    writer = VectorsWriter(out, retriever.contract, quantized=quantize, resume=resume)
     at_once = batch_tokens or default_batch_tokens(retriever)
     before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
     with (
@@ -160,18 +165,25 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
 
 
 def load_encoder(
-    model: LightRetriever | str | os.PathLike[str], folder: Path | None, dtype: str, device: str
+    model: LightRetriever | str | os.PathLike[str],
+    folder: Path | None,
+    dtype: str,
+    device: str,
+    quantize: Quantizer | None = None,
 ) -> LightRetriever:
     """The model as it is, or the one in the folder on the device wanted; see `encode_corpus`."""
     if isinstance(model, LightRetriever):
-        if dtype != "auto" or device != "auto":
-            raise InvalidInput("a loaded model keeps its dtype and device; give its folder to choose others")
+        if dtype != "auto" or device != "auto" or quantize:
+            raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")
         return model
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
     if dtype not in names:
         raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")
-    return LightRetriever.load(str(folder), dtype=names[dtype], device=place)
+    retriever = LightRetriever.load(str(folder), dtype=names[dtype], device=place)
+    if quantize:
+        quantize_layers(retriever.backbone, quantize)
+    return retriever
 
 
 def compile_if_worth(
