@@ -48,7 +48,11 @@ def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(fol
         for mode in ("dense", "sparse"):
             assert "late" not in searcher.search(["sleepy"], mode=mode)["0"].doc_ids
         hybrid = {hit.doc_id: hit for hit in searcher.hits("sleepy", mode="hybrid+tokens")}
-        assert (hybrid["late"].branches["dense"].score, hybrid["late"].branches["dense"].rank) == (0.0, None)
+        assert {name: branch.estimated for name, branch in hybrid["late"].branches.items()} == {
+            "dense": True,
+            "sparse": True,
+            "tokens": False,
+        }
         writer.set_vectors([late], dense=shard.dense[:1], sparse=csr([{5: 9}], vocab_size=VOCAB_SIZE, dtype=np.uint8))
         index.refresh()
         assert index.info().pending == 0

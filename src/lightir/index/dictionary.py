@@ -53,6 +53,10 @@ class SortedIds:
     def __getitem__(self, position: int) -> int:
         return int(self._ids[position])
 
+    def select(self, kept: npt.NDArray[np.bool_]) -> Terms:
+        """Those that the mask keeps."""
+        return self._ids[kept]
+
     def find(self, term_id: int) -> int | None:
         """The id's position, or None."""
         position = int(np.searchsorted(self._ids, term_id))

@@ -14,7 +14,7 @@ from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.dictionary import Terms
 from lightir.index.graph import LEAST_DOCUMENTS, build_graph
-from lightir.index.segment import Segment, sparse_arrays
+from lightir.index.segment import Segment, SparseBranch, sparse_arrays
 from lightir.index.strings import SortedStrings
 from lightir.vectors import Ragged, SparseVectors
 
@@ -187,12 +187,18 @@ def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
     lengths = None if tokens.lengths is None else tokens.lengths[places]
     used = np.zeros(len(tokens.terms), dtype=np.bool_)
     used[counts.term_ids] = True
-    if not used.all():
-        new_ids = (np.cumsum(used) - 1).astype(np.uint32)
-        terms = dictionary.select(tokens.terms, used)
-        counts = SparseVectors(counts.indptr, new_ids[counts.term_ids], counts.weights, len(terms))
-        return TokenRows(terms, _narrow(counts), lengths)
-    return TokenRows(tokens.terms, counts, lengths)
+    if used.all():
+        return TokenRows(tokens.terms, counts, lengths)
+    return _of_terms(dictionary.select(tokens.terms, used), used, counts, lengths)
+
+
+def _of_terms(
+    terms: Terms, used: npt.NDArray[np.bool_], counts: SparseVectors, lengths: npt.NDArray[np.uint32] | None
+) -> TokenRows:
+    """Counts over a whole dictionary as counts over those of its terms that are used."""
+    new_ids = (np.cumsum(used) - 1).astype(np.uint32)
+    counts = SparseVectors(counts.indptr, new_ids[counts.term_ids], counts.weights, len(terms))
+    return TokenRows(terms, _narrow(counts), lengths)
 
 
 def take(vectors: SparseVectors, order: Places) -> SparseVectors:
@@ -210,26 +216,33 @@ def gathered(indptr: Places, order: Places) -> tuple[Places, Places]:
 
 
 def of_segment(segment: Segment, places: Places) -> Rows:
-    """Some documents of a segment."""
-    sparse = segment.sparse
-    tokens = segment.tokens
-    stored = Rows(
-        segment.doc_ids.terms(),
-        segment.doc_keys,
-        segment.pending,
-        None if segment.dense is None else DenseRows(*segment.dense),
-        None
-        if sparse is None
-        else SparseVectors(sparse.indptr, sparse.term_ids, sparse.weights, sparse.postings.vocab_size),
-        None
-        if tokens is None
-        else TokenRows(
-            segment.terms.terms(),
-            SparseVectors(tokens.indptr, tokens.term_ids, tokens.weights, len(segment.terms)),
-            None if segment.holds_bags else segment.lengths,
-        ),
+    """Some documents of a segment; only what belongs to them is read."""
+    sparse, tokens = segment.sparse, segment.tokens
+    return _without_vectors_of_nobody(
+        Rows(
+            [segment.doc_ids[place] for place in places.tolist()],
+            segment.doc_keys[places],
+            segment.pending[places],
+            None if segment.dense is None else _take_dense(DenseRows(*segment.dense), places),
+            None if sparse is None else _of_branch(sparse, places, sparse.postings.vocab_size),
+            None if tokens is None else _of_tokens(segment, tokens, places),
+        )
     )
-    return _without_vectors_of_nobody(stored.take(places))
+
+
+def _of_branch(branch: SparseBranch, places: Places, vocab_size: int) -> SparseVectors:
+    indptr, entries = gathered(branch.indptr, places)
+    return SparseVectors(indptr, branch.term_ids[entries], branch.weights[entries], vocab_size)
+
+
+def _of_tokens(segment: Segment, tokens: SparseBranch, places: Places) -> TokenRows:
+    counts = _of_branch(tokens, places, len(segment.terms))
+    lengths = None if segment.holds_bags else segment.lengths[places]
+    used = np.zeros(len(segment.terms), dtype=np.bool_)
+    used[counts.term_ids] = True
+    if used.all():
+        return TokenRows(segment.terms.terms(), counts, lengths)
+    return _of_terms(segment.terms.select(used), used, counts, lengths)
 
 
 def _without_vectors_of_nobody(rows: Rows) -> Rows:

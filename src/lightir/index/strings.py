@@ -35,6 +35,10 @@ class SortedStrings:
         """All of them."""
         return [self[position] for position in range(len(self))]
 
+    def select(self, kept: npt.NDArray[np.bool_]) -> list[str]:
+        """Those that the mask keeps."""
+        return [self[position] for position in np.flatnonzero(kept).tolist()]
+
     def find(self, string: str) -> int | None:
         """The string's position, or None."""
         wanted = string.encode(errors="surrogatepass")

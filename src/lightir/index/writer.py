@@ -352,12 +352,11 @@ class IndexWriter:
 
     def _with_tokens(self, vectors: Rows, keys: dict[str, int]) -> Rows:
         """Rows of vectors joined to the term counts that the index has of the same documents."""
-        found = []
+        found, wanted = [], np.array(list(keys.values()), dtype=np.int64)
         for each in self._view.segments:
-            places = [each.segment.doc_ids.find(doc_id) for doc_id in vectors.doc_ids]
-            here = [place for place in places if place is not None and each.live[place]]
-            if here:
-                found.append(of_segment(each.segment, np.array(here, dtype=np.int64)))
+            here = np.flatnonzero(np.isin(each.segment.doc_keys, wanted) & each.live)
+            if len(here):
+                found.append(of_segment(each.segment, here))
         stored = join(found)
         order = {doc_id: i for i, doc_id in enumerate(stored.doc_ids)}
         stored = stored.take(np.array([order[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64))
