@@ -116,13 +116,14 @@ def attention_code(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def _softmax(scores: Tensor, mask: Tensor | None, softcap: float | None, dtype: torch.dtype) -> Tensor:
-    """Probabilities of (B, groups, heads a group, Q, K) scores, in `dtype`; computed in fp32."""
+    """Probabilities of (B, groups, heads a group, Q, K) scores, in `dtype`; computed in at least fp32."""
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     mask = None if mask is None else mask[:, :, None, :, : scores.shape[-1]]
     if scores.requires_grad:
         scores = scores if mask is None else scores + mask
-        return torch.softmax(scores.float(), dim=-1).to(dtype)
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        return torch.softmax(wide, dim=-1).to(dtype)
     # Nothing is kept for a backward pass: the sum goes in place, and torch's softmax widens and rounds by itself.
     scores = scores if mask is None else scores.add_(mask)
     return torch.softmax(scores, dim=-1).to(dtype)

@@ -304,7 +304,7 @@ class LightRetriever(nn.Module):
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
         states = token_states(self.backbone, self._text_ids(prompt), unique, pooling=self._dense.pooling)
-        return mixing.to(states.device) @ self._standardize(states)
+        return mixing.to(states) @ self._standardize(states)
 
     def _counts(self, term_ids: Ragged, terms: Tensor | None) -> Tensor:
         """(B, V) float32, how often each term stands in a text; with terms (B, n), of these alone."""
@@ -370,7 +370,7 @@ class LightRetriever(nn.Module):
         """
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
-        return mixing.to(rows.device) @ rows
+        return mixing.to(rows) @ rows
 
     def token_vectors(
         self,

@@ -44,7 +44,7 @@ def two_way_loss(scores: Tensor, positives: Tensor, *, excluded: Tensor | None =
 
 def similarity(queries: Tensor, documents: Tensor) -> Tensor:
     """(n, m) inner products in at least fp32, also under autocast."""
-    wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
+    wide = torch.float64 if torch.float64 in (queries.dtype, documents.dtype) else torch.float32
     with torch.autocast(queries.device.type, enabled=False):
         return queries.to(wide) @ documents.to(wide).T
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from lightir.errors import InvalidInput
 from lightir.models.attention import SHARED_PROMPT, attention_code
 from lightir.models.backbones import Backbone
-from lightir.models.pooling import POOLINGS, Pooling
+from lightir.models.pooling import POOLINGS, Pooling, at_least_fp32
 
 BLOCKS_PER_ROW = 64
 """Tokens that share one copy of the prompt in one row: attention grows with its square, the prompt's cost falls."""
@@ -131,7 +131,7 @@ def token_states(
         own, prompt_sum = _continue(backbone, blocks, cache), cache.state_sum
     else:
         own, prompt_sum = _shared(backbone, frame, blocks, blocks_per_row, padding_side)
-    own = own.float()
+    own = own.to(at_least_fp32(own.dtype))
     if pooling == "mean_all":
         return (prompt_sum + own.sum(dim=1)) / (len(frame) + width)
     return own[:, -1] if pooling == "eos" else own[:, 0]
@@ -239,7 +239,8 @@ def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: 
     prompt = torch.tensor(frame, dtype=torch.int64, device=token_ids.device).expand(n, -1)
     end = torch.full((n, 1), backbone.eos_id, device=token_ids.device)
     ids = torch.cat([prompt, token_ids[:, None], end], dim=1)
-    states = backbone.states(ids, torch.ones_like(ids)).float()
+    states = backbone.states(ids, torch.ones_like(ids))
+    states = states.to(at_least_fp32(states.dtype))
     if pooling == "mean_all":
         return states.mean(dim=1)
     return states[:, -1] if pooling == "eos" else states[:, -2]

@@ -83,9 +83,15 @@ class Standardization(nn.Module):
 def _at(states: Tensor, mask: Tensor) -> Tensor:
     length = mask.shape[1]
     last = length - 1 - mask.flip(1).to(torch.uint8).argmax(dim=1)
-    return states[torch.arange(len(states), device=states.device), last].float()
+    return states[torch.arange(len(states), device=states.device), last].to(at_least_fp32(states.dtype))
 
 
 def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    share = mask.float() / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return torch.einsum("btd,bt->bd", states.float(), share)
+    wide = states.to(at_least_fp32(states.dtype))
+    share = mask.to(wide.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.einsum("btd,bt->bd", wide, share)
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """fp64 for fp64, which only tests compute in; fp32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightir.data import Batch as DataBatch
 from lightir.errors import InvalidInput
-from lightir.models.encoder import Batch, LightRetriever
+from lightir.models.encoder import Batch, LightRetriever, token_means
 from lightir.models.losses import (
     alignment_kl,
     flops,
@@ -28,9 +28,12 @@ from lightir.models.losses import (
     similarity,
     world_size,
 )
+from lightir.models.masks import BLOCKS_PER_ROW
 from lightir.text import query_term_ids, sparse_queries
+from lightir.train.gradient_cache import Vectors, in_pieces
 from lightir.train.recipe import Recipe
 from lightir.train.teacher import Teacher
+from lightir.types import Document
 
 SHAPE_STEP = 48
 """Compiled layers meet query lengths that are multiples of this: each new shape costs seconds of compilation."""
@@ -60,30 +63,18 @@ def batch_losses(
     """
     losses, device = recipe.losses, retriever.backbone.device
     share = share_of(batch, process=rank(), processes=world_size())
-    documents = retriever.batch(
-        retriever.frame_documents(share.documents),
-        length=retriever.contract.document.max_tokens if recipe.model.compile else None,
-    )
-    soft, terms = recipe.heads.straight_through, None
+    terms = None
     if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
         terms = batch_terms(retriever, batch, recipe, step=step)
-    dense, sparse = retriever.document_vectors(
-        documents,
-        dense=retriever.contract.dense is not None,
-        sparse=terms is not None,
-        terms=None if terms is None else terms.ids,
-        straight_through=soft,
-    )
+    dense, sparse = _document_vectors(retriever, share.documents, recipe, terms)
     candidates = Candidates(
         None if dense is None else gather(dense),
         torch.from_numpy(share.positives).to(device),
         torch.from_numpy(share.excluded).to(device),
         _given_scores(share, recipe, device),
     )
-    queries = None
-    if losses.symmetric > 0 or losses.symmetric_sparse > 0:
-        queries = full_query_states(retriever, share.queries, batch.instruction, recipe)
-    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates, queries)
+    full, weights = _full_query_vectors(retriever, share.queries, batch.instruction, recipe)
+    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates, full)
     if teacher is not None and full_scores is not None:
         scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
         kl = alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
@@ -93,8 +84,8 @@ def batch_losses(
         sparse = gather(sparse)
         parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
         monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
-        if queries is not None and losses.symmetric_sparse > 0:
-            weights = gather(retriever.sparse_from(*queries, straight_through=soft))
+        if weights is not None:
+            weights = gather(weights)
             parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
             monitored["query_nonzeros"] = nonzeros(weights)
         if candidates.dense is None:
@@ -156,13 +147,62 @@ def batch_terms(retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, 
     return Terms(ids, torch.arange(len(used), device=device), slice(len(used), None), vocab_size / wanted)
 
 
+def _document_vectors(
+    retriever: LightRetriever, documents: Sequence[Document], recipe: Recipe, terms: Terms | None
+) -> Vectors:
+    """Dense and sparse vectors of this process's documents, as far as there are branches."""
+
+    def encode(framed: Sequence[tuple[list[int], int, int]]) -> Vectors:
+        length = retriever.contract.document.max_tokens if recipe.model.compile else None
+        return retriever.document_vectors(
+            retriever.batch(framed, length=length),
+            dense=retriever.contract.dense is not None,
+            sparse=terms is not None,
+            terms=None if terms is None else terms.ids,
+            straight_through=recipe.heads.straight_through,
+        )
+
+    return in_pieces(encode, retriever.frame_documents(documents), size=recipe.optimisation.gradient_cache)
+
+
+def _full_query_vectors(retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: Recipe) -> Vectors:
+    """Dense and sparse vectors of this process's queries through the whole model; None where no loss wants them."""
+    dense, sparse = recipe.losses.symmetric > 0, recipe.losses.symmetric_sparse > 0
+    if not (dense or sparse):
+        return None, None
+
+    def encode(some: Sequence[str]) -> Vectors:
+        states, batch = full_query_states(retriever, some, instruction, recipe)
+        soft = recipe.heads.straight_through
+        return (
+            retriever.dense_from(states, batch) if dense else None,
+            retriever.sparse_from(states, batch, straight_through=soft) if sparse else None,
+        )
+
+    return in_pieces(encode, queries, size=recipe.optimisation.gradient_cache)
+
+
+def _light_query_vectors(retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: Recipe) -> Tensor:
+    """(n, H) means of token vectors; each distinct token of the queries is encoded once."""
+    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
+    pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
+    tokens, mixing = token_means(term_ids)
+
+    def encode(some: Tensor) -> Vectors:
+        return (retriever.token_vectors(some, instruction=instruction, pad_to=pad_to),)
+
+    (rows,) = in_pieces(encode, tokens, size=recipe.optimisation.gradient_cache * BLOCKS_PER_ROW)
+    assert rows is not None  # token_vectors gives a tensor
+    return mixing.to(rows) @ rows
+
+
 def _dense_losses(
     retriever: LightRetriever,
     batch: DataBatch,
     share: Share,
     recipe: Recipe,
     candidates: Candidates,
-    queries: tuple[Tensor, Batch] | None,
+    full: Tensor | None,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Symmetric, light and alignment losses; and the full encoder's scaled scores (n, D), None without it."""
     losses, dense = recipe.losses, candidates.dense
@@ -183,15 +223,13 @@ def _dense_losses(
     def scaled_scores(queries: Tensor) -> Tensor:
         return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
 
-    if losses.symmetric > 0 and queries is not None:
-        full = gather(retriever.dense_from(*queries))
+    if full is not None:
+        full = gather(full)
         parts["symmetric"] = losses.symmetric * losses.contrast * matryoshka(contrast, full, dense, dims=dims)
         full_scores = scaled_scores(full)
         parts |= _distilled("symmetric", full_scores, recipe, candidates)
     if losses.dense > 0:
-        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, share.queries)
-        pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
-        light = gather(retriever.light_queries(term_ids, instruction=batch.instruction, pad_to=pad_to))
+        light = gather(_light_query_vectors(retriever, share.queries, batch.instruction, recipe))
         parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
         parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
         if losses.dense_alignment > 0 and full_scores is not None:
@@ -217,7 +255,7 @@ def _sparse_losses(
     if losses.sparse > 0:
         queries = sparse_query_matrix(retriever, batch.queries)
         used = terms.queries if terms.ids is None else terms.ids[terms.queries]
-        scores = queries[:, used] @ sparse[:, terms.queries].T
+        scores = similarity(queries[:, used].to(sparse.dtype), sparse[:, terms.queries])
         contrast = info_nce(
             scores, candidates.positives, temperature=losses.sparse_temperature, excluded=candidates.excluded
         )

@@ -64,6 +64,10 @@ class MaskedRecipe:
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(settings, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(settings, name)}; at least 1 is needed")
+        if settings.gradient_cache:
+            raise InvalidInput(
+                "packed rows are independent of each other here: accumulation does what gradient_cache would"
+            )
         if settings.negatives or settings.query_tokens:
             raise InvalidInput("this stage has no queries: leave optimisation.negatives and query_tokens at 0")
         if self.documents.max_tokens > self.length:

@@ -86,6 +86,8 @@ class Optimisation:
         steps: optimizer steps.
         batch_size: queries in a forward pass, on all processes together; each brings 1 positive and `negatives` more.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
+        gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
+            so that a contrastive batch of any size fits into the memory of these.
         negatives: hard negatives for a query.
         query_tokens: training queries are cut after so many tokens; 0 takes the query policy's maximum.
         learning_rate: at its highest.
@@ -101,6 +103,7 @@ class Optimisation:
     steps: int = 1000
     batch_size: int = 32
     accumulation: int = 1
+    gradient_cache: int = 0
     negatives: int = 0
     query_tokens: int = 0
     learning_rate: float = 2e-4
@@ -333,6 +336,8 @@ class Recipe:
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(self.optimisation, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(self.optimisation, name)}; at least 1 is needed")
+        if self.optimisation.gradient_cache < 0:
+            raise InvalidInput(f"optimisation.gradient_cache is {self.optimisation.gradient_cache}; expected 0 or more")
         losses = self.losses
         if max(losses.symmetric, losses.dense, losses.sparse, losses.symmetric_sparse) <= 0:
             raise InvalidInput("losses: one of symmetric, dense, sparse and symmetric_sparse must be above 0")

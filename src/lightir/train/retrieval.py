@@ -101,6 +101,7 @@ class BagOfTokens:
             batch,
             documents=tuple(documents[column] for column in columns),
             false_negatives=np.concatenate([batch.false_negatives, new], axis=1)[:, columns],
+            scores=None,  # no loss of this stage reads them
         )
 
     def _relevant(self, doc_id: str, example: TrainingExample, positive: Document) -> bool:

@@ -24,10 +24,12 @@ from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever, token_means
 from lightir.models.heads import top_k_weights
-from lightir.models.losses import gather, rank, two_way_loss, world_size
+from lightir.models.losses import gather, rank, similarity, two_way_loss, world_size
+from lightir.models.pooling import at_least_fp32
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
 from lightir.train.development import Development, load_development, mean_measures, ndcg
+from lightir.train.gradient_cache import Vectors, in_pieces
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
 from lightir.train.mining import negatives_files
 from lightir.train.preparation import (
@@ -297,8 +299,9 @@ def light_queries(
     term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
     unique, mixing = token_means(term_ids)
     places, weights = retriever.token_expansions(unique, instruction=instruction, pad_to=pad_to)
-    empty = torch.zeros(len(unique), retriever.backbone.vocab_size, device=weights.device)
-    return mixing.to(weights.device) @ empty.scatter(1, places, weights.float())
+    weights = weights.to(at_least_fp32(weights.dtype))
+    empty = torch.zeros(len(unique), retriever.backbone.vocab_size, dtype=weights.dtype, device=weights.device)
+    return mixing.to(weights) @ empty.scatter(1, places, weights)
 
 
 # One batch.
@@ -332,7 +335,7 @@ def batch_losses(
     own = share_of(batch, process=rank(), processes=world_size()).queries
     framed = retriever.frame_queries(own, instruction=batch.instruction)
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
-    queries = gather(parametric(retriever, framed, pad_to=pad_to))
+    queries = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
     found, seconds = 0, 0.0
     if index is not None:
@@ -343,13 +346,13 @@ def batch_losses(
         seconds = time.perf_counter() - start
     share = share_of(batch, process=rank(), processes=world_size())
     framed = retriever.frame_documents(share.documents)
-    documents = gather(parametric(retriever, framed, pad_to=pad_to))
+    documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
     bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
     positives = torch.from_numpy(share.positives).to(device)
     excluded = torch.from_numpy(share.excluded).to(device)
 
     def loss(a: Tensor, b: Tensor) -> Tensor:
-        return two_way_loss(a @ b.T / recipe.losses.temperature, positives, excluded=excluded)
+        return two_way_loss(similarity(a, b) / recipe.losses.temperature, positives, excluded=excluded)
 
     parts: dict[str, Tensor] = {}
     few_queries, few = pruned(queries, query_bags, recipe.heads), pruned(documents, bags, recipe.heads)
@@ -359,13 +362,39 @@ def batch_losses(
         parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
         parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
     if recipe.losses.light > 0:
-        light = gather(light_queries(retriever, own, instruction=batch.instruction, pad_to=tokens))
+        light = gather(_encoded_light(retriever, own, batch.instruction, recipe, pad_to=tokens))
         parts["light_bags"] = recipe.losses.light * loss(light, bags)
         parts["light_documents"] = recipe.losses.light * loss(light, few)
     return parts, {"retrieved": found / len(batch.queries), "retrieval_seconds": seconds}
 
 
 # Measuring.
+
+
+def _encoded(
+    retriever: LightRetriever, framed: Sequence[tuple[list[int], int, int]], recipe: SidrRecipe, *, pad_to: int
+) -> Tensor:
+    """V_θ as `parametric` has it, by the pieces that the recipe asks for."""
+
+    def encode(some: Sequence[tuple[list[int], int, int]]) -> Vectors:
+        return (parametric(retriever, some, pad_to=pad_to),)
+
+    (weights,) = in_pieces(encode, framed, size=recipe.optimisation.gradient_cache)
+    assert weights is not None  # parametric gives a tensor
+    return weights
+
+
+def _encoded_light(
+    retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: SidrRecipe, *, pad_to: int
+) -> Tensor:
+    """As `light_queries`, by the pieces that the recipe asks for."""
+
+    def encode(some: Sequence[str]) -> Vectors:
+        return (light_queries(retriever, some, instruction=instruction, pad_to=pad_to),)
+
+    (weights,) = in_pieces(encode, queries, size=recipe.optimisation.gradient_cache)
+    assert weights is not None  # light_queries gives a tensor
+    return weights
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: SidrRecipe) -> dict[str, float]:

@@ -1,0 +1,190 @@
+"""GradCache: a batch by pieces has the losses and gradients of the batch at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.text import QueryPolicy
+from lightir.train import gradient_cache, sidr
+from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
+from lightir.train.batch import batch_losses
+from lightir.train.gradient_cache import in_pieces
+from lightir.train.loop import average_gradients
+from lightir.train.masked import MaskedRecipe
+from lightir.train.preparation import build_model, fit_heads, load_trainable, make_mixture, open_sets
+from lightir.train.query_likelihood import LikelihoodRecipe
+from lightir.train.recipe import Heads, Losses, Optimisation, Recipe
+from lightir.train.sidr import SidrLosses, SidrRecipe
+
+ALL = Losses(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
+DENSE = Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0)
+SPARSE = Losses(symmetric=0.0, dense=0.0, sparse=0.0, dense_alignment=0.0, symmetric_sparse=1.0, query_flops=0.1)
+
+Changed = Callable[[Recipe], Recipe]
+
+
+def changed(*, attention: str = "causal", heads: Heads | None = None, losses: Losses, **documents: Any) -> Changed:
+    def change(recipe: Recipe) -> Recipe:
+        return dataclasses.replace(
+            recipe,
+            model=dataclasses.replace(recipe.model, attention=attention, lora_dropout=0.0),  # type: ignore[arg-type]
+            losses=losses,
+            heads=heads or Heads(pooling="mean"),
+            documents=dataclasses.replace(recipe.documents, **documents),
+        )
+
+    return change
+
+
+STAGES: dict[str, Changed] = {
+    "LightRetriever": changed(losses=ALL),
+    "some terms": changed(losses=dataclasses.replace(ALL, symmetric_sparse=0.0, query_flops=0.0, sparse_terms=40)),
+    "dense": changed(losses=DENSE, heads=Heads(sparse=False)),
+    "CSplade-bi": changed(attention="bidirectional", losses=SPARSE, heads=Heads(dense=False, straight_through=True)),
+    "CSplade-echo": changed(attention="echo", losses=SPARSE, heads=Heads(dense=False)),
+    "light documents": changed(losses=dataclasses.replace(DENSE, dense=1.0), heads=Heads(sparse=False), light=True),
+}
+
+
+def gradients(recipe: Recipe | SidrRecipe, *, size: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Losses and gradients of the first batch in double precision, but for Llama's norms, which round to fp32."""
+    recipe = dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, gradient_cache=size))
+    sets, _ = open_sets(recipe, negatives=[None for _ in recipe.data])
+    retriever = prepared(recipe)
+    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
+        for name, parameter in retriever.trunk.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    if isinstance(recipe, Recipe):
+        fit_heads(retriever, recipe, sets)
+    retriever.trunk.to(dtype)
+    batch = make_mixture(recipe, sets).batch(0)
+    torch.manual_seed(5)
+    if isinstance(recipe, Recipe):
+        parts, _ = batch_losses(retriever, batch, recipe, step=3)
+    else:
+        parts, _ = sidr.batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
+    torch.autograd.backward(torch.stack(list(parts.values())).sum())
+    trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    average_gradients(list(trained.values()))
+    found = {name: p.grad for name, p in trained.items() if p.grad is not None}
+    return found | {name: value.detach() for name, value in parts.items()}
+
+
+def prepared(recipe: Recipe | SidrRecipe) -> LightRetriever:
+    if isinstance(recipe, Recipe):
+        return build_model(recipe, device="cpu")
+    return load_trainable(recipe.model, sidr.shipped_contract(recipe), seed=0, device="cpu")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float) -> None:
+    assert one.keys() == other.keys()
+    assert max(float(each.abs().max()) for each in one.values()) > 1e-4
+    for name, expected in one.items():
+        assert float((other[name] - expected).norm()) <= rtol * float(expected.norm()) + 1e-12, name
+
+
+@pytest.mark.parametrize("change", STAGES.values(), ids=STAGES)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_pieces_have_the_losses_and_gradients_of_the_whole_batch(recipe: Recipe, change: Changed, size: int) -> None:
+    wanted = change(recipe)
+    same(gradients(wanted, size=0), gradients(wanted, size=size), rtol=1e-6)
+
+
+def test_sidrs_stage_too(recipe: Recipe) -> None:
+    wanted = SidrRecipe(
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        data=recipe.data,
+        optimisation=recipe.optimisation,
+        losses=SidrLosses(light=1.0),
+        query=QueryPolicy(weighting="expansion"),
+        documents=recipe.documents,
+    )
+    same(gradients(wanted, size=0), gradients(wanted, size=2), rtol=1e-6)
+
+
+def test_dropout_falls_alike_in_both_forwards(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = STAGES["LightRetriever"](recipe)
+    wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, lora_dropout=0.3))
+    cached = gradients(wanted, size=2)
+    monkeypatch.setattr(gradient_cache, "checkpoint", lambda encode, items, use_reentrant: encode(items))
+    same(gradients(wanted, size=2), cached, rtol=1e-6)
+
+
+def test_one_pieces_activations_are_kept_at_a_time() -> None:
+    alive, most = 0, 0
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rows: Tensor) -> Tensor:
+            nonlocal alive, most
+            if torch.is_grad_enabled() or rows.requires_grad:
+                alive += 1
+                most = max(most, alive)
+            ctx.save_for_backward(rows)
+            return rows * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            nonlocal alive
+            (_,) = ctx.saved_tensors
+            alive -= 1
+            return gradient * 2
+
+    weight = torch.ones(3, requires_grad=True)
+
+    def encode(items: list[float]) -> tuple[Tensor | None, ...]:
+        return Counted.apply(torch.tensor(items)[:, None] * weight), None  # type: ignore[no-untyped-call]
+
+    rows, nothing = in_pieces(encode, [1.0, 2.0, 3.0, 4.0, 5.0], size=2)
+    assert nothing is None
+    assert rows is not None
+    alive = most = 0
+    rows.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert most == 1
+    torch.testing.assert_close(weight.grad, torch.full((3,), 8.0 * (1 + 4 + 9 + 16 + 25)))
+
+
+def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=number, world_size=world)
+    found = gradients(recipe, size=1)
+    if number == 0:
+        torch.save(found, path)
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one_without_a_cache(recipe: Recipe, tmp_path: Path) -> None:
+    wanted = STAGES["LightRetriever"](recipe)
+    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
+    multiprocessing.start_processes(_process, args=(2, port, wanted, str(path)), nprocs=2, start_method="fork")
+    same(gradients(wanted, size=0), torch.load(path, weights_only=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adaptation", "masked", "likelihood", "negative"])
+def test_it_is_refused_where_it_means_nothing(recipe: Recipe, kind: str) -> None:
+    asked = Optimisation(gradient_cache=-1 if kind == "negative" else 4)
+    corpora = tuple(CorpusRecipe(each.name) for each in recipe.data)
+    with pytest.raises(InvalidInput, match="gradient_cache"):  # noqa: PT012
+        if kind == "adaptation":
+            AdaptationRecipe(recipe.model, corpora, asked)
+        elif kind == "masked":
+            MaskedRecipe(dataclasses.replace(recipe.model, attention="bidirectional"), corpora, asked)
+        elif kind == "likelihood":
+            LikelihoodRecipe(recipe.model, recipe.data, optimisation=asked)
+        else:
+            dataclasses.replace(recipe, optimisation=asked)
