@@ -136,7 +136,8 @@ class TextTokenizer:
     @cached_property
     def hash(self) -> str:
         """SHA-256 over everything that decides the ids: 16 hexadecimal digits."""
-        decisive = {key: self._content().get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        content = self._content()
+        decisive = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
