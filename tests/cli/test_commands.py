@@ -378,3 +378,28 @@ def test_an_option_that_would_do_nothing_is_refused(bm25_index, dataset, tmp_pat
     assert main(["index", str(dataset), "--out", str(tmp_path / "i"), "--dense-dtype", "int8"]) == 1
     assert "--dense-dtype" in capsys.readouterr().err
     assert not (tmp_path / "i").exists()
+
+
+def test_rerank_by_counted_words_needs_no_torch(tmp_path):
+    texts = ("the river and the bridge", "a river", "copper")
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"d{n}", "text": t}) + "\n" for n, t in enumerate(texts))
+    )
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "rivers"}) + "\n")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from lightir.cli import main\n"
+        f"files = ['--corpus', {str(tmp_path / 'corpus.jsonl')!r}, '--queries', {str(tmp_path / 'queries.jsonl')!r}]\n"
+        f"out = {str(tmp_path / 'out.trec')!r}\n"
+        "assert main(['rerank', '--method', 'dirichlet', *files, '-o', out]) == 0\n"
+        "again = ['rerank', '--method', 'jelinek-mercer', '--smoothing', '0.5', '--run', out, '--depth', '1']\n"
+        "assert main([*again, *files, '-o', out + '2']) == 0\n"
+        "assert main(['rerank', *files, '-o', out + '3']) == 1\n"
+        "assert main(['rerank', 'model', '--method', 'dirichlet', *files, '-o', out + '3']) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[2] for line in (tmp_path / "out.trec").read_text().splitlines()] == ["d1", "d0"]
+    assert [line.split()[2] for line in (tmp_path / "out.trec2").read_text().splitlines()] == ["d1"]
+    assert "takes a MODEL" in done.stderr
+    assert "counts words" in done.stderr
