@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_fusion.hpp"
 #include "bind_query.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
@@ -202,5 +203,6 @@ NB_MODULE(_native, m) {
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+    bind_fusion(m);
     bind_query(m);
 }

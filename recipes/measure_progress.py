@@ -95,7 +95,7 @@ def one_order(
             encode(writer, shard, now[now[:, 0] == i, 1])
         with Index.open(writer.folder) as index:
             vectors = "+".join(branch for branch in index.branches if branch != "tokens")
-            modes = ["tokens", "hybrid", *(args.mode or []), *([vectors] if vectors else [])]
+            modes = ["tokens", "hybrid", *([*(args.mode or []), vectors] if vectors else [])]
             report = evaluate_index(Searcher(index), dataset, args.split, modes=modes, measures=[MEASURE])
         for mode in modes:
             each = report.systems[mode].per_query[MEASURE]

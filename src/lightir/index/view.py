@@ -18,12 +18,13 @@ from lightir.analysis import Analyzer
 from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import filters
-from lightir.index.bm25 import idf, mean_length
+from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
+from lightir.kernel.fusion import DenseSegments, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import Ragged, SparseVectors
 
@@ -258,6 +259,34 @@ class View:
         """Nothing, or InvalidInput where the branch cannot be searched."""
         if branch not in self.branches:
             raise InvalidInput(f"{self.folder} has no {branch} branch; it has {', '.join(self.branches)}")
+
+    # Rows, for the scores of given documents
+
+    @cached_property
+    def dense_rows(self) -> DenseSegments:
+        """The dense rows of all segments."""
+        return DenseSegments([each.segment.dense for each in self.segments], self._sizes)
+
+    @cached_property
+    def sparse_rows(self) -> SparseSegments:
+        """The learned sparse rows of all segments."""
+        found = [each.segment.sparse for each in self.segments]
+        rows = [None if each is None else (each.indptr, each.term_ids, each.weights, None) for each in found]
+        return SparseSegments(rows, self._sizes)
+
+    @cached_property
+    def token_rows(self) -> SparseSegments:
+        """The term counts, or bags, of all segments."""
+        rows: list[SparseRows | None] = []
+        for each in self.segments:
+            tokens = each.segment.tokens
+            lengths = None if each.segment.holds_bags or tokens is None else each.segment.lengths
+            rows.append(None if tokens is None else (tokens.indptr, tokens.term_ids, tokens.weights, lengths))
+        return SparseSegments(rows, self._sizes, k1=K1, b=B)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(each.segment) for each in self.segments]
 
     # Documents
 

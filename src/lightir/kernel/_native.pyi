@@ -52,6 +52,27 @@ def mean_rows(
     out: npt.NDArray[np.float32],
     /,
 ) -> None: ...
+def pair_scores(doc_ords: _Array, query: tuple[Any, ...], /) -> npt.NDArray[np.float32]: ...
+def fuse(
+    lists: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]],
+    queries: list[tuple[Any, ...]],
+    weights: list[float],
+    scale: str,
+    rrf_k: float,
+    k: int,
+    ties: bool,
+    /,
+) -> tuple[
+    npt.NDArray[np.uint32],
+    npt.NDArray[np.float64],
+    list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], npt.NDArray[np.int64]]],
+]: ...
+
+class DenseSegments:
+    def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
+
+class SparseSegments:
+    def __init__(self, segments: list[Any], first_ords: list[int], k1: float, b: float, /) -> None: ...
 
 class QueryEncoder:
     def __init__(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,59 @@ def dense_pair_scores(
 ) -> Scores:
     """See `lightir.kernel.dense_pair_scores`; sums in float64."""
     return (_values(rows, scales)[doc_ords, : len(query)] @ query.astype(np.float64)).astype(np.float32)
+
+
+def fuse(
+    lists: Sequence[tuple[DocOrds, Scores]],
+    scores: Sequence[Mapping[int, float]],
+    *,
+    weights: Sequence[float],
+    scale: str,
+    k: int,
+    rrf_k: float = 60.0,
+    ties: bool = False,
+) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
+    """See `lightir.kernel.fusion.fuse`; `scores` gives each branch's scores of all documents."""
+    sums: dict[int, float] = {int(doc): 0.0 for doc_ords, _ in lists for doc in doc_ords}
+    columns: list[dict[int, tuple[float, float, int]]] = []
+    for (doc_ords, listed), outside, weight in zip(lists, scores, weights, strict=True):
+        ranks = {int(doc): rank for rank, doc in enumerate(doc_ords, 1)}
+        column = {}
+        for doc in sums:
+            score = float(listed[ranks[doc] - 1]) if doc in ranks else float(np.float32(outside[doc]))
+            said = _normalized(score, ranks.get(doc, 0), listed.tolist(), scale, rrf_k)
+            column[doc] = (score, said, ranks.get(doc, 0))
+            sums[doc] += weight * said
+        columns.append(column)
+    order = sorted(sums, key=lambda doc: (-sums[doc], doc))
+    end = min(k, len(order))
+    while ties and 0 < end < len(order) and sums[order[end]] == sums[order[end - 1]]:
+        end += 1
+    best = order[:end]
+    return best, [sums[doc] for doc in best], [[column[doc] for doc in best] for column in columns]
+
+
+def _normalized(score: float, rank: int, listed: list[float], scale: str, rrf_k: float) -> float:
+    if not listed:
+        return 0.0
+    if scale == "rrf":
+        return 1.0 / (rrf_k + rank) if rank else 0.0
+    if scale == "none":
+        return score
+    least, most = min(listed), max(listed)
+    if least == most:
+        above, below = {"min-max": (1.0, 0.0), "z-score": (0.0, -1.0), "dbsf": (0.5, 0.0)}[scale]
+        return above if score >= most else below
+    if scale == "min-max":
+        return min(max((score - least) / (most - least), 0.0), 1.0)
+    total = squares = 0.0
+    for each in listed:
+        total += each
+    mean = total / len(listed)
+    for each in listed:
+        squares += (each - mean) * (each - mean)
+    z = (score - mean) / math.sqrt(squares / (len(listed) - 1))
+    return z if scale == "z-score" else max(0.5 + z / 6.0, 0.0)
 
 
 def mean_rows(

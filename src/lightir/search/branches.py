@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from lightir.index.bm25 import saturation
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment, SparseBranch
 from lightir.index.view import LiveSegment, Mask, QueryTerms
+from lightir.kernel.fusion import BranchQuery, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
@@ -78,14 +80,28 @@ class BranchSearch:
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
         """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
-        if len(self.view.segments) == 1:
-            return self._segment_pairs(branch, 0, doc_ords, query)
-        scores = np.zeros(len(doc_ords), dtype=np.float32)
-        at, places = self.view.locate(doc_ords)
-        for position in np.unique(at).tolist():
-            mine = at == position
-            scores[mine] = self._segment_pairs(branch, position, places[mine].astype(np.uint32), query)
-        return scores
+        return pair_scores(doc_ords, self.query(branch, query))
+
+    def query(self, branch: Branch, query: int) -> BranchQuery:
+        """One query for a branch's documents."""
+        if branch == "dense":
+            assert self.queries.dense is not None  # the plan's branches were encoded
+            return self.view.dense_rows.query(self.queries.dense[query])
+        if branch == "sparse":
+            assert self._sparse_terms is not None
+            return self.view.sparse_rows.query(*self._sparse_terms.row(query))
+        assert self.queries.tokens is not None
+        term_ids, weights = self.queries.tokens.vectors.row(query)
+        weights = weights.astype(np.float32, copy=False)
+        return self.view.token_rows.query(term_ids, weights, places=self._places, mean=self.view.mean_length)
+
+    @cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """(n_segments, n_terms) the places of the tokens branch's query terms."""
+        assert self.queries.tokens is not None
+        return np.array(self.queries.tokens.places, dtype=np.int64).reshape(
+            len(self.view.segments), len(self.queries.tokens.terms)
+        )
 
     def pair(self, branch: Branch, doc_ord: int, query: int) -> tuple[Row, Row, Callable[[int], str | int]]:
         """A query's and a document's row in a sparse branch, and what their ids stand for: words, or themselves."""
@@ -201,24 +217,6 @@ class BranchSearch:
         spans = [slice(indptr[i], indptr[i + 1]) for i in range(n_queries)]
         return [BranchList(doc_ords[span], scores[span]) for span in spans]
 
-    def _segment_pairs(self, branch: Branch, position: int, places: DocOrds, query: int) -> npt.NDArray[np.float32]:
-        segment = self.view.segments[position].segment
-        if branch == "dense":
-            assert self.queries.dense is not None  # the plan's branches were encoded
-            if segment.dense is None:
-                return np.zeros(len(places), dtype=np.float32)
-            rows, scales = segment.dense
-            return kernel.dense_pair_scores(rows, places, self.queries.dense[query], scales=scales)
-        stored = _stored(segment, branch)
-        if stored is None:
-            return np.zeros(len(places), dtype=np.float32)
-        term_ids, weights = self._terms_of_segment(branch, position).row(query)
-        indptr, doc_terms, impacts = stored.indptr, stored.term_ids, stored.weights
-        if branch == "tokens" and not segment.holds_bags:
-            indptr, doc_terms, impacts = self._true_weights(segment, stored, places)
-            places = np.arange(len(places), dtype=np.uint32)
-        return kernel.sparse_pair_scores(indptr, doc_terms, impacts, places, term_ids, weights)
-
     def _true_weights(
         self, segment: Segment, stored: SparseBranch, places: DocOrds
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
@@ -277,7 +275,7 @@ class BranchSearch:
         if self._is_exact(each.segment):
             return found
         doc_ords = found.doc_ords[found.scores * (max(1.0, self._ratio(position)) * (1 + ROUNDING)) >= least]
-        scores = self._segment_pairs("tokens", position, doc_ords - np.uint32(each.first_ord), query)
+        scores = self.pair_scores("tokens", doc_ords, query)
         order = np.lexsort((doc_ords, -scores))
         return BranchList(doc_ords[order], scores[order])
 

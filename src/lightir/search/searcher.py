@@ -17,7 +17,7 @@ from lightir.index.view import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
-from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse
+from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse, fuse_best
 from lightir.search.modes import Mode, Plan, plan
 from lightir.search.progressive import with_estimates
 from lightir.text import check_text
@@ -185,7 +185,17 @@ class Searcher:
             raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
         encoded = self._encode(view, [Query("", query)], chosen)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
-        fused = next(_joined(searched, chosen, depth, also=np.array([doc_ord], dtype=np.uint32)))
+        lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
+        tokens = _guide(lists, searched, chosen, depth)
+        fused = _candidates(
+            {branch: each[0] for branch, each in lists.items()},
+            None if tokens is None else tokens[0],
+            searched,
+            0,
+            chosen,
+            depth,
+            also=np.array([doc_ord], dtype=np.uint32),
+        )
         waits = _is_estimated(view, chosen, doc_ord)
         terms: dict[Branch, list[TermScore]] = {}
         for branch in chosen.branches:
@@ -208,7 +218,7 @@ class Searcher:
         for start in range(0, len(queries), BATCH_QUERIES):
             batch = queries[start : start + BATCH_QUERIES]
             searched = BranchSearch(view, self._encode(view, batch, chosen), matching=encoded, threads=self.threads)
-            for fused in _joined(searched, chosen, depth):
+            for fused in _joined(searched, chosen, depth, depth * len(chosen.branches)):
                 yield view.doc_ids(fused.doc_ords), fused
 
     def _ask(self, view: View, fused: Fused) -> None:
@@ -299,31 +309,46 @@ def _ranked(searched: BranchSearch, chosen: Plan, k: int, depth: int, banned: Se
     """Each query's best k, in the order of the queries."""
     most_banned = max(map(len, banned), default=0)
     deep = (k if len(chosen.branches) == 1 else max(k, depth)) + most_banned
-    for doc_ids, fused in zip(banned, _joined(searched, chosen, deep), strict=True):
+    for doc_ids, fused in zip(banned, _joined(searched, chosen, deep, k + most_banned), strict=True):
         yield _without(fused, searched.view, doc_ids).take(slice(0, k))
 
 
-def _joined(searched: BranchSearch, chosen: Plan, depth: int, *, also: DocOrds = NO_DOCUMENTS) -> Iterator[Fused]:
-    """Each query's candidates, `depth` of each branch and those of `also`, in the order of the queries."""
+def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterator[Fused]:
+    """Each query's k best candidates, or more, out of `depth` of each branch; in the order of the queries."""
     lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
-    tokens = lists.get("tokens") or (searched.top("tokens", depth) if chosen.estimates else [])
+    tokens = _guide(lists, searched, chosen, depth)
+    several = len(searched.view.segments) > 1
     for i in range(searched.queries.n):
         found = {branch: each[i] for branch, each in lists.items()}
-        yield _fused(found, searched, i, chosen, depth, tokens[i] if chosen.estimates else None, also)
+        if tokens is not None:
+            yield _candidates(found, tokens[i], searched, i, chosen, depth)
+        elif len(found) == 1:
+            yield alone(chosen.branches[0], found[chosen.branches[0]])
+        else:
+            queries = {branch: searched.query(branch, i) for branch in found}
+            yield _in_order(fuse_best(found, queries, fusion=chosen.fusion, k=k, ties=several), searched.view)
 
 
-def _fused(
+def _guide(
+    lists: Mapping[Branch, list[BranchList]], searched: BranchSearch, chosen: Plan, depth: int
+) -> list[BranchList] | None:
+    """Each query's tokens list, which pending documents are found in; None where they are not estimated."""
+    if not chosen.estimates:
+        return None
+    return lists["tokens"] if "tokens" in lists else searched.top("tokens", depth)
+
+
+def _candidates(
     lists: Mapping[Branch, BranchList],
+    tokens: BranchList | None,
     searched: BranchSearch,
     i: int,
     chosen: Plan,
     depth: int,
-    tokens: BranchList | None,
-    also: DocOrds,
+    *,
+    also: DocOrds = NO_DOCUMENTS,
 ) -> Fused:
-    """One query's candidates; with its tokens list pending documents are estimated."""
-    if len(lists) == 1 and not len(also):
-        return alone(chosen.branches[0], lists[chosen.branches[0]])
+    """All candidates of one query and those of `also`; with a tokens list pending documents are estimated."""
 
     def pair_scores(branch: Branch, doc_ords: DocOrds) -> Floats:
         return searched.pair_scores(branch, doc_ords, i)
@@ -337,10 +362,13 @@ def _fused(
             pending=searched.view.waits.__getitem__,
             best=lambda found, estimates: searched.merged([found, estimates], depth),
         )
-    fused = fuse(lists, said, fusion=chosen.fusion, also=also)
-    if len(searched.view.segments) == 1:
+    return _in_order(fuse(lists, said, fusion=chosen.fusion, also=also), searched.view)
+
+
+def _in_order(fused: Fused, view: View) -> Fused:
+    if len(view.segments) == 1:
         return fused  # doc_ords ascend with doc_ids, so ties are in order
-    return fused.take(searched.view.break_ties(fused.doc_ords, fused.scores))
+    return fused.take(view.break_ties(fused.doc_ords, fused.scores))
 
 
 def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:

@@ -1,0 +1,205 @@
+// The border to Python of fusion: the documents of all segments, kept as long as a view; lists in, one ranking out.
+#include "bind_fusion.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fusion.hpp"
+#include "python_arrays.hpp"
+#include "segments.hpp"
+
+namespace lightir {
+
+namespace {
+
+// Arrays that are borrowed for long; their owners are kept.
+class Kept {
+public:
+    const Array& keep(nb::handle object, const char* name, int ndim) {
+        owners_.push_back(nb::borrow(object));
+        arrays_.emplace_back(new Array(object, name, ndim));
+        return *arrays_.back();
+    }
+
+private:
+    std::vector<nb::object> owners_;
+    std::vector<std::unique_ptr<Array>> arrays_;
+};
+
+class DenseSegments {
+public:
+    DenseSegments(const DenseSegments&) = delete;
+    DenseSegments& operator=(const DenseSegments&) = delete;
+    DenseSegments(nb::list parts, std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) {
+        same_length("parts and segments", parts.size(), firsts_.n_segments());
+        for (nb::handle part : parts) {
+            segments_.emplace_back();
+            if (part.is_none()) continue;
+            const auto pair = nb::cast<nb::tuple>(part);
+            owners_.push_back(nb::borrow(part));
+            rows_.emplace_back(new Rows(pair[0], pair[1], "rows"));
+            segments_.back() = {true, rows_.back()->matrix};
+        }
+    }
+
+    // A query of one row a segment's documents are as wide as, or narrower.
+    std::unique_ptr<Scorer> scorer(const Array& query) const {
+        const Span<float> values = query.span<float>();
+        for (const auto& rows : rows_) rows->check_dim(values.size);
+        return std::make_unique<DenseScorer>(firsts_, segments_, values);
+    }
+
+private:
+    FirstOrds firsts_;
+    std::vector<nb::object> owners_;
+    std::vector<std::unique_ptr<Rows>> rows_;
+    std::vector<DenseSegment> segments_;
+};
+
+class SparseSegments {
+public:
+    SparseSegments(const SparseSegments&) = delete;
+    SparseSegments& operator=(const SparseSegments&) = delete;
+    SparseSegments(nb::list parts, std::vector<uint32_t> firsts, double k1, double b)
+        : firsts_(std::move(firsts)), saturation_{k1, b, 1.0} {
+        same_length("parts and segments", parts.size(), firsts_.n_segments());
+        for (nb::handle part : parts) {
+            segments_.emplace_back();
+            if (!part.is_none()) segments_.back() = segment(nb::cast<nb::tuple>(part), segments_.size() - 1);
+        }
+    }
+
+    std::unique_ptr<Scorer> scorer(const SegmentedQuery& query, double mean) const {
+        Saturation saturation = saturation_;
+        saturation.mean = mean;
+        return std::make_unique<SparseScorer>(firsts_, segments_, query, saturation);
+    }
+
+    size_t n_segments() const { return firsts_.n_segments(); }
+
+private:
+    SparseSegment segment(const nb::tuple& part, size_t number) {
+        SparseSegment out;
+        out.there = true;
+        const Span<int64_t> indptr = kept_.keep(part[0], "indptr", 1).span<int64_t>();
+        const Span<uint32_t> term_ids = kept_.keep(part[1], "term_ids", 1).span<uint32_t>();
+        const Array& weights = kept_.keep(part[2], "weights", 1);
+        const size_t n_docs = firsts_[number + 1] - firsts_[number];
+        same_length("indptr and documents + 1", indptr.size, n_docs + 1);
+        same_length("term_ids and weights", term_ids.size, weights.size());
+        out.bytes = weights.is<uint8_t>();
+        if (out.bytes) out.narrow = {indptr, term_ids, weights.span<uint8_t>()};
+        else out.wide = {indptr, term_ids, weights.span<float>()};
+        if (!part[3].is_none()) {
+            out.lengths = kept_.keep(part[3], "lengths", 1).span<uint32_t>();
+            same_length("lengths and documents", out.lengths.size, n_docs);
+        }
+        return out;
+    }
+
+    FirstOrds firsts_;
+    Saturation saturation_;
+    Kept kept_;
+    std::vector<SparseSegment> segments_;
+};
+
+// A branch's documents with a query for them: a scorer, and the arrays that it borrows.
+class BranchQuery {
+public:
+    // (DenseSegments, query) or (SparseSegments, term_ids, weights, places | None, mean).
+    explicit BranchQuery(const nb::tuple& given) {
+        if (given.size() == 2) {
+            scorer = nb::cast<const DenseSegments&>(given[0]).scorer(keep(given[1], "query", 1));
+            return;
+        }
+        if (given.size() != 5) throw InvalidInput("a branch's query must have 2 or 5 parts");
+        const auto& segments = nb::cast<const SparseSegments&>(given[0]);
+        SegmentedQuery query{keep(given[1], "term_ids", 1).span<uint32_t>(), keep(given[2], "weights", 1).span<float>()};
+        same_length("query_term_ids and query_weights", query.term_ids.size, query.weights.size);
+        if (!given[3].is_none()) {
+            const Array& places = keep(given[3], "places", 2);
+            same_length("places and segments", places.size(0), segments.n_segments());
+            query.places = places.span<int64_t>();
+            query.width = places.size(1);
+        }
+        scorer = segments.scorer(query, nb::cast<double>(given[4]));
+    }
+
+    std::unique_ptr<Scorer> scorer;
+
+private:
+    const Array& keep(nb::handle object, const char* name, int ndim) {
+        arrays_.emplace_back(new Array(object, name, ndim));
+        return *arrays_.back();
+    }
+
+    std::vector<std::unique_ptr<Array>> arrays_;
+};
+
+nb::object bind_pair_scores(nb::handle doc_ords, const nb::tuple& query) {
+    const Array docs(doc_ords, "doc_ords", 1);
+    const BranchQuery asked(query);
+    const Span<uint32_t> ords = docs.span<uint32_t>();
+    std::vector<float> scores(ords.size);
+    {
+        nb::gil_scoped_release released;
+        asked.scorer->score(ords, scores.data());
+    }
+    return to_numpy(std::move(scores));
+}
+
+Scale scale_of(const std::string& name) {
+    if (name == "none") return Scale::none;
+    if (name == "min-max") return Scale::min_max;
+    if (name == "z-score") return Scale::z_score;
+    if (name == "dbsf") return Scale::dbsf;
+    if (name == "rrf") return Scale::reciprocal;
+    throw InvalidInput("there is no scale '" + name + "'");
+}
+
+nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weights, const std::string& scale, double rrf_k,
+                    size_t k, bool ties) {
+    same_length("lists and queries", lists.size(), queries.size());
+    same_length("lists and weights", lists.size(), weights.size());
+    std::vector<std::unique_ptr<Array>> arrays;
+    std::vector<std::unique_ptr<BranchQuery>> asked;
+    std::vector<FusedBranch> branches;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const auto pair = nb::cast<nb::tuple>(lists[i]);
+        arrays.emplace_back(new Array(pair[0], "doc_ords", 1));
+        arrays.emplace_back(new Array(pair[1], "scores", 1));
+        asked.emplace_back(new BranchQuery(nb::cast<nb::tuple>(queries[i])));
+        FusedBranch branch{arrays[2 * i]->span<uint32_t>(), arrays[2 * i + 1]->span<float>(), asked[i]->scorer.get(),
+                           weights[i]};
+        same_length("doc_ords and scores", branch.doc_ords.size, branch.scores.size);
+        branches.push_back(branch);
+    }
+    const Scale how = scale_of(scale);
+    FusedTop out;
+    {
+        nb::gil_scoped_release released;
+        out = fuse(branches, how, rrf_k, k, ties);
+    }
+    nb::list columns;
+    for (FusedColumn& column : out.columns) {
+        columns.append(nb::make_tuple(to_numpy(std::move(column.scores)), to_numpy(std::move(column.normalized)),
+                                      to_numpy(std::move(column.ranks))));
+    }
+    return nb::make_tuple(to_numpy(std::move(out.doc_ords)), to_numpy(std::move(out.scores)), columns);
+}
+
+}  // namespace
+
+void bind_fusion(nb::module_& m) {
+    nb::class_<DenseSegments>(m, "DenseSegments").def(nb::init<nb::list, std::vector<uint32_t>>());
+    nb::class_<SparseSegments>(m, "SparseSegments").def(nb::init<nb::list, std::vector<uint32_t>, double, double>());
+    m.def("pair_scores", &bind_pair_scores);
+    m.def("fuse", &bind_fuse);
+}
+
+}  // namespace lightir

@@ -1,0 +1,38 @@
+// One ranking out of several branches' lists.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+#include "segments.hpp"
+
+namespace lightir {
+
+enum class Scale { none, min_max, z_score, dbsf, reciprocal };
+
+// One branch's best documents, score down; what it gives others; and its part in the sum.
+struct FusedBranch {
+    Span<uint32_t> doc_ords;
+    Span<float> scores;
+    const Scorer* scorer = nullptr;
+    double weight = 1.0;
+};
+
+struct FusedColumn {
+    std::vector<float> scores;
+    std::vector<double> normalized;
+    std::vector<int64_t> ranks;  // from 1; 0 outside the branch's list
+};
+
+struct FusedTop {
+    std::vector<uint32_t> doc_ords;
+    std::vector<double> scores;
+    std::vector<FusedColumn> columns;
+};
+
+// The k best documents of all lists by the weighted sum of what the branches say of them: sum down, then doc_ord up;
+// with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score.
+FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties);
+
+}  // namespace lightir

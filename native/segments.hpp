@@ -1,0 +1,92 @@
+// A branch's documents over the segments of a view: scores of given ones, wherever they are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "arrays.hpp"
+#include "sparse.hpp"
+
+namespace lightir {
+
+// Gives a query's scores of documents.
+class Scorer {
+public:
+    virtual ~Scorer() = default;
+    virtual void score(Span<uint32_t> doc_ords, float* scores) const = 0;
+};
+
+// Where each segment's doc_ords begin, and one past the last.
+class FirstOrds {
+public:
+    explicit FirstOrds(std::vector<uint32_t> firsts);
+
+    size_t n_segments() const { return firsts_.size() - 1; }
+    uint32_t operator[](size_t segment) const { return firsts_[segment]; }
+
+    // Calls use(segment, places, at) for each segment that has some of the documents: places inside it, and where they
+    // stand in doc_ords.
+    template <typename Use>
+    void each(Span<uint32_t> doc_ords, const Use& use) const;
+
+private:
+    std::vector<uint32_t> firsts_;
+};
+
+// One segment's dense rows; without a matrix it has none, and every score is 0.
+struct DenseSegment {
+    bool there = false;
+    Matrix rows;
+};
+
+class DenseScorer : public Scorer {
+public:
+    DenseScorer(const FirstOrds& firsts, const std::vector<DenseSegment>& segments, Span<float> query)
+        : firsts_(firsts), segments_(segments), query_(query) {}
+    void score(Span<uint32_t> doc_ords, float* scores) const override;
+
+private:
+    const FirstOrds& firsts_;
+    const std::vector<DenseSegment>& segments_;
+    Span<float> query_;
+};
+
+// One segment's sparse rows: impacts, or counts that make saturations of BM25 with the documents' lengths.
+struct SparseSegment {
+    bool there = false;
+    bool bytes = false;  // weights are uint8, in `narrow`; else float, in `wide`
+    SparseRows<uint8_t> narrow;
+    SparseRows<float> wide;
+    Span<uint32_t> lengths;  // empty: weights are what they are
+};
+
+// How counts become weights: tf / (tf + k1 (1 - b + b |d| / mean)).
+struct Saturation {
+    double k1 = 0, b = 0, mean = 1;
+};
+
+// A query's terms; in segment s term i is places[s * width + term_ids[i]], or not there where that is negative. Without
+// places it is term_ids[i] in every segment.
+struct SegmentedQuery {
+    Span<uint32_t> term_ids;
+    Span<float> weights;
+    Span<int64_t> places;
+    size_t width = 0;
+};
+
+class SparseScorer : public Scorer {
+public:
+    SparseScorer(const FirstOrds& firsts, const std::vector<SparseSegment>& segments, const SegmentedQuery& query,
+                 const Saturation& saturation)
+        : firsts_(firsts), segments_(segments), query_(query), saturation_(saturation) {}
+    // The sum in ascending order of the segment's term ids, as sparse_pair_scores has it.
+    void score(Span<uint32_t> doc_ords, float* scores) const override;
+
+private:
+    const FirstOrds& firsts_;
+    const std::vector<SparseSegment>& segments_;
+    SegmentedQuery query_;
+    Saturation saturation_;
+};
+
+}  // namespace lightir

@@ -1,0 +1,117 @@
+// What sanitizers should see of fusion: segments without rows, lists of no and of all documents, arrays without a
+// byte to spare, against sums by loops.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "errors.hpp"
+#include "fusion.hpp"
+
+using namespace lightir;
+
+namespace {
+
+int n_passed = 0, n_failed = 0;
+
+void expect(bool holds, const std::string& what) {
+    ++(holds ? n_passed : n_failed);
+    if (!holds) std::printf("FAILED: %s\n", what.c_str());
+}
+
+template <typename T>
+Span<T> span(const std::vector<T>& values) {
+    return {values.data(), values.size()};
+}
+
+// Two branches over three segments, the second of them without rows.
+struct Collection {
+    std::vector<uint32_t> first_ords{0, 5, 9, 12};
+    FirstOrds firsts{first_ords};
+    std::vector<float> rows, query{1.0f, -1.0f};
+    std::vector<std::vector<int64_t>> indptr{2};
+    std::vector<std::vector<uint32_t>> term_ids{2}, lengths{2};
+    std::vector<std::vector<uint8_t>> counts{2};
+    std::vector<uint32_t> query_terms{0, 1, 2};
+    std::vector<float> query_weights{1.0f, 2.0f, 0.5f};
+    std::vector<int64_t> places{4, 5, 6, 0, 0, 0, 0, -1, 1};
+    std::vector<DenseSegment> dense{3};
+    std::vector<SparseSegment> sparse{3};
+
+    explicit Collection(unsigned seed) {
+        std::mt19937 random(seed);
+        for (size_t i = 0; i < 24; ++i) rows.push_back(static_cast<float>(random() % 3));
+        for (size_t part = 0; part < 2; ++part) {
+            const size_t segment = 2 * part, n = first_ords[segment + 1] - first_ords[segment];
+            Matrix matrix;
+            matrix.data = rows.data() + 2 * first_ords[segment];
+            matrix.n_rows = n;
+            matrix.width = 2;
+            dense[segment] = {true, matrix};
+            indptr[part].push_back(0);
+            for (size_t doc = 0; doc < n; ++doc) {
+                for (uint32_t term = 0; term < 8; ++term) {
+                    if (random() % 2) continue;
+                    term_ids[part].push_back(term);
+                    counts[part].push_back(static_cast<uint8_t>(1 + random() % 2));
+                }
+                indptr[part].push_back(static_cast<int64_t>(term_ids[part].size()));
+                lengths[part].push_back(3);
+            }
+            sparse[segment].there = sparse[segment].bytes = true;
+            sparse[segment].narrow = {span(indptr[part]), span(term_ids[part]), span(counts[part])};
+            sparse[segment].lengths = span(lengths[part]);
+        }
+    }
+};
+
+void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Scale scale) {
+    const Collection data(seed);
+    const DenseScorer by_dense(data.firsts, data.dense, span(data.query));
+    const SparseScorer by_terms(data.firsts, data.sparse,
+                                {span(data.query_terms), span(data.query_weights), span(data.places), 3}, {0.9, 0.4, 2.0});
+    std::vector<FusedBranch> branches;
+    std::vector<std::unique_ptr<std::vector<uint32_t>>> ords;
+    std::vector<std::unique_ptr<std::vector<float>>> scores;
+    for (const Scorer* scorer : {static_cast<const Scorer*>(&by_dense), static_cast<const Scorer*>(&by_terms)}) {
+        std::vector<uint32_t> every(12);
+        for (uint32_t i = 0; i < 12; ++i) every[i] = i;
+        std::vector<float> said(12);
+        scorer->score(span(every), said.data());
+        std::stable_sort(every.begin(), every.end(), [&](uint32_t a, uint32_t b) { return said[a] > said[b]; });
+        ords.emplace_back(new std::vector<uint32_t>(every.begin(), every.begin() + static_cast<std::ptrdiff_t>(depth)));
+        scores.emplace_back(new std::vector<float>());
+        for (const uint32_t doc : *ords.back()) scores.back()->push_back(said[doc]);
+        branches.push_back({span(*ords.back()), span(*scores.back()), scorer, 0.5});
+    }
+    const FusedTop all = fuse(branches, scale, 2.0, 12, false), best = fuse(branches, scale, 2.0, k, false);
+    const FusedTop tied = fuse(branches, scale, 2.0, k, true);
+    expect(best.doc_ords.size() == std::min(k, all.doc_ords.size()), "k documents");
+    for (size_t i = 0; i < all.doc_ords.size(); ++i) {
+        const double sum = 0.5 * all.columns[0].normalized[i] + 0.5 * all.columns[1].normalized[i];
+        expect(sum == all.scores[i], "the sum of its columns");
+        if (i > 0) expect(all.scores[i] <= all.scores[i - 1], "score down");
+        if (i < best.doc_ords.size()) expect(best.doc_ords[i] == all.doc_ords[i], "the best of all");
+        const bool ties = k > 0 && k <= all.doc_ords.size() && all.scores[i] >= all.scores[k - 1];
+        expect((i < tied.doc_ords.size()) == (ties || (k > all.doc_ords.size())), "the k-th one's ties");
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (const unsigned seed : {1u, 2u, 3u}) {
+        for (const size_t depth : {0u, 1u, 5u, 12u}) {
+            for (const size_t k : {0u, 1u, 4u, 50u}) {
+                for (const Scale scale : {Scale::none, Scale::min_max, Scale::z_score, Scale::dbsf, Scale::reciprocal}) {
+                    the_best_are_in_order_and_scored(seed, depth, k, scale);
+                }
+            }
+        }
+    }
+    std::printf("%d passed, %d failed\n", n_passed, n_failed);
+    return n_failed == 0 ? 0 : 1;
+}

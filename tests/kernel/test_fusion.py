@@ -1,0 +1,191 @@
+"""Fusion and the scores of given documents over segments against their slow twins: the same bits, with many ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from lightir.contract import Fusion
+from lightir.errors import FormatError, InvalidInput
+from lightir.index.bm25 import K1, B, saturation
+from lightir.kernel import reference
+from lightir.kernel.fusion import BranchQuery, DenseSegments, SparseSegments, fuse, pair_scores
+from lightir.search import BranchList
+from lightir.search.fusion import fuse as fuse_all
+from lightir.search.fusion import fuse_best
+from lightir.types import Branch
+
+SCALES = ("none", "min-max", "z-score", "dbsf", "rrf")
+F32, U32 = np.float32, np.uint32
+
+
+def u32(*values: int) -> Any:
+    return np.array(values, U32)
+
+
+def f32(*values: float) -> Any:
+    return np.array(values, F32)
+
+
+class Collection:
+    """Documents of few distinct values in three branches over segments, one of which may lack each branch."""
+
+    def __init__(self, seed: int, sizes: list[int], *, wide: bool) -> None:
+        rng = np.random.default_rng(seed)
+        self.n_docs, n_terms = sum(sizes), 7
+        top = 2**32 - 1 if wide else 40
+        self.term_ids = np.unique(rng.integers(0, top, n_terms)).astype(U32)
+        self.query_vector = rng.integers(-1, 2, 3).astype(F32)
+        self.query_weights = rng.integers(1, 4, len(self.term_ids)).astype(F32)
+        self.mean = 2.5
+        dense, sparse, tokens, places = [], [], [], []
+        scores: dict[str, list[float]] = {"dense": [], "sparse": [], "tokens": []}
+        for i, size in enumerate(sizes):
+            rows = rng.integers(-1, 2, (size, 4)).astype(np.float16)
+            counts = rng.integers(0, 3, (size, len(self.term_ids))).astype(np.uint8)
+            there = rng.random(3) > 0.2 if i else np.ones(3, bool)
+            indptr = np.concatenate([[0], np.cumsum((counts > 0).sum(axis=1))]).astype(np.int64)
+            entries = counts[counts > 0]
+            lengths = counts.sum(axis=1).astype(U32) + U32(1)
+            local = np.where(rng.random(len(self.term_ids)) < 0.8, np.arange(len(self.term_ids)) + i, -1)
+            columns = np.nonzero(counts)[1]
+            dense.append((rows, None) if there[0] else None)
+            sparse.append((indptr, self.term_ids[columns], entries, None) if there[1] else None)
+            kept = entries.astype(F32) if i % 2 else entries
+            tokens.append((indptr, (columns + i).astype(U32), kept, lengths) if there[2] else None)
+            places.append(local)
+            weights = saturation(entries, indptr, lengths, self.mean)
+            known = (local >= 0).nonzero()[0]
+            wanted = local[known].astype(U32), self.query_weights[known]
+            docs = np.arange(size, dtype=U32)
+            found = (
+                reference.dense_pair_scores(rows, docs, self.query_vector),
+                reference.sparse_pair_scores(
+                    indptr, self.term_ids[columns], entries, docs, self.term_ids, self.query_weights
+                ),
+                reference.sparse_pair_scores(indptr, (columns + i).astype(U32), weights, docs, *wanted),
+            )
+            for branch, each, is_there in zip(scores, found, there, strict=True):
+                scores[branch].extend((each if is_there else np.zeros(size, F32)).tolist())
+        self.scores = {branch: np.array(each, F32) for branch, each in scores.items()}
+        order = rng.permutation(len(self.term_ids)).astype(U32)  # terms may come in any order
+        stacked = np.array(places, dtype=np.int64).reshape(len(sizes), len(self.term_ids))
+        self.queries: dict[str, BranchQuery] = {
+            "dense": DenseSegments(dense, sizes).query(self.query_vector),
+            "sparse": SparseSegments(sparse, sizes).query(self.term_ids, self.query_weights),
+            "tokens": SparseSegments(tokens, sizes, k1=K1, b=B).query(
+                order, self.query_weights[order], places=stacked, mean=self.mean
+            ),
+        }
+
+    def listed(self, branch: str, depth: int) -> tuple[Any, Any]:
+        scores = self.scores[branch]
+        order = np.lexsort((np.arange(self.n_docs), -scores))[:depth].astype(U32)
+        return order, scores[order]
+
+
+collections = st.builds(
+    Collection, st.integers(0, 10_000), st.lists(st.integers(0, 9), min_size=1, max_size=5), wide=st.booleans()
+)
+
+
+@settings(deadline=None)
+@given(collections, st.randoms(use_true_random=False))
+def test_scores_of_given_documents_are_those_of_their_segments(data: Collection, random: Any) -> None:
+    docs = np.array([random.randrange(data.n_docs) for _ in range(12)] if data.n_docs else [], U32)
+    for branch, query in data.queries.items():
+        np.testing.assert_array_equal(pair_scores(docs, query), data.scores[branch][docs])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    collections,
+    st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
+    st.lists(st.sampled_from((0, 1, 2, 5, 100)), min_size=3, max_size=3),
+    st.sampled_from(SCALES),
+    st.sampled_from((0, 1, 2, 7, 1000)),
+    st.booleans(),
+)
+def test_the_best_are_those_of_the_slow_twin(
+    data: Collection, branches: list[str], depths: list[int], scale: Any, k: int, ties: bool
+) -> None:
+    lists = [data.listed(branch, depth) for branch, depth in zip(branches, depths, strict=False)]
+    how = {"weights": [0.5, 0.0, 0.3][: len(branches)], "scale": scale, "k": k, "rrf_k": 2.5, "ties": ties}
+    doc_ords, sums, columns = fuse(lists, [data.queries[branch] for branch in branches], **how)
+    outside = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
+    expected = reference.fuse(lists, outside, **how)
+    assert (doc_ords.tolist(), sums.tolist()) == expected[:2]
+    for column, rows in zip(columns, expected[2], strict=True):
+        assert list(zip(*(each.tolist() for each in column), strict=True)) == rows
+    assert (doc_ords.dtype, sums.dtype) == (U32, np.float64)
+
+
+@settings(deadline=None)
+@given(collections, st.sampled_from(SCALES), st.sampled_from((1, 4, 1000)), st.integers(1, 30))
+def test_the_kernel_s_best_are_the_first_of_all_that_numpy_ranks(
+    data: Collection, scale: Any, k: int, depth: int
+) -> None:
+    method: Any = scale if scale in ("dbsf", "rrf") else "linear"
+    fusion = Fusion(method, {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}, scale if method == "linear" else "none")
+    lists: dict[Branch, BranchList] = {branch: BranchList(*data.listed(branch, depth)) for branch in fusion.weights}
+    queries: dict[Branch, BranchQuery] = {branch: data.queries[branch] for branch in lists}
+    every = fuse_all(lists, lambda branch, docs: pair_scores(docs, queries[branch]), fusion=fusion)
+    best = fuse_best(lists, queries, fusion=fusion, k=k, ties=False)
+    first = every.take(slice(0, k))
+    np.testing.assert_array_equal(best.doc_ords, first.doc_ords)
+    np.testing.assert_array_equal(best.scores, first.scores)
+    for branch, column in first.columns.items():
+        for name in ("scores", "normalized", "ranks", "weight"):
+            np.testing.assert_array_equal(getattr(best.columns[branch], name), getattr(column, name))
+
+
+def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
+    rng = np.random.default_rng(0)
+    n = 3000
+    rows = rng.standard_normal((n, 2)).astype(F32)
+    scores = reference.dense_pair_scores(rows, np.arange(n, dtype=U32), np.array([1.0, 0.5], F32))
+    order = np.lexsort((np.arange(n), -scores)).astype(U32)[:2500]
+    query = DenseSegments([(rows, None)], [n]).query(np.array([1.0, 0.5], F32))
+    listed = (order, pair_scores(order, query))
+    for scale in ("z-score", "dbsf"):
+        expected = reference.fuse([listed], [{}], weights=[0.7], scale=scale, k=n)
+        assert fuse([listed], [query], weights=[0.7], scale=scale, k=n)[1].tolist() == expected[1]  # type: ignore[arg-type]
+
+
+ROWS = (np.array([0, 1, 2], np.int64), u32(3, 4), np.ones(2, np.uint8), None)
+DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None)], [2]), SparseSegments([ROWS], [2])
+BY_DENSE, BY_TERMS = DENSE.query(f32(1, 2)), SPARSE.query(u32(3), f32(1))
+LIST = (u32(1, 0), f32(2, 1))
+REFUSED = {
+    "doc_ord 2 is outside the 2 documents": lambda: pair_scores(u32(2), BY_DENSE),
+    "doc_ord 9 is outside": lambda: fuse([(u32(9), f32(1)), LIST], [BY_TERMS] * 2, weights=[1, 1], scale="none", k=1),
+    "lists a document twice": lambda: fuse([(u32(1, 1), f32(1, 1))], [BY_TERMS], weights=[1], scale="rrf", k=1),
+    "no scale 'log'": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="log", k=1),  # type: ignore[arg-type]
+    "k must not be negative": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=-1),
+    "lists and weights differ in length": lambda: fuse([LIST], [BY_TERMS], weights=[], scale="none", k=1),
+    "doc_ords must be uint32": lambda: pair_scores(np.array([1]), BY_DENSE),  # type: ignore[arg-type]
+    "less than the 3 columns asked for": lambda: pair_scores(u32(1), DENSE.query(np.ones(3, F32))),
+    "query holds|query 0 holds": lambda: pair_scores(u32(1), DENSE.query(f32(np.nan, 1))),
+    "places and segments differ": lambda: pair_scores(
+        u32(1), SPARSE.query(u32(0), f32(1), places=np.zeros((2, 1), np.int64))
+    ),
+    "has no place": lambda: pair_scores(u32(1), SPARSE.query(u32(1), f32(1), places=np.zeros((1, 1), np.int64))),
+    "indptr and documents . 1 differ": lambda: SparseSegments([ROWS], [3]),
+    "parts and segments differ": lambda: DenseSegments([], [1]),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_cannot_be_fused_is_refused(says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        REFUSED[says]()
+
+
+def test_a_row_outside_the_arrays_is_damage() -> None:
+    broken = SparseSegments([(np.array([0, 9, 2], np.int64), *ROWS[1:])], [2])
+    with pytest.raises(FormatError, match="no row"):
+        pair_scores(u32(0, 1), broken.query(u32(3), f32(1)))
