@@ -172,6 +172,7 @@ class Bench:
         makers: list[tuple[str, Maker]] = [
             ("", lambda: peers.lightir_int8(task)),
             ("", lambda: peers.lightir_float16(task)),
+            ("", lambda: peers.lightir_copies(task)),
             ("", lambda: peers.numpy_float32(task)),
             ("faiss", lambda: peers.faiss_sq8(task)),
             ("faiss", lambda: peers.faiss_flat(task)),

@@ -245,15 +245,26 @@ def lightir_float16(task: DenseTask) -> Engine:
     return _lightir_dense("lightir float16", half, None, seconds)
 
 
-def _lightir_dense(name: str, rows: Any, scales: Floats | None, build_s: float) -> Engine:
+def lightir_copies(task: DenseTask) -> Engine:
+    """float16 rows with int8 copies that are read first."""
+    half = task.vectors.astype(np.float16)
+    copies, seconds = cpu_s(lambda: kernel.copy_rows(half))
+    return _lightir_dense("lightir float16+int8", half, None, seconds, copies)
+
+
+def _lightir_dense(
+    name: str, rows: Any, scales: Floats | None, build_s: float, copies: kernel.Copies | None = None
+) -> Engine:
     def batch(queries: Sequence[Floats], k: int, threads: int) -> Any:
-        return kernel.dense_top_k(rows, np.stack(queries), k=k, scales=scales, threads=threads)
+        return kernel.dense_top_k(rows, np.stack(queries), k=k, scales=scales, threads=threads, copies=copies)
 
     def search(query: Floats, k: int) -> Found:
-        doc_ords, scores = kernel.dense_top_k(rows, query[None], k=k, scales=scales)
+        doc_ords, scores = kernel.dense_top_k(rows, query[None], k=k, scales=scales, copies=copies)
         return doc_ords[0].astype(np.int64), scores[0]
 
     n_bytes = rows.nbytes + (0 if scales is None else scales.nbytes)
+    if copies is not None:
+        n_bytes += copies.rows.nbytes + copies.scales.nbytes + copies.errors.nbytes
     return Engine(name, search, batch, n_bytes, build_s, exact=False)
 
 

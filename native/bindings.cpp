@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -38,6 +39,25 @@ public:
         bitmap = Bitmap{bits.data};
     }
     Bitmap bitmap;
+
+private:
+    std::vector<std::unique_ptr<Array>> array_;
+};
+
+// An optional floor a query, below which nothing comes back.
+class Floors {
+public:
+    Floors(nb::handle object, size_t n_queries) {
+        if (object.is_none()) return;
+        array_.emplace_back(new Array(object, "floors", 1));
+        const Span<float> values = array_[0]->span<float>();
+        same_length("queries and floors", n_queries, values.size);
+        for (const float value : values) {
+            if (std::isnan(value)) throw InvalidInput("floors must not be NaN");
+        }
+        data = values.data;
+    }
+    const float* data = nullptr;
 
 private:
     std::vector<std::unique_ptr<Array>> array_;
@@ -88,7 +108,7 @@ nb::tuple bind_invert(nb::handle indptr, nb::handle term_ids, nb::handle weights
 
 nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs, nb::handle query_indptr,
                             nb::handle query_term_ids, nb::handle query_weights, size_t k, size_t n_threads,
-                            nb::handle allowed) {
+                            nb::handle allowed, nb::handle given_floors) {
     const Array term_ids(postings[0], "term_ids", 1), term_indptr(postings[1], "term_indptr", 1);
     const Array run_blocks(postings[2], "run_blocks", 1), run_indptr(postings[3], "run_indptr", 1);
     const Array offsets(postings[4], "offsets", 1), weights(postings[5], "weights", 1);
@@ -103,6 +123,7 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
     same_length("query_term_ids and query_weights", ids.size, floats.size);
     check_indptr(indptr, ids.size, "query_indptr");
     const Allowed filter(allowed, n_docs);
+    const Floors floors(given_floors, indptr.size - 1);
     return with_weights(weights, [&](auto kind) {
         using W = decltype(kind);
         const PostingsView<W> view{vocab_size,
@@ -118,7 +139,9 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
             nb::gil_scoped_release released;
             parallel_for(hits.size(), n_threads, [&](size_t q) {
                 const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
-                hits[q] = sparse_top_k(view, {{ids.data + begin, size}, {floats.data + begin, size}}, k, filter.bitmap);
+                const SparseQuery query{{ids.data + begin, size}, {floats.data + begin, size}};
+                const float floor = floors.data == nullptr ? 0.0f : floors.data[q];
+                hits[q] = sparse_top_k(view, query, k, filter.bitmap, floor);
             });
         }
         return to_numpy(hits);
@@ -145,17 +168,42 @@ nb::object bind_sparse_pair_scores(nb::handle indptr, nb::handle term_ids, nb::h
     return to_numpy(std::move(scores));
 }
 
+// int8 copies of a matrix's rows with their scales and errors; None for none.
+class CopiesOf {
+public:
+    CopiesOf(nb::handle given, const Matrix& matrix) {
+        if (given.is_none()) return;
+        const nb::tuple parts = nb::cast<nb::tuple>(given);
+        rows_.emplace_back(new Rows(parts[0], parts[1], "copies"));
+        errors_.emplace_back(new Array(parts[2], "errors", 1));
+        copies.rows = rows_[0]->matrix;
+        copies.errors = errors_[0]->span<float>().data;
+        if (copies.rows.element != Element::int8) throw InvalidInput("copies must be int8");
+        same_length("rows and copies", matrix.n_rows, copies.rows.n_rows);
+        same_length("columns of rows and copies", matrix.width, copies.rows.width);
+        same_length("rows and errors", matrix.n_rows, errors_[0]->size());
+    }
+    Copies copies;
+
+private:
+    std::vector<std::unique_ptr<Rows>> rows_;
+    std::vector<std::unique_ptr<Array>> errors_;
+};
+
 nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle queries, size_t k, size_t n_threads,
-                           nb::handle allowed) {
+                           nb::handle allowed, nb::handle given_copies, nb::handle given_floors) {
     const Rows matrix(rows, scales, "rows");
+    const CopiesOf bytes(given_copies, matrix.matrix);
     const Array vectors(queries, "queries", 2);
     const Span<float> values = vectors.span<float>();
     matrix.check_dim(vectors.size(1));
     const Allowed filter(allowed, matrix.matrix.n_rows);
+    const Floors floors(given_floors, vectors.size(0));
     std::vector<std::vector<Hit>> hits;
     {
         nb::gil_scoped_release released;
-        hits = dense_top_k(matrix.matrix, values.data, vectors.size(0), vectors.size(1), k, n_threads, filter.bitmap);
+        hits = dense_top_k(matrix.matrix, values.data, vectors.size(0), vectors.size(1), k, n_threads, filter.bitmap,
+                           bytes.copies, floors.data);
     }
     return to_numpy(hits);
 }
@@ -198,10 +246,10 @@ NB_MODULE(_native, m) {
     m.def("use_level", &use_level, nb::arg("name"));
     m.def("invert", &bind_invert);
     m.def("sparse_top_k", &bind_sparse_top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-          nb::arg(), nb::arg(), nb::arg().none());
+          nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none());
     m.def("sparse_pair_scores", &bind_sparse_pair_scores);
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-          nb::arg().none());
+          nb::arg().none(), nb::arg().none(), nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     bind_fusion(m);
     bind_query(m);

@@ -14,6 +14,9 @@ namespace {
 
 constexpr size_t tile = 256;         // rows scored at a time; a tile is reused by all queries of a group
 constexpr size_t queries_group = 16;
+// Copies that bound rows save time where fewer rows than one in so many come back: each of these is read twice.
+constexpr size_t rows_a_hit = 200;
+constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // of copied rows that are about to be scored
 
 void check_finite(const float* queries, size_t n_queries, size_t dim) {
     for (size_t i = 0; i < n_queries * dim; ++i) {
@@ -46,7 +49,7 @@ public:
         high_.resize(padded);
         low_.resize(padded);
         step_ = most / static_cast<float>(coarse_limit);
-        double error = 0.0, magnitude = 0.0;
+        double error = 0.0, magnitude = 0.0, squares = 0.0;
         for (size_t j = 0; j < dim; ++j) {
             const int value = std::clamp(static_cast<int>(std::lrintf(query[j] / step_)), -coarse_limit, coarse_limit);
             const int high = (value + 64) >> 7;  // -64 <= low < 64
@@ -57,7 +60,9 @@ public:
             low_lanes_[j / 4 % 16] += low_[j];
             error += std::fabs(static_cast<double>(query[j]) - static_cast<double>(step_) * value);
             magnitude += std::fabs(static_cast<double>(query[j]));
+            squares += static_cast<double>(query[j]) * static_cast<double>(query[j]);
         }
+        length_ = static_cast<float>(std::sqrt(squares) * 1.001);
         // No value of a row is beyond 128. The second term is for the roundings: those of the score (a product, a sum a
         // strip of 32 columns, 5 sums of lanes, the scale) and those made here, 64 and fewer.
         const double roundings = static_cast<double>(dim) / n_lanes + 128.0;
@@ -68,30 +73,35 @@ public:
     bool usable() const { return dim_ > 0; }
 
     // bounds[i] >= the score of row first + i, as score_rows computes it; NaN where the row's scale is not a number.
-    void bound_rows(const Matrix& rows, size_t first, size_t n, float* bounds) const {
+    // With errors the rows are copies, and the bounds hold for what they are copies of (Cauchy and Schwarz).
+    void bound_rows(const Matrix& rows, const float* errors, size_t first, size_t n, float* bounds) const {
         const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_, dim_};
         level().coarse_dot_rows(rows.row(first), n, rows.row_bytes(), query, bounds);
         for (size_t i = 0; i < n; ++i) {
             const float scale = rows.scales[first + i];
             bounds[i] = scale * (bounds[i] * step_) + std::fabs(scale) * slack_ + std::numeric_limits<float>::min();
         }
+        if (errors == nullptr) return;
+        for (size_t i = 0; i < n; ++i) bounds[i] += length_ * errors[first + i];
     }
 
 private:
     std::vector<int16_t> values_;
     std::vector<int8_t> high_, low_;
     int32_t high_lanes_[16] = {}, low_lanes_[16] = {};
-    float step_ = 0.0f, slack_ = 0.0f;
+    float step_ = 0.0f, slack_ = 0.0f, length_ = 0.0f;
     size_t dim_ = 0;
 };
 
-// The best rows of first .. last for one query, tile after tile. int8 rows are bounded first, and only those whose bound
-// beats the threshold are scored: the result is the same.
+// The best rows of first .. last for one query, tile after tile. int8 rows, or copies, are bounded first, and only rows
+// whose bound beats the threshold are scored: the result is the same.
 class Scan {
 public:
-    Scan(const Matrix& rows, const float* query, size_t dim, size_t k)
-        : rows_(rows), query_(query), dim_(dim), best_(k, std::numeric_limits<float>::quiet_NaN()) {
-        if (rows.element == Element::int8) coarse_ = Coarse(query, dim);
+    // lowest: only rows that score more come back; NaN for all.
+    Scan(const Matrix& rows, const Copies& copies, const float* query, size_t dim, size_t k, float lowest)
+        : rows_(rows), bytes_(copies.rows.data == nullptr ? rows : copies.rows), errors_(copies.errors), query_(query),
+          dim_(dim), best_(k, lowest) {
+        if (bytes_.element == Element::int8) coarse_ = Coarse(query, dim);
     }
 
     void visit(size_t first, size_t n, Bitmap allowed) {
@@ -99,7 +109,7 @@ public:
         uint32_t positions[tile];
         float values[tile];
         if (coarse_.usable()) {
-            coarse_.bound_rows(rows_, first, n, scores);
+            coarse_.bound_rows(bytes_, errors_, first, n, scores);
         } else {
             score_rows(rows_, first, n, query_, dim_, scores);
         }
@@ -108,6 +118,7 @@ public:
         const size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
         for (size_t i = 0; i < n_found && positions[i] < n; ++i) {
             const size_t doc = first + positions[i];
+            if (errors_ != nullptr && i + rows_ahead < n_found) fetch(first + positions[i + rows_ahead]);
             if (!allowed(doc)) continue;
             if (coarse_.usable()) score_rows(rows_, doc, 1, query_, dim_, values + i);
             if (std::isnan(values[i])) {
@@ -121,7 +132,18 @@ public:
     std::vector<Hit> finish() { return best_.finish(); }
 
 private:
+    // A row of which only the copy was read lies in no cache.
+    void fetch(size_t doc) const {
+        if (doc >= rows_.n_rows) return;
+        const uint8_t* row = rows_.row(doc);
+        for (size_t byte = 0; byte < std::min(rows_.row_bytes(), fetched_bytes); byte += 64) {
+            __builtin_prefetch(row + byte);
+        }
+    }
+
     const Matrix& rows_;
+    const Matrix& bytes_;  // what is bounded: the rows, or their copies
+    const float* errors_;
     const float* query_;
     size_t dim_;
     Coarse coarse_;
@@ -140,10 +162,12 @@ std::vector<Hit> merge(std::vector<std::vector<Hit>>& parts, size_t k) {
 }  // namespace
 
 std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queries, size_t n_queries, size_t dim,
-                                          size_t k, size_t n_threads, Bitmap allowed) {
+                                          size_t k, size_t n_threads, Bitmap allowed, const Copies& copies,
+                                          const float* floors) {
     check_finite(queries, n_queries, dim);
     std::vector<std::vector<Hit>> hits(n_queries);
     if (k == 0 || rows.n_rows == 0 || n_queries == 0) return hits;
+    const Copies none;
     // Groups of queries share a tile of rows; where there are fewer groups than threads the rows are divided too.
     const size_t n_groups = (n_queries + queries_group - 1) / queries_group;
     const size_t n_tiles = (rows.n_rows + tile - 1) / tile;
@@ -153,7 +177,12 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
         const size_t group = task / n_parts, part = task % n_parts;
         const size_t first_query = group * queries_group, last_query = std::min(n_queries, first_query + queries_group);
         std::vector<Scan> scans;
-        for (size_t q = first_query; q < last_query; ++q) scans.emplace_back(rows, queries + q * dim, dim, k);
+        for (size_t q = first_query; q < last_query; ++q) {
+            const bool any = floors == nullptr || floors[q] == -std::numeric_limits<float>::infinity();
+            const float lowest = any ? std::numeric_limits<float>::quiet_NaN() : just_below(floors[q]);
+            const bool few = !any || k <= rows.n_rows / rows_a_hit;
+            scans.emplace_back(rows, few ? copies : none, queries + q * dim, dim, k, lowest);
+        }
         for (size_t t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {
             const size_t n = std::min(tile, rows.n_rows - t * tile);
             for (Scan& scan : scans) scan.visit(t * tile, n, allowed);

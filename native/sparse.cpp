@@ -141,7 +141,8 @@ void accumulate(float* scores, const uint16_t* offsets, const float* weights, si
 }
 
 size_t take_above(uint16_t* scores, size_t n, float threshold, uint32_t* positions, float* values) {
-    return level().take_above_u16(scores, n, static_cast<uint16_t>(threshold), positions, values);
+    const float most = std::min(threshold, 65535.0f);  // a floor may be higher than any sum
+    return level().take_above_u16(scores, n, static_cast<uint16_t>(most), positions, values);
 }
 
 size_t take_above(float* scores, size_t n, float threshold, uint32_t* positions, float* values) {
@@ -211,10 +212,10 @@ struct CleanOnFailure {
 
 template <typename Score, typename W>
 std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, size_t k,
-                                Bitmap allowed, bool with_guesses = true) {
+                                Bitmap allowed, float lowest, bool with_guesses = true) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
-    TopK best(k, 0.0f);
+    TopK best(k, lowest);
     Guesses guesses(with_guesses, k, postings.n_docs);
     std::vector<Cursor> cursors = query;
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
@@ -232,8 +233,8 @@ std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vect
     guard.done = true;
     std::vector<Hit> hits = best.finish();
     const bool complete = hits.size() == k && hits.back().score > best.guessed();
-    const bool guessed = best.guessed() > 0.0f;
-    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, k, allowed, false);
+    const bool guessed = best.guessed() > lowest;
+    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, k, allowed, lowest, false);
 }
 
 // 16-bit sums hold every score when the weights are whole numbers and even all-255 impacts cannot pass 65,535.
@@ -303,13 +304,15 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
 }
 
 template <typename W>
-std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed) {
+std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
+                              float floor) {
+    const float lowest = std::max(0.0f, just_below(floor));
     std::vector<Cursor> cursors = open_cursors(postings, sorted_query(query));
     if (k == 0 || cursors.empty()) return {};
     if constexpr (std::is_same_v<W, uint8_t>) {
-        if (fits_u16(cursors)) return term_at_a_time<uint16_t>(postings, std::move(cursors), k, allowed);
+        if (fits_u16(cursors)) return term_at_a_time<uint16_t>(postings, cursors, k, allowed, lowest);
     }
-    return term_at_a_time<float>(postings, std::move(cursors), k, allowed);
+    return term_at_a_time<float>(postings, cursors, k, allowed, lowest);
 }
 
 template <typename W>
@@ -338,7 +341,7 @@ void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, cons
 
 #define LIGHTIR_INSTANTIATE(W)                                                                                     \
     template OwnedPostings<W> invert(const SparseRows<W>&, size_t, size_t);                                        \
-    template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap);            \
+    template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap, float);     \
     template void sparse_pair_scores(const SparseRows<W>&, Span<uint32_t>, const SparseQuery&, float*);
 LIGHTIR_INSTANTIATE(uint8_t)
 LIGHTIR_INSTANTIATE(float)

@@ -49,9 +49,10 @@ struct SparseQuery {
     Span<float> weights;
 };
 
-// The k best documents with a score above 0: the float sum of query weight * impact in ascending order of term ids.
+// The k best documents with a score above 0 and at least the floor: the float sum of query weight * impact in ascending order of term ids.
 template <typename W>
-std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed);
+std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
+                              float floor = 0.0f);
 
 // scores[i] = the same sum for document doc_ords[i], to the bit; 0 where nothing matches.
 template <typename W>

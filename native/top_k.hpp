@@ -18,6 +18,11 @@ struct Hit {
     float score;
 };
 
+// The largest float below a floor: what a TopK takes for "at least the floor".
+inline float just_below(float floor) {
+    return std::nextafter(floor, -std::numeric_limits<float>::infinity());
+}
+
 // The k best of a stream of documents that come in ascending order: score down, then doc_ord up.
 class TopK {
 public:

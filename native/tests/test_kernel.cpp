@@ -95,6 +95,11 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     const auto hits = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{});
     expect(hits.size() == 2 && hits[1].size() == std::min<size_t>(5, n_rows), "number of dense hits");
     for (size_t i = 0; i < hits[1].size(); ++i) expect(hits[1][i].doc_ord == i, "equal scores stand by doc_ord");
+    const std::vector<uint8_t> bytes(n_rows * width, 0);
+    const Copies copies{{bytes.data(), n_rows, width, Element::int8, scales.data()}, scales.data()};
+    const std::vector<float> floors{1.0f, -1.0f};
+    const auto above = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{}, copies, floors.data());
+    expect(above[0].empty() && above[1].size() == hits[1].size(), "floors leave out what scores less");
 }
 
 void bad_input_is_refused() {

@@ -171,6 +171,25 @@ def test_what_is_added_gets_a_graph_too_and_pending_documents_are_in_none(tmp_pa
         assert all(doc_id.startswith("d") for doc_id, _ in dense_top(index, np.ones((1, DIM), np.float32), N)[0])
 
 
+def test_int8_copies_of_float16_rows_change_no_result(tmp_path: Path) -> None:
+    dense = unit_rows(4 * N, 1)
+    dense[N : N + 40] = dense[0]
+    for dtype in ("fp16", "fp16+int8"):
+        build(tmp_path / dtype, shard(dense[:N]), shard(dense[N:], N), dense_dtype=dtype, dense_graph=False)
+        with IndexWriter.open(tmp_path / dtype) as writer:
+            more = shard(unit_rows(50, 9), 5000)
+            writer.add(more.documents, dense=more.dense)
+            writer.delete(["d0001", "d0700"])
+    queries = np.concatenate([unit_rows(20, 2), dense[:1]]).astype(np.float32)
+    with Index.open(tmp_path / "fp16") as plain, Index.open(tmp_path / "fp16+int8") as copied:
+        for k in (1, 10, 300):
+            assert dense_top(copied, queries, k) == dense_top(plain, queries, k)
+        assert all(each.segment.dense_copies is not None for each in copied.view.segments)
+        assert copied.info().bytes["dense"] == pytest.approx(
+            plain.info().bytes["dense"] * (3 * DIM + 8) / (2 * DIM), 0.1
+        )
+
+
 def test_small_segments_have_none(tmp_path: Path) -> None:
     pytest.importorskip("usearch")
     build(tmp_path / "index", shard(unit_rows(50, 1)))

@@ -200,6 +200,59 @@ def test_bounds_of_int8_rows_lose_no_hit(level, seed, width, spread, k, alike, t
         same([doc_ords[i], scores[i]], by_pair_scores(rows, query, k, scales))
 
 
+@few
+@given(
+    seed=st.integers(0, 2**32),
+    width=st.sampled_from([1, 15, 64, 65, 300]),
+    cut=st.integers(0, 1),
+    spread=st.sampled_from([0.0, 1.0, 8.0]),
+    size=st.sampled_from([1e-6, 1.0, 1e3]),
+    k=st.sampled_from([1, 10, 400]),
+    alike=st.booleans(),
+    dtype=st.sampled_from([np.float16, np.float32]),
+)
+def test_copies_of_rows_lose_no_hit(level, seed, width, cut, spread, size, k, alike, dtype) -> None:
+    rng = np.random.default_rng(seed)
+    spreads = np.exp(spread / 4 * rng.standard_normal((1500, width)))
+    rows = (size * rng.standard_normal((1500, width)) * spreads).clip(-6e4, 6e4).astype(dtype)
+    rows[rng.random(1500) < 0.1] = 0
+    if alike:
+        rows[:1000] = rows[0]
+    queries = (rng.standard_normal((2, max(width - cut, 1))) * np.exp(spread * rng.standard_normal(2)[:, None])).astype(
+        np.float32
+    )
+    doc_ords, scores = kernel.dense_top_k(rows, queries, k=k, copies=kernel.copy_rows(rows))
+    for i, query in enumerate(queries):
+        same([doc_ords[i], scores[i]], by_pair_scores(rows, query, k, None))
+
+
+@few
+@given(
+    seed=st.integers(0, 2**32),
+    k=st.sampled_from([1, 10, 1000]),
+    dtype=st.sampled_from([np.float16, np.int8]),
+    whole=st.booleans(),
+    above=st.sampled_from([-np.inf, -1.0, 0.0, 3.0, 1e30, np.inf]),
+)
+def test_floors_leave_out_what_scores_less(level, seed, k, dtype, whole, above) -> None:
+    rng = np.random.default_rng(seed)
+    rows, scales = whole_rows(rng, 700, 31, dtype)
+    queries = rng.integers(-2, 3, (3, 31)).astype(np.float32)
+    every = kernel.dense_top_k(rows, queries, k=k, scales=scales)
+    floors = F32([above, every[1][1, -1], every[1][2, 0]])
+    indptr, doc_ords, scores = kernel.dense_top_k_batch(rows, queries, k=k, scales=scales, floors=floors)
+    for i, floor in enumerate(floors):
+        kept, span = every[1][i] >= floor, slice(indptr[i], indptr[i + 1])
+        same([doc_ords[span], scores[span]], [every[0][i][kept], every[1][i][kept]])
+    postings = kernel.invert(*random_documents(rng, n_docs=300, vocab_size=50), vocab_size=50, n_docs=300)
+    query = random_query(rng, vocab_size=50, whole=whole)
+    docs, values = kernel.sparse_top_k(postings, *query, k=k)
+    for floor in (above, *values[:1], *values[-1:]):
+        bounds = np.array([0, len(query[0])])
+        found = kernel.sparse_top_k_batch(postings, bounds, *query, k=k, floors=F32([floor]))
+        same(found[1:], [docs[values >= floor], values[values >= floor]])
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30, 3e37])
 @pytest.mark.parametrize("scale", [1e-38, 1.0, 1e30])
 def test_very_small_and_very_large_numbers_are_ranked_by_their_scores(level, size: float, scale: float) -> None:
@@ -320,6 +373,15 @@ REFUSED = {
     "rows must be a C-contiguous": lambda: kernel.dense_top_k(np.eye(4, dtype=F32)[:, ::2], np.ones((1, 2), F32), k=1),
     "rows must be float16, float32 or int8, not float64": lambda: kernel.dense_top_k(
         np.eye(2), np.ones((1, 2), F32), k=1
+    ),
+    "floors must not be NaN": lambda: kernel.dense_top_k_batch(
+        np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, floors=F32([np.nan])
+    ),
+    "queries and floors differ": lambda: kernel.dense_top_k_batch(
+        np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, floors=F32([0, 0])
+    ),
+    "rows and copies differ": lambda: kernel.dense_top_k(
+        np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, copies=kernel.copy_rows(np.eye(3, 2, dtype=F32))
     ),
     "queries must have 2 dimension": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), F32([1, 1]), k=1),
     "int8 rows need scales": lambda: kernel.dense_top_k(np.eye(2, dtype=np.int8), np.ones((1, 2), F32), k=1),

@@ -43,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--query-encoder", metavar="DIR", help="put this one in, not the one beside the vectors")
     parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
-    parser.add_argument("--dense-dtype", choices=("fp16", "int8"), help="of dense rows (default fp16)")
+    parser.add_argument(
+        "--dense-dtype",
+        choices=("fp16", "int8", "fp16+int8"),
+        help="of dense rows (default fp16); fp16+int8 finds what fp16 finds, faster, in half as much space again",
+    )
     parser.add_argument(
         "--dense-graph", action="store_true", help="make dense search of large segments approximate (lightir[ann])"
     )

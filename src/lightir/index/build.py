@@ -165,7 +165,7 @@ class _Build:
 
     def _write(self, rows: Rows, number: int) -> StoredSegment:
         mean = mean_length(self._total_length, self._n_documents)
-        arrays, record = segment_arrays(rows, mean=mean, dense_graph=self.intake.sizes.dense_graph)
+        arrays, record = segment_arrays(rows, mean=mean, **self.intake.sizes.extras)
         stored = StoredSegment(number, len(rows), "", None)
         checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
         return dataclasses.replace(stored, manifest_sha256=checksum)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightir import kernel
 from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.dictionary import Terms
@@ -252,13 +253,14 @@ def _without_vectors_of_nobody(rows: Rows) -> Rows:
 
 
 def segment_arrays(
-    rows: Rows, *, mean: float, dense_graph: bool = False
+    rows: Rows, *, mean: float, dense_copies: bool = False, dense_graph: bool = False
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """A segment's arrays by name and what its manifest says of them; documents ascend by doc_id.
 
     Args:
         rows: documents with their keys.
         mean: the length of a document that BM25's saturation is stored for.
+        dense_copies: add int8 copies of float16 rows.
         dense_graph: build a graph over the dense rows where they are many enough.
     """
     rows = rows.in_order()
@@ -275,6 +277,13 @@ def segment_arrays(
         arrays["dense.rows"] = rows.dense.rows
         if rows.dense.scales is not None:
             arrays["dense.scales"] = rows.dense.scales
+        elif dense_copies:
+            copies = kernel.copy_rows(rows.dense.rows)
+            arrays |= {
+                "dense.copies": copies.rows,
+                "dense.copy_scales": copies.scales,
+                "dense.copy_errors": copies.errors,
+            }
     if rows.sparse is not None:
         vocab_sizes["sparse"] = rows.sparse.vocab_size
         arrays |= sparse_arrays("sparse", rows.sparse)

@@ -170,6 +170,13 @@ class Segment:
         return rows, self.array("dense.scales") if rows.dtype == np.int8 else None
 
     @cached_property
+    def dense_copies(self) -> kernel.Copies | None:
+        """int8 copies of the dense rows, which are scanned first; None without them."""
+        if "dense.copies" not in self.manifest["arrays"]:
+            return None
+        return kernel.Copies(*(self.array(f"dense.{name}") for name in ("copies", "copy_scales", "copy_errors")))
+
+    @cached_property
     def graph(self) -> Graph | None:
         """The graph over the dense rows; None where the index has none, or the segment is small.
 

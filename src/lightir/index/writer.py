@@ -402,7 +402,7 @@ class IndexWriter:
                 self._store.set_deleted(each.number, each.deleted)
 
     def _write(self, rows: Rows, mean: float) -> None:
-        arrays, record = segment_arrays(rows, mean=mean, dense_graph=self._view.sizes.dense_graph)
+        arrays, record = segment_arrays(rows, mean=mean, **self._view.sizes.extras)
         stored = StoredSegment(self._store.next_segment(), len(rows), "", None)
         checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
         self._store.add_segment(dataclasses.replace(stored, manifest_sha256=checksum))

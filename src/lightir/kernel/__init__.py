@@ -59,6 +59,21 @@ class Postings:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """int8 copies of float16 or float32 rows, which a scan reads in their place: see `copy_rows`.
+
+    Attributes:
+        rows: (n, width) int8.
+        scales: (n,) float32, a row's largest magnitude / 127; copy i stands for scales[i] * rows[i].
+        errors: (n,) float32, at least the length of what row i differs from that.
+    """
+
+    rows: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    errors: npt.NDArray[np.float32]
+
+
 def dispatch() -> str:
     """Name of the instruction set in use: "scalar", "avx2" or "avx512"."""
     return _native.dispatch()
@@ -141,12 +156,14 @@ def sparse_top_k_batch(
     k: int,
     threads: int = 1,
     allowed: npt.NDArray[np.uint8] | None = None,
+    floors: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
     """`sparse_top_k` of many queries, given and returned one after the other.
 
     Args:
         query_indptr: (n_queries + 1,) int64; query i has terms query_indptr[i] to query_indptr[i + 1].
         threads: at most this many work at the same time, each on whole queries.
+        floors: (n_queries,) float32; documents that score less than a query's are left out. None for all.
 
     Returns:
         indptr (n_queries + 1,) int64, doc_ords uint32, scores float32; query i has hits indptr[i] to indptr[i + 1].
@@ -168,6 +185,7 @@ def sparse_top_k_batch(
         _count("k", k),
         _threads(threads),
         allowed,
+        floors,
     )
 
 
@@ -200,6 +218,7 @@ def dense_top_k(
     scales: npt.NDArray[np.float32] | None = None,
     threads: int = 1,
     allowed: npt.NDArray[np.uint8] | None = None,
+    copies: Copies | None = None,
 ) -> tuple[DocOrds, Scores]:
     """For each query the k rows with the largest inner product, exact: score down, then row up.
 
@@ -213,6 +232,7 @@ def dense_top_k(
         scales: (n_docs,) float32 for int8 rows, else None; row i stands for scales[i] * rows[i].
         threads: at most this many work at the same time.
         allowed: bitmap of the rows that may come back (`pack_bitmap`); None for all.
+        copies: of these very rows; only rows whose copy's score is near enough are then read. The result is the same.
 
     Returns:
         doc_ords (n, m) uint32 and scores (n, m) float32, m = min(k, number of allowed rows), (0, 0)
@@ -222,10 +242,53 @@ def dense_top_k(
     Raises:
         InvalidInput: also when an allowed row scores NaN.
     """
-    indptr, doc_ords, scores = _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed)
+    indptr, doc_ords, scores = dense_top_k_batch(
+        rows, queries, k=k, scales=scales, threads=threads, allowed=allowed, copies=copies
+    )
     n_queries = len(indptr) - 1
     n_hits = int(indptr[1]) if n_queries else 0
     return doc_ords.reshape(n_queries, n_hits), scores.reshape(n_queries, n_hits)
+
+
+def dense_top_k_batch(
+    rows: Rows,
+    queries: npt.NDArray[np.float32],
+    *,
+    k: int,
+    scales: npt.NDArray[np.float32] | None = None,
+    threads: int = 1,
+    allowed: npt.NDArray[np.uint8] | None = None,
+    copies: Copies | None = None,
+    floors: npt.NDArray[np.float32] | None = None,
+) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
+    """`dense_top_k`, with the queries' rows one after the other, since floors may leave different numbers of them.
+
+    Args:
+        floors: (n,) float32; rows that score less than a query's are left out. None for all.
+
+    Returns:
+        indptr (n + 1,) int64, doc_ords uint32, scores float32; query i has hits indptr[i] to indptr[i + 1].
+    """
+    bytes_of = None if copies is None else (copies.rows, copies.scales, copies.errors)
+    return _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed, bytes_of, floors)
+
+
+def copy_rows(rows: Rows) -> Copies:
+    """int8 copies of finite float16 or float32 rows, a scale each, and bounds on what they lose."""
+    if rows.dtype == np.int8:
+        raise InvalidInput("int8 rows need no copies: they are bounded as they are")
+    copies = Copies(np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32), np.empty(len(rows), np.float32))
+    for first in range(0, len(rows), 4096):  # so that the float64 values below stay small
+        span = slice(first, first + 4096)
+        values = rows[span].astype(np.float32)
+        scales = np.abs(values).max(axis=1, initial=0.0) / np.float32(127)
+        divisors = np.where(scales > 0, scales, np.float32(1))
+        near = np.rint(values / divisors[:, None])
+        lost = values.astype(np.float64) - scales[:, None].astype(np.float64) * near
+        errors = (np.sqrt(np.einsum("ij,ij->i", lost, lost)) * (1 + 1e-6)).astype(np.float32)
+        copies.rows[span], copies.scales[span] = near, scales
+        copies.errors[span] = np.nextafter(errors, np.float32(np.inf))
+    return copies
 
 
 def dense_pair_scores(

@@ -23,6 +23,7 @@ def sparse_top_k(
     k: int,
     n_threads: int,
     allowed: _Array | None,
+    floors: _Array | None,
     /,
 ) -> _Lists: ...
 def sparse_pair_scores(
@@ -35,7 +36,15 @@ def sparse_pair_scores(
     /,
 ) -> npt.NDArray[np.float32]: ...
 def dense_top_k(
-    rows: _Array, scales: _Array | None, queries: _Array, k: int, n_threads: int, allowed: _Array | None, /
+    rows: _Array,
+    scales: _Array | None,
+    queries: _Array,
+    k: int,
+    n_threads: int,
+    allowed: _Array | None,
+    copies: tuple[_Array, _Array, _Array] | None,
+    floors: _Array | None,
+    /,
 ) -> _Lists: ...
 def dense_pair_scores(
     rows: _Array, scales: _Array | None, doc_ords: _Array, query: _Array, /

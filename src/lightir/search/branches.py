@@ -73,8 +73,9 @@ class BranchSearch:
         if branch == "dense" and self._has_graphs():
             lists = self._graph_lists(k)
             return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
-        found = [self._segment_top(branch, position, k) for position in range(len(self.view.segments))]
-        if branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments):
+        stale = branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments)
+        found = self._all_segments(branch, k, with_floors=not stale)
+        if stale:
             return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
         return [self.merged([lists[i] for lists in found], k) for i in range(self.queries.n)]
 
@@ -169,35 +170,67 @@ class BranchSearch:
         matching = None if self.matching is None else self.matching[position]
         return self.view.segments[position].searchable(branch, matching)
 
+    # All segments, one after the other
+
+    def _all_segments(self, branch: Branch, k: int, *, with_floors: bool) -> list[list[BranchList]]:
+        """Each segment's k best, or those of them that score as much as the k-th best of the segments before."""
+        best = [np.zeros(0, np.float32)] * self.queries.n
+        floors = np.full(self.queries.n, -np.inf, np.float32)
+        found = []
+        for position in range(len(self.view.segments)):
+            found.append(self._segment_top(branch, position, k, floors if with_floors else None))
+            if with_floors and position + 1 < len(self.view.segments):
+                best = [_k_best(scores, each.scores, k) for scores, each in zip(best, found[-1], strict=True)]
+                floors = np.array([each.min() if len(each) == k else -np.inf for each in best], np.float32)
+        return found
+
     # One segment
 
-    def _segment_top(self, branch: Branch, position: int, k: int) -> list[BranchList]:
+    def _segment_top(self, branch: Branch, position: int, k: int, floors: Floats | None = None) -> list[BranchList]:
         each = self.view.segments[position]
         allowed = self._allowed(branch, position)
         if branch == "dense":
-            return self._dense_top(each, allowed, k)
+            return self._dense_top(each, allowed, k, floors)
         wanted = k if branch == "sparse" else self._wanted(position, k)
-        return self._sparse_top(branch, position, allowed, self._terms_of_segment(branch, position), wanted)
+        return self._sparse_top(branch, position, allowed, self._terms_of_segment(branch, position), wanted, floors)
 
     def _wanted(self, position: int, k: int) -> int:
         """How many documents of a segment to look at for its k best of the tokens branch."""
         return k if self._is_exact(self.view.segments[position].segment) else k + k // 8 + 16
 
-    def _dense_top(self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int) -> list[BranchList]:
+    def _dense_top(
+        self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int, floors: Floats | None
+    ) -> list[BranchList]:
         queries = self.queries.dense
         assert queries is not None  # the plan's branches were encoded
         if each.segment.dense is None:
             return [_nothing()] * self.queries.n
         rows, scales = each.segment.dense
         k = min(k, len(each.segment))
-        doc_ords, scores = kernel.dense_top_k(rows, queries, k=k, scales=scales, threads=self.threads, allowed=allowed)
+        indptr, doc_ords, scores = kernel.dense_top_k_batch(
+            rows,
+            queries,
+            k=k,
+            scales=scales,
+            threads=self.threads,
+            allowed=allowed,
+            copies=each.segment.dense_copies,
+            floors=floors,
+        )
         # A query without terms has no direction: it finds nothing, not everything with score 0.
-        counts = np.where(queries.any(axis=1), doc_ords.shape[1], 0)
-        first = np.uint32(each.first_ord)
-        return [BranchList(doc_ords[i, :n] + first, scores[i, :n]) for i, n in enumerate(counts)]
+        ends = np.where(queries.any(axis=1), indptr[1:], indptr[:-1])
+        doc_ords = doc_ords + np.uint32(each.first_ord)
+        spans = [slice(*span) for span in zip(indptr[:-1].tolist(), ends.tolist(), strict=True)]
+        return [BranchList(doc_ords[span], scores[span]) for span in spans]
 
     def _sparse_top(
-        self, branch: Branch, position: int, allowed: npt.NDArray[np.uint8] | None, queries: QueryTerms, k: int
+        self,
+        branch: Branch,
+        position: int,
+        allowed: npt.NDArray[np.uint8] | None,
+        queries: QueryTerms,
+        k: int,
+        floors: Floats | None = None,
     ) -> list[BranchList]:
         each = self.view.segments[position]
         stored = _stored(each.segment, branch)
@@ -212,6 +245,7 @@ class BranchSearch:
             k=min(k, len(each.segment)),
             threads=self.threads,
             allowed=allowed,
+            floors=floors,
         )
         doc_ords = doc_ords + np.uint32(each.first_ord)
         spans = [slice(indptr[i], indptr[i + 1]) for i in range(n_queries)]
@@ -313,6 +347,12 @@ def _as_floats(queries: SparseVectors) -> QueryTerms:
 
 def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:
     return segment.sparse if branch == "sparse" else segment.tokens
+
+
+def _k_best(scores: Floats, more: Floats, k: int) -> Floats:
+    """The k largest of both, in no certain order."""
+    both = np.concatenate([scores, more])
+    return both if len(both) <= k else np.partition(both, len(both) - k)[len(both) - k :]
 
 
 def _likely_share(k: int, n: int, total: int) -> int:
