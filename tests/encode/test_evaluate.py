@@ -32,7 +32,7 @@ def save_model(
         backbone_record(backbone),
         QueryPolicy(instruction, leading_blank=False),
         DocumentPolicy(max_tokens=40),
-        DenseHead(pooling=pooling) if method == "lightretriever" else None,  # type: ignore[arg-type]
+        DenseHead(pooling=pooling) if method != "csplade" else None,  # type: ignore[arg-type]
         SparseHead(top_k=20),
     )
     model = folder / f"model-{instruction}-{pooling}"
@@ -104,6 +104,16 @@ def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path
         save_model(tmp_path, instruction=""), dataset, tmp_path / "other", modes=["full+full-sparse", "full+sparse"]
     )
     assert both.systems["full+full-sparse"].n_queries == 8
+
+
+def test_a_bi_encoder_without_light_queries_is_measured_with_full_ones(tmp_path: Path, dataset: Path) -> None:
+    model = save_model(tmp_path, instruction="", method="dense")
+    report = evaluate_model(model, dataset, tmp_path / "work")
+    assert list(report.systems) == ["tokens", "sparse", "full", "full+tokens"]
+    assert report.systems["full"].measures["RR@10"] > 0.7
+    for mode in ("dense", "hybrid", "dense+tokens"):
+        with pytest.raises(InvalidInput, match="no light dense queries"):
+            evaluate_model(model, dataset, tmp_path / "work", modes=[mode])
 
 
 def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(

@@ -19,9 +19,10 @@ from lightir.addresses import resolve_model_folder
 from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
-from lightir.encode.cache import cache_vocabulary
+from lightir.encode.cache import cache_vocabulary, stored_term_weights
 from lightir.encode.documents import QUERY_ENCODER, encode_corpus, fast_dtype, length_batches
 from lightir.encode.late import LateSearcher
+from lightir.encode.query_encoder import QueryTable, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index, document_shards
@@ -297,6 +298,9 @@ class _Systems:
         """See evaluate_model."""
         method, branches = self._prepared.contract.method, self._index.branches
         modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
+        if "dense" in branches and not self._prepared.has_light_dense:
+            others = [branch for branch in ("tokens", "sparse") if branch in branches]
+            modes = [*others, FULL, *([f"{FULL}+tokens"] if "tokens" in branches else [])]
         modes += [FULL_SPARSE] if method in ("csplade", "sidr") else []
         return modes + ([BETA, LIGHT_BETA, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
 
@@ -313,6 +317,12 @@ class _Systems:
             return Searcher(index, self._full(sparse=True), threads=self._threads), "sparse"
         parts = mode.split("+")
         if FULL not in parts and FULL_SPARSE not in parts:
+            if (
+                {"dense", "hybrid"} & set(parts)
+                and self._prepared.contract.dense
+                and not self._prepared.has_light_dense
+            ):
+                raise InvalidInput(f"mode {mode!r}: this model has no light dense queries; its dense mode is {FULL!r}")
             return self._light, mode
         searcher = Searcher(self._index, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
         return searcher, "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in parts)
@@ -385,8 +395,29 @@ class _Prepared:
         if own.is_dir():
             return own
         if not cached.is_dir() or Contract.load(cached).fingerprint != self.contract.fingerprint:
-            cache_vocabulary(self.model, cached, overwrite=True)
+            if self.has_light_dense or self.contract.dense is None:
+                cache_vocabulary(self.model, cached, overwrite=True)
+            else:
+                self._write_empty_table(cached)
         return cached
+
+    @property
+    def has_light_dense(self) -> bool:
+        """Whether dense queries can be looked up: not in a plain bi-encoder, nor where a query's frame is more than a
+        prompt and one end."""
+        contract = self.contract
+        framed = bool(contract.query.suffix or contract.document.ends != 1 or contract.document.ends_hash)
+        return contract.dense is not None and contract.method != "dense" and not framed
+
+    def _write_empty_table(self, out: Path) -> None:
+        """An index of dense vectors wants a table; this one is zero, and no mode reads it."""
+        dense, tokenizer = self.contract.dense, self.model.backbone.tokenizer
+        assert dense is not None  # the caller saw to it
+        width = dense.dims[0] if dense.dims else self.contract.backbone.hidden_size
+        rows = np.zeros((tokenizer.vocab_size, width), dtype=np.float32)
+        table = QueryTable("", self.contract.query.instruction, rows)
+        weights = stored_term_weights(self.model)
+        write_query_encoder(out, self.contract, tokenizer, [table], term_weights=weights, overwrite=True)
 
     def bags_index(self) -> Path:
         """The corpus as bags of tokens."""
