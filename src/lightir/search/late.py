@@ -12,6 +12,7 @@ import numpy as np
 from lightir.errors import InvalidInput, WriteFailed
 from lightir.index import Filter, View
 from lightir.index.queue import Queue, is_busy, keys_of_pending
+from lightir.index.store import BUSY_S
 from lightir.index.worker import Encoded, deliver, encode_each, require_fit
 from lightir.search.modes import Mode
 from lightir.search.searcher import DEPTH, Searcher
@@ -150,7 +151,7 @@ class LateSearcher:
         if not wanted:
             return LateReport(seconds=self._clock() - start)
         try:
-            with Queue.open(index.folder, busy_s=self.budget_s) as queue:
+            with Queue.open(index.folder, busy_s=min(self.budget_s, BUSY_S)) as queue:
                 report = self._encode(queue, wanted, start + self.budget_s)
         except WriteFailed as error:
             if not is_busy(error):
