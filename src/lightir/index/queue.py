@@ -132,7 +132,7 @@ class Queue:
     """One connection to the queue of an index. Every change is one short transaction; threads may share it.
 
     A claim dies with its holder, however that dies: each worker holds a lock on a file of its own, which the kernel
-    lets go when the process ends. Process ids would not do: they come again, and two containers that share a disk
+    lets go when the process ends. Process ids would not do: they come again, and two containers that share a folder
     have the same ones.
     """
 
