@@ -104,6 +104,16 @@ def test_pieces_have_the_losses_and_gradients_of_the_whole_batch(recipe: Recipe,
     same(gradients(wanted, size=0), gradients(wanted, size=size), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["LightRetriever", "CSplade-bi", "CSplade-echo"])
+def test_packed_documents_have_the_losses_and_gradients_of_padded_ones(recipe: Recipe, name: str) -> None:
+    wanted = STAGES[name](recipe)
+    packed = dataclasses.replace(wanted, optimisation=dataclasses.replace(wanted.optimisation, packed_tokens=70))
+    same(gradients(wanted, size=0), gradients(packed, size=0), rtol=1e-6)
+    same(gradients(wanted, size=0), gradients(packed, size=3), rtol=1e-6)
+    with pytest.raises(InvalidInput, match="packed_tokens"):
+        dataclasses.replace(packed, model=dataclasses.replace(packed.model, compile=True))
+
+
 def test_sidrs_stage_too(recipe: Recipe) -> None:
     wanted = SidrRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
-from lightir.train.packing import PackedTexts, packed_states
+from lightir.models.encoder import Batch
+from lightir.train.packing import PackedTexts, packed_states, placed, states_without_padding
 from tiny_models import CAUSAL, tiny_backbone
 
 
@@ -89,3 +90,35 @@ def test_packing_is_refused_for_encoders() -> None:
     batch = PackedTexts(numbered([8]), length=4, seed=0).batch(0, rows=1)
     with pytest.raises(InvalidInput, match="not for encoders"):
         packed_states(tiny_backbone("bert"), batch)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_texts_that_share_rows_have_the_states_of_padded_ones(name: str, attention: str, padding_side: str) -> None:
+    backbone = tiny_backbone(name, attention=attention)  # type: ignore[arg-type]
+    lengths = (7, 1, 12, 3, 5, 12)
+    n, longest = len(lengths), max(lengths)
+    ids = torch.randint(2, 258, (n, longest), generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    mask = mask.flip(1) if padding_side == "left" else mask
+    batch = Batch(ids, mask, mask)
+    with torch.no_grad():
+        for length in (1, 13, 40):
+            packed = states_without_padding(backbone, batch, length=length)
+            assert not packed[~mask].any()
+            for row in range(n):
+                own = ids[row][mask[row]][None]
+                alone = backbone.states(own, torch.ones_like(own))[0]
+                torch.testing.assert_close(packed[row][mask[row]], alone, atol=2e-5, rtol=1e-4)
+
+
+def test_every_text_has_one_place_and_no_row_is_overfull() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lengths = rng.integers(1, 30, size=rng.integers(1, 40)).tolist()
+        rows = placed(lengths, 30)
+        assert sorted(text for row in rows for text in row) == list(range(len(lengths)))
+        used = [sum(lengths[text] for text in row) for row in rows]
+        assert max(used) <= 30
+        assert len(rows) == 1 or min(a + b for a, b in itertools.pairwise(sorted(used))) > 30  # else two would be one

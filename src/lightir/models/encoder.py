@@ -280,6 +280,7 @@ class LightRetriever(nn.Module):
         sparse: bool = True,
         terms: Tensor | None = None,
         straight_through: bool = False,
+        states: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Framed documents' dense (B, H), not yet normalised, and sparse (B, V or terms) vectors, in fp32.
 
@@ -289,13 +290,14 @@ class LightRetriever(nn.Module):
             sparse: likewise.
             terms: see sparse_from.
             straight_through: likewise.
+            states: the batch's, where they are computed already.
         """
         if self.contract.document.light:
             own = [ids[mask].cpu().numpy() for ids, mask in zip(batch.input_ids, batch.own_mask, strict=True)]
             term_ids = Ragged.from_lists([row.tolist() for row in own])
             counts = self._counts(term_ids, terms) if sparse else None
             return self._light_vectors(term_ids, self.contract.document.prompt) if dense else None, counts
-        states = self.states(batch)
+        states = self.states(batch) if states is None else states
         return (
             self.dense_from(states, batch) if dense else None,
             self.sparse_from(states, batch, terms=terms, straight_through=straight_through) if sparse else None,

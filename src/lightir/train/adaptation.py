@@ -85,6 +85,8 @@ class AdaptationRecipe:
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(settings, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(settings, name)}; at least 1 is needed")
+        if settings.packed_tokens:
+            raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
         if settings.gradient_cache:
             raise InvalidInput(
                 "packed rows are independent of each other here: accumulation does what gradient_cache would"

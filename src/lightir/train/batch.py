@@ -31,6 +31,7 @@ from lightir.models.losses import (
 from lightir.models.masks import BLOCKS_PER_ROW
 from lightir.text import query_term_ids, sparse_queries
 from lightir.train.gradient_cache import Vectors, in_pieces
+from lightir.train.packing import states_without_padding
 from lightir.train.recipe import Recipe
 from lightir.train.teacher import Teacher
 from lightir.types import Document
@@ -154,8 +155,10 @@ def _document_vectors(
 
     def encode(framed: Sequence[tuple[list[int], int, int]]) -> Vectors:
         length = retriever.contract.document.max_tokens if recipe.model.compile else None
+        batch, row = retriever.batch(framed, length=length), recipe.optimisation.packed_tokens
         return retriever.document_vectors(
-            retriever.batch(framed, length=length),
+            batch,
+            states=states_without_padding(retriever.backbone, batch, length=row) if row else None,
             dense=retriever.contract.dense is not None,
             sparse=terms is not None,
             terms=None if terms is None else terms.ids,

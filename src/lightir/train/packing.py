@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
+from lightir.models.encoder import Batch
 from lightir.models.masks import model_mask
 
 
@@ -133,3 +134,48 @@ def packed_states(backbone: Backbone, batch: PackedBatch) -> Tensor:
         allowed &= order[:, None] >= order[None, :]
     mask = model_mask(backbone, allowed, batch.positions, batch.positions)
     return backbone.states(batch.input_ids, mask, position_ids=batch.positions, use_cache=False)
+
+
+def states_without_padding(backbone: Backbone, batch: Batch, *, length: int) -> Tensor:
+    """(B, T, hidden) last hidden states of padded texts, computed in rows that several of them share; 0 in padding.
+
+    The states are those of the padded forward, whose padding is computed for nothing; attention, which grows with a
+    row's square, has more to do in a long row.
+
+    Args:
+        backbone: a causal language model, attending either way.
+        batch: texts, padded on either side.
+        length: of a row in tokens; a longer text makes all rows as long as itself.
+
+    Raises:
+        InvalidInput: an encoder, which takes no block masks.
+    """
+    lengths = batch.attention_mask.sum(1).tolist()
+    rows = placed(lengths, max(length, *lengths))
+    texts, places = batch.attention_mask.nonzero(as_tuple=True)  # text by text
+    starts = np.cumsum([0, *lengths])
+    order = np.concatenate([np.arange(starts[text], starts[text + 1]) for row in rows for text in row])
+    used = torch.tensor([sum(lengths[text] for text in row) for row in rows])
+    valid = (torch.arange(int(used.max())) < used[:, None]).to(texts.device)
+    chosen = torch.from_numpy(order).to(texts.device)
+    texts, places = texts[chosen], places[chosen]
+    ids = torch.full(valid.shape, backbone.eos_id, device=texts.device)
+    pieces, positions = torch.full_like(ids, -1), torch.zeros_like(ids)
+    ids[valid], pieces[valid] = batch.input_ids[texts, places], texts
+    positions[valid] = (batch.attention_mask.long().cumsum(1) - 1)[texts, places]
+    states = packed_states(backbone, PackedBatch(ids, pieces, positions))
+    return states.new_zeros(*batch.input_ids.shape, states.shape[2]).index_put((texts, places), states[valid])
+
+
+def placed(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Which texts share a row of so much room: the longest first, each into the first row that has room for it."""
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for text in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        row = next((number for number, free in enumerate(left) if free >= lengths[text]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            left.append(room)
+        rows[row].append(text)
+        left[row] -= lengths[text]
+    return rows

@@ -128,6 +128,8 @@ class LikelihoodRecipe:
     def __post_init__(self) -> None:
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
+        if self.optimisation.packed_tokens:
+            raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
         if self.optimisation.gradient_cache:
             raise InvalidInput("pairs are independent of each other: accumulation does what gradient_cache would")
         if self.optimisation.negatives or any(each.negatives for each in self.data):

@@ -141,6 +141,8 @@ class SidrRecipe:
     stage: Literal["sidr"] = "sidr"
 
     def __post_init__(self) -> None:
+        if self.optimisation.packed_tokens:
+            raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
