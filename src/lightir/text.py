@@ -50,6 +50,8 @@ class QueryPolicy:
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
         expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
+        top_k: strongest terms that are kept of a query that goes through the sparse head; 0 for as many as of a
+            document.
     """
 
     instruction: str = ""
@@ -64,6 +66,7 @@ class QueryPolicy:
     echo_prompt: str = field(default=PROMPT, metadata=LATER)
     token_vectors: Literal["encoded", "embeddings"] = field(default="encoded", metadata=LATER)
     expansion_terms: int = field(default=48, metadata=LATER)
+    top_k: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("count", "binary", "expansion"):
@@ -75,6 +78,8 @@ class QueryPolicy:
         for name in ("max_tokens", "expansion_terms"):
             if (value := getattr(self, name)) < 1:
                 raise InvalidInput(f"query {name} is {value}; at least 1 is needed")
+        if self.top_k < 0:
+            raise InvalidInput(f"query top_k is {self.top_k}; expected 0 (as many as of a document) or more")
 
     @property
     def prompt(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -91,6 +92,21 @@ def test_sparse_queries_through_the_model_are_weighted_as_documents_are_before_t
     assert len(encoder.encode([]).sparse or ()) == 0
     with pytest.raises(InvalidInput, match="no dense branch"):
         FullQueryEncoder(model)
+
+
+def test_a_query_keeps_as_many_terms_as_its_policy_says(tmp_path: Path) -> None:
+    model = LightRetriever.load(save_model(tmp_path, instruction="", method="csplade"))
+    whole = FullQueryEncoder(model, sparse=True).encode(["one query"]).sparse
+    query = dataclasses.replace(model.contract.query, top_k=3)
+    model.contract = dataclasses.replace(model.contract, query=query)
+    few = FullQueryEncoder(model, sparse=True).encode(["one query"]).sparse
+    assert whole is not None
+    assert few is not None
+    ids, weights = whole.row(0)
+    strongest = np.sort(ids[np.argsort(-weights)[:3]])
+    assert few.row(0)[0].tolist() == strongest.tolist()
+    with pytest.raises(InvalidInput, match="top_k"):
+        QueryPolicy(top_k=-1)
 
 
 def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path: Path, dataset: Path) -> None:

@@ -147,7 +147,7 @@ class FullQueryEncoder:
         head = self._model.contract.sparse
         assert head is not None  # the caller's condition
         if self._form in ("weights", "bin"):
-            kept = top_k_weights(weights, head.top_k)
+            kept = top_k_weights(weights, self._model.contract.query.top_k or head.top_k)
             return kept if self._form == "weights" else (kept > 0).float()
         own = torch.zeros_like(weights)
         rows, places = batch.own_mask.nonzero(as_tuple=True)

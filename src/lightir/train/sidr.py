@@ -412,6 +412,8 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
         return pruned(torch.cat(rows), bags, recipe.heads), bags
 
     queries, query_bags = encoded(retriever.frame_queries([query.text for query in development.queries]))
+    if retriever.contract.query.top_k:
+        queries = top_k_weights(queries, retriever.contract.query.top_k)
     documents, bags = encoded(retriever.frame_documents(development.documents))
     scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
     if retriever.has_light_queries:
