@@ -21,11 +21,11 @@ from lightir.vectors import Floats
 
 NEIGHBOURS = 16
 BUILD_CANDIDATES = 128
-SEARCH_CANDIDATES = 64
+SEARCH_CANDIDATES = 128
 """usearch's connectivity, expansion_add and expansion_search; a search for more than the last keeps that many."""
 
-CANDIDATE_COST = 250
-"""Rows of int8 that are scanned in the time that the graph takes for a candidate: 200 with AVX-512 at 256 columns."""
+CANDIDATE_COST = 200
+"""Rows of int8 that are scanned in the time that the graph takes for a candidate, with AVX-512 at 256 columns."""
 
 LEAST_DOCUMENTS = CANDIDATE_COST * SEARCH_CANDIDATES
 """Smaller segments get no graph: scanning them costs no more."""
