@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fusion.hpp"
+#include "parallel.hpp"
 #include "python_arrays.hpp"
 #include "segments.hpp"
 
@@ -31,6 +32,24 @@ private:
     std::vector<std::unique_ptr<Array>> arrays_;
 };
 
+// A bitmap a segment, each of them or all optional.
+class AllowedOfAll {
+public:
+    AllowedOfAll(nb::handle object, const FirstOrds& firsts) : bitmaps(firsts.n_segments()) {
+        if (object.is_none()) return;
+        const auto parts = nb::cast<nb::list>(object);
+        same_length("allowed and segments", parts.size(), bitmaps.size());
+        for (size_t i = 0; i < bitmaps.size(); ++i) {
+            kept_.emplace_back(new Allowed(parts[i], firsts[i + 1] - firsts[i]));
+            bitmaps[i] = kept_.back()->bitmap;
+        }
+    }
+    std::vector<Bitmap> bitmaps;
+
+private:
+    std::vector<std::unique_ptr<Allowed>> kept_;
+};
+
 class DenseSegments {
 public:
     DenseSegments(const DenseSegments&) = delete;
@@ -40,11 +59,26 @@ public:
         for (nb::handle part : parts) {
             segments_.emplace_back();
             if (part.is_none()) continue;
-            const auto pair = nb::cast<nb::tuple>(part);
+            const auto parts_of = nb::cast<nb::tuple>(part);
             owners_.push_back(nb::borrow(part));
-            rows_.emplace_back(new Rows(pair[0], pair[1], "rows"));
-            segments_.back() = {true, rows_.back()->matrix};
+            rows_.emplace_back(new Rows(parts_of[0], parts_of[1], "rows"));
+            copies_.emplace_back(new CopiesOf(parts_of[2], rows_.back()->matrix));
+            segments_.back() = {true, rows_.back()->matrix, copies_.back()->copies};
         }
+    }
+
+    nb::tuple top_k(nb::handle queries, size_t k, size_t n_threads, nb::handle allowed) const {
+        const Array vectors(queries, "queries", 2);
+        const Span<float> values = vectors.span<float>();
+        for (const auto& rows : rows_) rows->check_dim(vectors.size(1));
+        const AllowedOfAll filter(allowed, firsts_);
+        std::vector<std::vector<Hit>> hits;
+        {
+            nb::gil_scoped_release released;
+            hits = segments_top_k(firsts_, segments_, values.data, vectors.size(0), vectors.size(1), k, n_threads,
+                                  filter.bitmaps);
+        }
+        return to_numpy(hits);
     }
 
     // A query of one row a segment's documents are as wide as, or narrower.
@@ -58,6 +92,7 @@ private:
     FirstOrds firsts_;
     std::vector<nb::object> owners_;
     std::vector<std::unique_ptr<Rows>> rows_;
+    std::vector<std::unique_ptr<CopiesOf>> copies_;
     std::vector<DenseSegment> segments_;
 };
 
@@ -80,9 +115,63 @@ public:
         return std::make_unique<SparseScorer>(firsts_, segments_, query, saturation);
     }
 
+    nb::tuple top_k(nb::handle query_indptr, nb::handle term_ids, nb::handle weights, nb::handle places, double mean,
+                    size_t k, size_t n_threads, nb::handle allowed) const {
+        const Array pointers(query_indptr, "query_indptr", 1), terms(term_ids, "query_term_ids", 1);
+        const Array values(weights, "query_weights", 1);
+        const Span<int64_t> indptr = pointers.span<int64_t>();
+        SegmentedQuery all{terms.span<uint32_t>(), values.span<float>()};
+        same_length("query_term_ids and query_weights", all.term_ids.size, all.weights.size);
+        check_indptr(indptr, all.term_ids.size, "query_indptr");
+        std::unique_ptr<Array> kept;
+        if (!places.is_none()) {
+            kept = std::make_unique<Array>(places, "places", 2);
+            same_length("places and segments", kept->size(0), n_segments());
+            all.places = kept->span<int64_t>();
+            all.width = kept->size(1);
+        }
+        const AllowedOfAll filter(allowed, firsts_);
+        Saturation saturation = saturation_;
+        saturation.mean = mean;
+        std::vector<std::vector<Hit>> hits(indptr.size - 1);
+        {
+            nb::gil_scoped_release released;
+            parallel_for(hits.size(), n_threads, [&](size_t q) {
+                const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
+                SegmentedQuery query = all;
+                query.term_ids = {all.term_ids.data + begin, size};
+                query.weights = {all.weights.data + begin, size};
+                hits[q] = segments_top_k(firsts_, segments_, query, saturation, k, filter.bitmaps);
+            });
+        }
+        return to_numpy(hits);
+    }
+
     size_t n_segments() const { return firsts_.n_segments(); }
 
 private:
+    // The inverted file: term_ids, term_indptr, run_blocks, run_indptr, offsets, weights, and vocab_size.
+    void invert(const nb::tuple& part, size_t n_docs, SparseSegment& out) {
+        const Span<uint32_t> term_ids = kept_.keep(part[0], "term_ids", 1).span<uint32_t>();
+        const Span<int64_t> term_indptr = kept_.keep(part[1], "term_indptr", 1).span<int64_t>();
+        const Span<uint32_t> run_blocks = kept_.keep(part[2], "run_blocks", 1).span<uint32_t>();
+        const Span<int64_t> run_indptr = kept_.keep(part[3], "run_indptr", 1).span<int64_t>();
+        const Span<uint16_t> offsets = kept_.keep(part[4], "offsets", 1).span<uint16_t>();
+        const Array& weights = kept_.keep(part[5], "weights", 1);
+        const auto vocab_size = nb::cast<size_t>(part[6]);
+        same_length("term_ids + 1 and term_indptr", term_ids.size + 1, term_indptr.size);
+        same_length("run_blocks + 1 and run_indptr", run_blocks.size + 1, run_indptr.size);
+        same_length("offsets and weights", offsets.size, weights.size());
+        out.byte_postings = weights.is<uint8_t>();
+        if (out.byte_postings) {
+            out.narrow_postings = {vocab_size, n_docs,     term_ids, term_indptr,
+                                   run_blocks, run_indptr, offsets,  weights.span<uint8_t>()};
+        } else {
+            out.wide_postings = {vocab_size, n_docs,     term_ids, term_indptr,
+                                 run_blocks, run_indptr, offsets,  weights.span<float>()};
+        }
+    }
+
     SparseSegment segment(const nb::tuple& part, size_t number) {
         SparseSegment out;
         out.there = true;
@@ -98,7 +187,9 @@ private:
         if (!part[3].is_none()) {
             out.lengths = kept_.keep(part[3], "lengths", 1).span<uint32_t>();
             same_length("lengths and documents", out.lengths.size, n_docs);
+            out.mean = nb::cast<double>(part[5]);
         }
+        invert(nb::cast<nb::tuple>(part[4]), n_docs, out);
         return out;
     }
 
@@ -196,8 +287,13 @@ nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weight
 }  // namespace
 
 void bind_fusion(nb::module_& m) {
-    nb::class_<DenseSegments>(m, "DenseSegments").def(nb::init<nb::list, std::vector<uint32_t>>());
-    nb::class_<SparseSegments>(m, "SparseSegments").def(nb::init<nb::list, std::vector<uint32_t>, double, double>());
+    nb::class_<DenseSegments>(m, "DenseSegments")
+        .def(nb::init<nb::list, std::vector<uint32_t>>())
+        .def("top_k", &DenseSegments::top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+    nb::class_<SparseSegments>(m, "SparseSegments")
+        .def(nb::init<nb::list, std::vector<uint32_t>, double, double>())
+        .def("top_k", &SparseSegments::top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg().none());
     m.def("pair_scores", &bind_pair_scores);
     m.def("fuse", &bind_fuse);
 }

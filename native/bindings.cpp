@@ -23,27 +23,6 @@ using namespace lightir;
 
 namespace {
 
-using lightir::to_numpy;  // beside the overload for hits below
-
-// An optional bitmap over n documents.
-class Allowed {
-public:
-    Allowed(nb::handle object, size_t n) {
-        if (object.is_none()) return;
-        array_.emplace_back(new Array(object, "allowed", 1));
-        const Span<uint8_t> bits = array_[0]->span<uint8_t>();
-        if (bits.size != (n + 7) / 8) {
-            throw InvalidInput("allowed must hold one bit a document: " + std::to_string((n + 7) / 8) + " bytes for " +
-                               std::to_string(n) + " documents, not " + std::to_string(bits.size));
-        }
-        bitmap = Bitmap{bits.data};
-    }
-    Bitmap bitmap;
-
-private:
-    std::vector<std::unique_ptr<Array>> array_;
-};
-
 // An optional floor a query, below which nothing comes back.
 class Floors {
 public:
@@ -62,21 +41,6 @@ public:
 private:
     std::vector<std::unique_ptr<Array>> array_;
 };
-
-// Lists of hits one after the other: (indptr, doc_ords, scores).
-nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
-    std::vector<int64_t> indptr{0};
-    std::vector<uint32_t> doc_ords;
-    std::vector<float> scores;
-    for (const std::vector<Hit>& hits : lists) {
-        for (const Hit& hit : hits) {
-            doc_ords.push_back(hit.doc_ord);
-            scores.push_back(hit.score);
-        }
-        indptr.push_back(static_cast<int64_t>(doc_ords.size()));
-    }
-    return nb::make_tuple(to_numpy(std::move(indptr)), to_numpy(std::move(doc_ords)), to_numpy(std::move(scores)));
-}
 
 // Calls use(W{}) with the weights' type.
 template <typename Use>
@@ -167,28 +131,6 @@ nb::object bind_sparse_pair_scores(nb::handle indptr, nb::handle term_ids, nb::h
     });
     return to_numpy(std::move(scores));
 }
-
-// int8 copies of a matrix's rows with their scales and errors; None for none.
-class CopiesOf {
-public:
-    CopiesOf(nb::handle given, const Matrix& matrix) {
-        if (given.is_none()) return;
-        const nb::tuple parts = nb::cast<nb::tuple>(given);
-        rows_.emplace_back(new Rows(parts[0], parts[1], "copies"));
-        errors_.emplace_back(new Array(parts[2], "errors", 1));
-        copies.rows = rows_[0]->matrix;
-        copies.errors = errors_[0]->span<float>().data;
-        if (copies.rows.element != Element::int8) throw InvalidInput("copies must be int8");
-        same_length("rows and copies", matrix.n_rows, copies.rows.n_rows);
-        same_length("columns of rows and copies", matrix.width, copies.rows.width);
-        same_length("rows and errors", matrix.n_rows, errors_[0]->size());
-    }
-    Copies copies;
-
-private:
-    std::vector<std::unique_ptr<Rows>> rows_;
-    std::vector<std::unique_ptr<Array>> errors_;
-};
 
 nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle queries, size_t k, size_t n_threads,
                            nb::handle allowed, nb::handle given_copies, nb::handle given_floors) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "dense.hpp"
 #include "sparse.hpp"
 
 namespace lightir {
@@ -37,6 +38,7 @@ private:
 struct DenseSegment {
     bool there = false;
     Matrix rows;
+    Copies copies;
 };
 
 class DenseScorer : public Scorer {
@@ -58,6 +60,10 @@ struct SparseSegment {
     SparseRows<uint8_t> narrow;
     SparseRows<float> wide;
     Span<uint32_t> lengths;  // empty: weights are what they are
+    bool byte_postings = false;  // the inverted file is in `narrow_postings`; else in `wide_postings`
+    PostingsView<uint8_t> narrow_postings;
+    PostingsView<float> wide_postings;
+    double mean = 0;  // the postings hold saturations for this mean length; 0: weights that hang on no mean
 };
 
 // How counts become weights: tf / (tf + k1 (1 - b + b |d| / mean)).
@@ -88,5 +94,20 @@ private:
     SegmentedQuery query_;
     Saturation saturation_;
 };
+
+// Each query's k best documents over all segments, score down, then doc_ord up, and those of each segment's k best that
+// tie with the last of them. allowed has a bitmap a segment.
+std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std::vector<DenseSegment>& segments,
+                                             const float* queries, size_t n_queries, size_t dim, size_t k,
+                                             size_t n_threads, const std::vector<Bitmap>& allowed);
+
+// The same of one sparse query. The stored score of a posting for another mean length than saturation.mean bounds its
+// true score: a saturation falls as 1 / mean rises, never faster than in proportion, so for r = mean now / mean then the
+// true score lies between min(1, r) and max(1, r) times the stored one. Stored scores pick the candidates, whose true
+// scores are computed from their counts, and a segment is asked for more until none that it withholds can be among the
+// best.
+std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
+                                const SegmentedQuery& query, const Saturation& saturation, size_t k,
+                                const std::vector<Bitmap>& allowed);
 
 }  // namespace lightir

@@ -50,7 +50,7 @@ struct Collection {
             matrix.data = rows.data() + 2 * first_ords[segment];
             matrix.n_rows = n;
             matrix.width = 2;
-            dense[segment] = {true, matrix};
+            dense[segment] = {true, matrix, {}};
             indptr[part].push_back(0);
             for (size_t doc = 0; doc < n; ++doc) {
                 for (uint32_t term = 0; term < 8; ++term) {
@@ -100,6 +100,37 @@ void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Sca
     }
 }
 
+void the_best_of_all_segments_are_those_of_the_scores(unsigned seed, size_t k) {
+    const Collection data(seed);
+    std::vector<SparseSegment> plain = data.sparse;
+    std::vector<OwnedPostings<uint8_t>> kept(3);
+    for (const size_t s : {0u, 2u}) {
+        plain[s].lengths = {};
+        const size_t n = data.first_ords[s + 1] - data.first_ords[s];
+        kept[s] = invert(plain[s].narrow, 8, n);
+        plain[s].byte_postings = true;
+        plain[s].narrow_postings = {8, n, span(kept[s].term_ids), span(kept[s].term_indptr), span(kept[s].run_blocks),
+                                    span(kept[s].run_indptr), span(kept[s].offsets), span(kept[s].weights)};
+    }
+    const SegmentedQuery query{span(data.query_terms), span(data.query_weights), span(data.places), 3};
+    const std::vector<Bitmap> allowed(3);
+    std::vector<uint32_t> every(12);
+    for (uint32_t i = 0; i < 12; ++i) every[i] = i;
+    std::vector<float> said(12);
+    SparseScorer(data.firsts, plain, query, {}).score(span(every), said.data());
+    const std::vector<Hit> hits = segments_top_k(data.firsts, plain, query, {}, k, allowed);
+    const auto above = std::count_if(said.begin(), said.end(), [](float score) { return score > 0; });
+    expect(hits.size() >= std::min(k, static_cast<size_t>(above)), "k documents of all segments");
+    for (size_t i = 0; i < hits.size(); ++i) {
+        expect(hits[i].score == said[hits[i].doc_ord], "a document's score");
+        if (i > 0) expect(hits[i].score <= hits[i - 1].score, "score down");
+    }
+    const auto dense = segments_top_k(data.firsts, data.dense, data.query.data(), 1, 2, k, 1, allowed);
+    DenseScorer(data.firsts, data.dense, span(data.query)).score(span(every), said.data());
+    expect(dense[0].size() >= std::min<size_t>(k, 8), "k rows of all segments");
+    for (const Hit& hit : dense[0]) expect(hit.score == said[hit.doc_ord], "a row's score");
+}
+
 }  // namespace
 
 int main() {
@@ -111,6 +142,9 @@ int main() {
                 }
             }
         }
+    }
+    for (const unsigned seed : {1u, 2u, 3u}) {
+        for (const size_t k : {0u, 1u, 3u, 50u}) the_best_of_all_segments_are_those_of_the_scores(seed, k);
     }
     std::printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed == 0 ? 0 : 1;

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from lightir.contract import Fusion
 from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
-from lightir.kernel import reference
-from lightir.kernel.fusion import BranchQuery, DenseSegments, SparseSegments, fuse, pair_scores
+from lightir.kernel import copy_rows, pack_bitmap, reference
+from lightir.kernel.fusion import BranchQuery, DenseSegments, SparseRows, SparseSegments, fuse, pair_scores
 from lightir.search import BranchList
 from lightir.search.fusion import fuse as fuse_all
 from lightir.search.fusion import fuse_best
@@ -42,6 +42,8 @@ class Collection:
         self.query_vector = rng.integers(-1, 2, 3).astype(F32)
         self.query_weights = rng.integers(1, 4, len(self.term_ids)).astype(F32)
         self.mean = 2.5
+        self.with_rows: list[bool] = []
+        self.sizes = sizes
         dense, sparse, tokens, places = [], [], [], []
         scores: dict[str, list[float]] = {"dense": [], "sparse": [], "tokens": []}
         for i, size in enumerate(sizes):
@@ -53,10 +55,14 @@ class Collection:
             lengths = counts.sum(axis=1).astype(U32) + U32(1)
             local = np.where(rng.random(len(self.term_ids)) < 0.8, np.arange(len(self.term_ids)) + i, -1)
             columns = np.nonzero(counts)[1]
-            dense.append((rows, None) if there[0] else None)
-            sparse.append((indptr, self.term_ids[columns], entries, None) if there[1] else None)
-            kept = entries.astype(F32) if i % 2 else entries
-            tokens.append((indptr, (columns + i).astype(U32), kept, lengths) if there[2] else None)
+            dense.append((rows, None, copy_rows(rows) if i % 2 else None) if there[0] else None)
+            by_term = reference.invert(indptr, self.term_ids[columns], entries, vocab_size=top, n_docs=size)
+            sparse.append(SparseRows(indptr, self.term_ids[columns], entries, by_term) if there[1] else None)
+            kept, then = entries.astype(F32) if i % 2 else entries, self.mean * float(rng.choice([1, 1, 0.5, 3]))
+            stored, here = saturation(entries, indptr, lengths, then), (columns + i).astype(U32)
+            by_term = reference.invert(indptr, here, stored, vocab_size=len(self.term_ids) + i, n_docs=size)
+            tokens.append(SparseRows(indptr, here, kept, by_term, lengths, then) if there[2] else None)
+            self.with_rows.extend([bool(there[0])] * size)
             places.append(local)
             weights = saturation(entries, indptr, lengths, self.mean)
             known = (local >= 0).nonzero()[0]
@@ -74,13 +80,26 @@ class Collection:
         self.scores = {branch: np.array(each, F32) for branch, each in scores.items()}
         order = rng.permutation(len(self.term_ids)).astype(U32)  # terms may come in any order
         stacked = np.array(places, dtype=np.int64).reshape(len(sizes), len(self.term_ids))
+        self.order, self.places = order, stacked
+        self.rows = DenseSegments(dense, sizes)
+        self.impacts, self.counts = SparseSegments(sparse, sizes), SparseSegments(tokens, sizes, k1=K1, b=B)
         self.queries: dict[str, BranchQuery] = {
-            "dense": DenseSegments(dense, sizes).query(self.query_vector),
-            "sparse": SparseSegments(sparse, sizes).query(self.term_ids, self.query_weights),
-            "tokens": SparseSegments(tokens, sizes, k1=K1, b=B).query(
-                order, self.query_weights[order], places=stacked, mean=self.mean
-            ),
+            "dense": self.rows.query(self.query_vector),
+            "sparse": self.impacts.query(self.term_ids, self.query_weights),
+            "tokens": self.counts.query(order, self.query_weights[order], places=stacked, mean=self.mean),
         }
+
+    def top(self, branch: str, k: int, allowed: Any, threads: int) -> Any:
+        """Three times the same query, the second time without terms."""
+        how = {"k": k, "threads": threads, "allowed": allowed}
+        if branch == "dense":
+            return self.rows.top_k(np.array([self.query_vector] * 3).reshape(3, -1), **how)
+        n = len(self.term_ids)
+        indptr = np.array([0, n, n, 2 * n], np.int64)
+        if branch == "sparse":
+            return self.impacts.top_k(indptr, np.tile(self.term_ids, 2), np.tile(self.query_weights, 2), **how)
+        weights = np.tile(self.query_weights[self.order], 2)
+        return self.counts.top_k(indptr, np.tile(self.order, 2), weights, places=self.places, mean=self.mean, **how)
 
     def listed(self, branch: str, depth: int) -> tuple[Any, Any]:
         scores = self.scores[branch]
@@ -99,6 +118,40 @@ def test_scores_of_given_documents_are_those_of_their_segments(data: Collection,
     docs = np.array([random.randrange(data.n_docs) for _ in range(12)] if data.n_docs else [], U32)
     for branch, query in data.queries.items():
         np.testing.assert_array_equal(pair_scores(docs, query), data.scores[branch][docs])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    collections,
+    st.sampled_from(("dense", "sparse", "tokens")),
+    st.sampled_from((0, 1, 2, 5, 2**63)),
+    st.sampled_from((1, 2)),
+    st.booleans(),
+    st.integers(0, 100),
+)
+def test_the_best_of_all_segments_are_those_of_loops_with_their_ties(
+    data: Collection, branch: str, k: int, threads: int, filtered: bool, seed: int
+) -> None:
+    mask = np.random.default_rng(seed).random(data.n_docs) < (0.5 if filtered else 1.0)
+    parts = np.split(mask, np.cumsum(data.sizes)[:-1])
+    allowed = [None if part.all() else pack_bitmap(part) for part in parts] if filtered else None
+    indptr, doc_ords, scores = data.top(branch, k, allowed, threads)
+    said = data.scores[branch]
+    found = [i for i in range(data.n_docs) if mask[i] and (data.with_rows[i] if branch == "dense" else said[i] > 0)]
+    expected = sorted(found, key=lambda i: (-said[i], i))
+    while k < len(expected) and (k == 0 or said[expected[-1]] < said[expected[k - 1]]):
+        expected.pop()
+    segment = np.repeat(np.arange(len(data.sizes)), data.sizes)
+    # Of a segment's own ties no more than k are needed: inside it doc_ords are in the order of the ids.
+    needed = [i for i in expected if sum(segment[j] == segment[i] for j in expected[: expected.index(i)]) < k]
+    for i in range(3):
+        given = doc_ords[indptr[i] : indptr[i + 1]].tolist()
+        if i == 1 and branch != "dense":
+            assert given == []
+            continue
+        assert [j for j in expected if j in given] == given
+        assert [j for j in given if j in needed] == needed
+        np.testing.assert_array_equal(scores[indptr[i] : indptr[i + 1]], said[given])
 
 
 @settings(deadline=None, max_examples=150)
@@ -149,15 +202,17 @@ def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
     rows = rng.standard_normal((n, 2)).astype(F32)
     scores = reference.dense_pair_scores(rows, np.arange(n, dtype=U32), np.array([1.0, 0.5], F32))
     order = np.lexsort((np.arange(n), -scores)).astype(U32)[:2500]
-    query = DenseSegments([(rows, None)], [n]).query(np.array([1.0, 0.5], F32))
+    query = DenseSegments([(rows, None, None)], [n]).query(np.array([1.0, 0.5], F32))
     listed = (order, pair_scores(order, query))
     for scale in ("z-score", "dbsf"):
         expected = reference.fuse([listed], [{}], weights=[0.7], scale=scale, k=n)
         assert fuse([listed], [query], weights=[0.7], scale=scale, k=n)[1].tolist() == expected[1]  # type: ignore[arg-type]
 
 
-ROWS = (np.array([0, 1, 2], np.int64), u32(3, 4), np.ones(2, np.uint8), None)
-DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None)], [2]), SparseSegments([ROWS], [2])
+CSR = (np.array([0, 1, 2], np.int64), u32(3, 4), np.ones(2, np.uint8))
+POSTINGS = reference.invert(*CSR, vocab_size=5, n_docs=2)
+ROWS = SparseRows(*CSR, POSTINGS)
+DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None, None)], [2]), SparseSegments([ROWS], [2])
 BY_DENSE, BY_TERMS = DENSE.query(f32(1, 2)), SPARSE.query(u32(3), f32(1))
 LIST = (u32(1, 0), f32(2, 1))
 REFUSED = {
@@ -175,6 +230,8 @@ REFUSED = {
     ),
     "has no place": lambda: pair_scores(u32(1), SPARSE.query(u32(1), f32(1), places=np.zeros((1, 1), np.int64))),
     "indptr and documents . 1 differ": lambda: SparseSegments([ROWS], [3]),
+    "allowed and segments differ": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, allowed=[]),
+    "one bit a document": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, allowed=[np.zeros(2, np.uint8)]),
     "parts and segments differ": lambda: DenseSegments([], [1]),
 }
 
@@ -186,6 +243,6 @@ def test_what_cannot_be_fused_is_refused(says: str) -> None:
 
 
 def test_a_row_outside_the_arrays_is_damage() -> None:
-    broken = SparseSegments([(np.array([0, 9, 2], np.int64), *ROWS[1:])], [2])
+    broken = SparseSegments([SparseRows(np.array([0, 9, 2], np.int64), *CSR[1:], POSTINGS)], [2])
     with pytest.raises(FormatError, match="no row"):
         pair_scores(u32(0, 1), broken.query(u32(3), f32(1)))

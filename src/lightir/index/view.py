@@ -24,7 +24,7 @@ from lightir.index.intake import Sizes
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
-from lightir.kernel.fusion import DenseSegments, SparseRows, SparseSegments
+from lightir.kernel.fusion import DenseRows, DenseSegments, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import Ragged, SparseVectors
 
@@ -265,13 +265,20 @@ class View:
     @cached_property
     def dense_rows(self) -> DenseSegments:
         """The dense rows of all segments."""
-        return DenseSegments([each.segment.dense for each in self.segments], self._sizes)
+        rows: list[DenseRows | None] = []
+        for each in self.segments:
+            found = each.segment.dense
+            rows.append(None if found is None else (*found, each.segment.dense_copies))
+        return DenseSegments(rows, self._sizes)
 
     @cached_property
     def sparse_rows(self) -> SparseSegments:
         """The learned sparse rows of all segments."""
         found = [each.segment.sparse for each in self.segments]
-        rows = [None if each is None else (each.indptr, each.term_ids, each.weights, None) for each in found]
+        rows = [
+            None if each is None else SparseRows(each.indptr, each.term_ids, each.weights, each.postings)
+            for each in found
+        ]
         return SparseSegments(rows, self._sizes)
 
     @cached_property
@@ -279,9 +286,14 @@ class View:
         """The term counts, or bags, of all segments."""
         rows: list[SparseRows | None] = []
         for each in self.segments:
-            tokens = each.segment.tokens
-            lengths = None if each.segment.holds_bags or tokens is None else each.segment.lengths
-            rows.append(None if tokens is None else (tokens.indptr, tokens.term_ids, tokens.weights, lengths))
+            tokens, bags = each.segment.tokens, each.segment.holds_bags
+            if tokens is None:
+                rows.append(None)
+                continue
+            parts = tokens.indptr, tokens.term_ids, tokens.weights, tokens.postings
+            rows.append(
+                SparseRows(*parts) if bags else SparseRows(*parts, each.segment.lengths, each.segment.mean_length)
+            )
         return SparseSegments(rows, self._sizes, k1=K1, b=B)
 
     @property

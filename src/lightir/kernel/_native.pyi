@@ -79,9 +79,22 @@ def fuse(
 
 class DenseSegments:
     def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
+    def top_k(self, queries: _Array, k: int, n_threads: int, allowed: list[Any] | None, /) -> _Lists: ...
 
 class SparseSegments:
     def __init__(self, segments: list[Any], first_ords: list[int], k1: float, b: float, /) -> None: ...
+    def top_k(
+        self,
+        query_indptr: _Array,
+        query_term_ids: _Array,
+        query_weights: _Array,
+        places: _Array | None,
+        mean: float,
+        k: int,
+        n_threads: int,
+        allowed: list[Any] | None,
+        /,
+    ) -> _Lists: ...
 
 class QueryEncoder:
     def __init__(

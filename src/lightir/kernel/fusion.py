@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.kernel import DocOrds, Rows, Scores, Weights, _native
+from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _native
 
 Scale: TypeAlias = Literal["none", "min-max", "z-score", "dbsf", "rrf"]
 """How a branch's scores are made comparable, see `lightir.search.fusion.fuse`."""
 
-DenseRows: TypeAlias = tuple[Rows, npt.NDArray[np.float32] | None]
-"""Rows and their scales, as `dense_top_k` takes them."""
+DenseRows: TypeAlias = tuple[Rows, npt.NDArray[np.float32] | None, Copies | None]
+"""Rows, their scales and their copies, as `dense_top_k` takes them."""
 
-SparseRows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Weights, npt.NDArray[np.uint32] | None]
-"""indptr, term_ids and weights, as `invert` takes them; with the documents' lengths the weights are counts."""
+Allowed: TypeAlias = list[npt.NDArray[np.uint8] | None] | None
+"""For each segment a bitmap of the documents that may come back (`pack_bitmap`), or None for all."""
+
+Lists: TypeAlias = tuple[npt.NDArray[np.int64], DocOrds, Scores]
+"""Queries' hits one after the other: query i has indptr[i] to indptr[i + 1]; score down, then doc_ord up."""
 
 BranchQuery: TypeAlias = tuple[Any, ...]
 """A branch's documents and a query for them; for `pair_scores` and `fuse`."""
 
 Column: TypeAlias = tuple[Scores, npt.NDArray[np.float64], npt.NDArray[np.int64]]
 """Raw scores, normalised ones, and ranks from 1, 0 for a document that the branch does not list."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """One segment's sparse documents, row by row and term by term.
+
+    Attributes:
+        indptr: (n_docs + 1,) int64, as `invert` takes it.
+        term_ids: (nnz,) uint32.
+        weights: (nnz,) impacts or weights; with lengths counts of terms.
+        postings: the inverted file of the weights; with lengths of their saturations for `mean`.
+        lengths: (n_docs,) uint32, the documents' lengths, or None.
+        mean: see postings.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    term_ids: npt.NDArray[np.uint32]
+    weights: Weights
+    postings: Postings
+    lengths: npt.NDArray[np.uint32] | None = None
+    mean: float = 1.0
+
+    def as_tuple(self) -> tuple[Any, ...]:
+        """As the compiled half takes it."""
+        inverted = (*self.postings.arrays().values(), self.postings.vocab_size)
+        return (self.indptr, self.term_ids, self.weights, self.lengths, inverted, self.mean)
 
 
 class DenseSegments:
@@ -37,11 +67,26 @@ class DenseSegments:
             segments: None where no document has a row: all score 0.
             n_docs: each segment's number of documents.
         """
-        self._native = _native.DenseSegments(list(segments), _first_ords(n_docs))
+        parts = []
+        for each in segments:
+            copies = None if each is None or each[2] is None else (each[2].rows, each[2].scales, each[2].errors)
+            parts.append(None if each is None else (each[0], each[1], copies))
+        self._native = _native.DenseSegments(parts, _first_ords(n_docs))
 
     def query(self, vector: npt.NDArray[np.float32]) -> BranchQuery:
         """A query of (dim,) float32, not wider than the rows."""
         return (self._native, vector)
+
+    def top_k(self, queries: npt.NDArray[np.float32], *, k: int, threads: int = 1, allowed: Allowed = None) -> Lists:
+        """For each query the k best documents, and those of each segment's k best that tie; see `dense_top_k`.
+
+        Args:
+            queries: (n, dim) float32.
+            k: number wanted.
+            threads: at most this many work at the same time.
+            allowed: a bitmap a segment.
+        """
+        return self._native.top_k(queries, k, threads, allowed)
 
 
 class SparseSegments:
@@ -58,7 +103,8 @@ class SparseSegments:
             k1: where there are lengths, a count tf is worth tf / (tf + k1 (1 - b + b length / mean)).
             b: see k1.
         """
-        self._native = _native.SparseSegments(list(segments), _first_ords(n_docs), k1, b)
+        parts = [None if each is None else each.as_tuple() for each in segments]
+        self._native = _native.SparseSegments(parts, _first_ords(n_docs), k1, b)
 
     def query(
         self,
@@ -78,6 +124,34 @@ class SparseSegments:
             mean: the documents' mean length.
         """
         return (self._native, term_ids, weights, places, mean)
+
+    def top_k(
+        self,
+        query_indptr: npt.NDArray[np.int64],
+        query_term_ids: npt.NDArray[np.uint32],
+        query_weights: npt.NDArray[np.float32],
+        *,
+        k: int,
+        places: npt.NDArray[np.int64] | None = None,
+        mean: float = 1.0,
+        threads: int = 1,
+        allowed: Allowed = None,
+    ) -> Lists:
+        """For each query the k documents with the best scores above 0, and those of each segment's k best that tie.
+
+        Postings for another mean length than `mean` bound the true scores, which are computed where they matter.
+
+        Args:
+            query_indptr: (n + 1,) int64; query i has terms query_indptr[i] to query_indptr[i + 1].
+            query_term_ids: as `query` takes them.
+            query_weights: as `query` takes them.
+            k: number wanted.
+            places: see `query`.
+            mean: see `query`.
+            threads: at most this many work at the same time, each on whole queries.
+            allowed: a bitmap a segment.
+        """
+        return self._native.top_k(query_indptr, query_term_ids, query_weights, places, mean, k, threads, allowed)
 
 
 def pair_scores(doc_ords: DocOrds, query: BranchQuery) -> Scores:

@@ -24,13 +24,10 @@ from lightir.index.bm25 import saturation
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment, SparseBranch
 from lightir.index.view import LiveSegment, Mask, QueryTerms
-from lightir.kernel.fusion import BranchQuery, pair_scores
+from lightir.kernel.fusion import BranchQuery, Lists, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
-
-ROUNDING = 1e-4
-"""More than float32 sums of a few thousand terms can be off."""
 
 DocOrds = npt.NDArray[np.uint32]
 Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
@@ -73,11 +70,9 @@ class BranchSearch:
         if branch == "dense" and self._has_graphs():
             lists = self._graph_lists(k)
             return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
-        stale = branch == "tokens" and any(not self._is_exact(each.segment) for each in self.view.segments)
-        found = self._all_segments(branch, k, with_floors=not stale)
-        if stale:
-            return [self._true_top(i, k, [lists[i] for lists in found]) for i in range(self.queries.n)]
-        return [self.merged([lists[i] for lists in found], k) for i in range(self.queries.n)]
+        indptr, doc_ords, scores = self._best(branch, k)
+        spans = [slice(indptr[i], indptr[i + 1]) for i in range(self.queries.n)]
+        return [self._in_order(BranchList(doc_ords[span], scores[span]), k) for span in spans]
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
         """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
@@ -119,6 +114,38 @@ class BranchSearch:
         _, term_ids, weights = self._true_weights(segment, stored, place)
         return wanted, (term_ids, weights), segment.terms.__getitem__
 
+    def _best(self, branch: Branch, k: int) -> Lists:
+        """Each query's best documents with all that tie with the k-th."""
+        n_segments = len(self.view.segments)
+        limited = [self._allowed(branch, position) for position in range(n_segments)]
+        allowed = None if all(each is None for each in limited) else limited
+        if branch == "dense":
+            assert self.queries.dense is not None  # the plan's branches were encoded
+            # A query without terms has no direction: it finds nothing, not everything with score 0.
+            directed = self.queries.dense.any(axis=1)
+            found = self.view.dense_rows.top_k(self.queries.dense[directed], k=k, threads=self.threads, allowed=allowed)
+            counts = np.zeros(self.queries.n + 1, dtype=np.int64)
+            counts[1:][directed] = np.diff(found[0])
+            return np.cumsum(counts), found[1], found[2]
+        if branch == "sparse":
+            assert self._sparse_terms is not None
+            terms = self._sparse_terms
+            return self.view.sparse_rows.top_k(
+                terms.indptr, terms.term_ids, terms.weights, k=k, threads=self.threads, allowed=allowed
+            )
+        assert self.queries.tokens is not None
+        vectors = self.queries.tokens.vectors
+        return self.view.token_rows.top_k(
+            vectors.indptr,
+            vectors.term_ids,
+            vectors.weights.astype(np.float32, copy=False),
+            k=k,
+            places=self._places,
+            mean=self.view.mean_length,
+            threads=self.threads,
+            allowed=allowed,
+        )
+
     # Graphs
 
     def _has_graphs(self) -> bool:
@@ -152,7 +179,7 @@ class BranchSearch:
         assert queries is not None  # the plan's branches were encoded
         graph = each.segment.graph
         if graph is None or not graph.serves(k, n_allowed):
-            return self._segment_top("dense", position, k)
+            return self._dense_top(each, self._allowed("dense", position), k)
         allowed = self._allowed("dense", position)
         found = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
         first = np.uint32(each.first_ord)
@@ -170,37 +197,9 @@ class BranchSearch:
         matching = None if self.matching is None else self.matching[position]
         return self.view.segments[position].searchable(branch, matching)
 
-    # All segments, one after the other
-
-    def _all_segments(self, branch: Branch, k: int, *, with_floors: bool) -> list[list[BranchList]]:
-        """Each segment's k best, or those of them that score as much as the k-th best of the segments before."""
-        best = [np.zeros(0, np.float32)] * self.queries.n
-        floors = np.full(self.queries.n, -np.inf, np.float32)
-        found = []
-        for position in range(len(self.view.segments)):
-            found.append(self._segment_top(branch, position, k, floors if with_floors else None))
-            if with_floors and position + 1 < len(self.view.segments):
-                best = [_k_best(scores, each.scores, k) for scores, each in zip(best, found[-1], strict=True)]
-                floors = np.array([each.min() if len(each) == k else -np.inf for each in best], np.float32)
-        return found
-
     # One segment
 
-    def _segment_top(self, branch: Branch, position: int, k: int, floors: Floats | None = None) -> list[BranchList]:
-        each = self.view.segments[position]
-        allowed = self._allowed(branch, position)
-        if branch == "dense":
-            return self._dense_top(each, allowed, k, floors)
-        wanted = k if branch == "sparse" else self._wanted(position, k)
-        return self._sparse_top(branch, position, allowed, self._terms_of_segment(branch, position), wanted, floors)
-
-    def _wanted(self, position: int, k: int) -> int:
-        """How many documents of a segment to look at for its k best of the tokens branch."""
-        return k if self._is_exact(self.view.segments[position].segment) else k + k // 8 + 16
-
-    def _dense_top(
-        self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int, floors: Floats | None
-    ) -> list[BranchList]:
+    def _dense_top(self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int) -> list[BranchList]:
         queries = self.queries.dense
         assert queries is not None  # the plan's branches were encoded
         if each.segment.dense is None:
@@ -215,40 +214,11 @@ class BranchSearch:
             threads=self.threads,
             allowed=allowed,
             copies=each.segment.dense_copies,
-            floors=floors,
         )
         # A query without terms has no direction: it finds nothing, not everything with score 0.
         ends = np.where(queries.any(axis=1), indptr[1:], indptr[:-1])
         doc_ords = doc_ords + np.uint32(each.first_ord)
         spans = [slice(*span) for span in zip(indptr[:-1].tolist(), ends.tolist(), strict=True)]
-        return [BranchList(doc_ords[span], scores[span]) for span in spans]
-
-    def _sparse_top(
-        self,
-        branch: Branch,
-        position: int,
-        allowed: npt.NDArray[np.uint8] | None,
-        queries: QueryTerms,
-        k: int,
-        floors: Floats | None = None,
-    ) -> list[BranchList]:
-        each = self.view.segments[position]
-        stored = _stored(each.segment, branch)
-        n_queries = len(queries.indptr) - 1
-        if stored is None or not len(queries.term_ids):
-            return [_nothing()] * n_queries
-        indptr, doc_ords, scores = kernel.sparse_top_k_batch(
-            stored.postings,
-            queries.indptr,
-            queries.term_ids,
-            queries.weights,
-            k=min(k, len(each.segment)),
-            threads=self.threads,
-            allowed=allowed,
-            floors=floors,
-        )
-        doc_ords = doc_ords + np.uint32(each.first_ord)
-        spans = [slice(indptr[i], indptr[i + 1]) for i in range(n_queries)]
         return [BranchList(doc_ords[span], scores[span]) for span in spans]
 
     def _true_weights(
@@ -273,63 +243,14 @@ class BranchSearch:
         order = np.lexsort((doc_ords, -scores))
         if len(order) > k:
             order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
-        order = order[self.view.break_ties(doc_ords[order], scores[order])][:k]
-        return BranchList(doc_ords[order], scores[order])
+        return self._in_order(BranchList(doc_ords[order], scores[order]), k)
 
-    def _true_top(self, query: int, k: int, lists: list[BranchList]) -> BranchList:
-        """The k best documents of the tokens branch by their true scores, out of lists by stored ones."""
-        whole = [len(each.scores) < self._wanted(position, k) for position, each in enumerate(lists)]
-        while True:
-            least = self._kth_score_at_least(lists, k)
-            found = [self._rescored(position, query, each, least) for position, each in enumerate(lists)]
-            best = self.merged(found, k)
-            reached = float(best.scores[-1]) if len(best.scores) == k else 0.0
-            lacking = [
-                position
-                for position, each in enumerate(lists)
-                if not whole[position] and self._may_withhold(position, each, reached)
-            ]
-            if not lacking:
-                return best
-            for position in lacking:
-                deeper = 4 * len(lists[position].scores)
-                lists[position] = self._deeper(position, query, deeper)
-                whole[position] = len(lists[position].scores) < deeper
-
-    def _kth_score_at_least(self, lists: Sequence[BranchList], k: int) -> float:
-        lowest = [
-            each.scores * (min(1.0, self._ratio(position)) * (1 - ROUNDING)) for position, each in enumerate(lists)
-        ]
-        scores = np.concatenate(lowest)
-        return float(np.partition(scores, len(scores) - k)[len(scores) - k]) if len(scores) >= k else 0.0
-
-    def _rescored(self, position: int, query: int, found: BranchList, least: float) -> BranchList:
-        """The documents that may score `least`, with their true scores, in the order of a ranking."""
-        each = self.view.segments[position]
-        if self._is_exact(each.segment):
-            return found
-        doc_ords = found.doc_ords[found.scores * (max(1.0, self._ratio(position)) * (1 + ROUNDING)) >= least]
-        scores = self.pair_scores("tokens", doc_ords, query)
-        order = np.lexsort((doc_ords, -scores))
-        return BranchList(doc_ords[order], scores[order])
-
-    def _may_withhold(self, position: int, found: BranchList, reached: float) -> bool:
-        """Whether a document that the list does not show may score as much as the k-th best one found."""
-        if self._is_exact(self.view.segments[position].segment):
-            return False
-        return float(found.scores[-1]) * max(1.0, self._ratio(position)) * (1 + ROUNDING) >= reached
-
-    def _deeper(self, position: int, query: int, k: int) -> BranchList:
-        allowed = self._allowed("tokens", position)
-        term_ids, weights = self._terms_of_segment("tokens", position).row(query)
-        indptr = np.array([0, len(term_ids)], dtype=np.int64)
-        return self._sparse_top("tokens", position, allowed, QueryTerms(indptr, term_ids, weights), k)[0]
-
-    def _ratio(self, position: int) -> float:
-        return self.view.mean_length / self.view.segments[position].segment.mean_length
-
-    def _is_exact(self, segment: Segment) -> bool:
-        return segment.mean_length == self.view.mean_length
+    def _in_order(self, found: BranchList, k: int) -> BranchList:
+        """The k best of a list whose scores fall already and that holds all ties of the k-th."""
+        if len(self.view.segments) > 1:
+            order = self.view.break_ties(found.doc_ords, found.scores)
+            found = BranchList(found.doc_ords[order], found.scores[order])
+        return BranchList(found.doc_ords[:k], found.scores[:k])
 
     def _terms_of_segment(self, branch: Branch, position: int) -> QueryTerms:
         if branch == "sparse":
@@ -347,12 +268,6 @@ def _as_floats(queries: SparseVectors) -> QueryTerms:
 
 def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:
     return segment.sparse if branch == "sparse" else segment.tokens
-
-
-def _k_best(scores: Floats, more: Floats, k: int) -> Floats:
-    """The k largest of both, in no certain order."""
-    both = np.concatenate([scores, more])
-    return both if len(both) <= k else np.partition(both, len(both) - k)[len(both) - k :]
 
 
 def _likely_share(k: int, n: int, total: int) -> int:
