@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,24 @@ def test_a_worker_that_is_stopped_commits_what_is_encoded_and_gives_up_the_rest(
     report = once(folder, encoder, piece=6, batch_size=30, stop=stop)
     assert (report.committed, report.pending, len(encoder.encoded)) == (6, 34, 6)
     assert once(folder, FakeEncoder()).committed == 34
+
+
+def test_waiting_for_documents_is_not_counted_as_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += 1000.0
+            self.set()
+            return True
+
+    def pass_time(batch: Any) -> None:
+        now[0] += 2.0
+
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    monkeypatch.setattr(worker, "time", clock)
+    report = work(folder, FakeEncoder(watch=pass_time), batch_size=8, piece=8, stop=Stop(), progress=False)
+    assert (report.committed, report.seconds, report.documents_per_s) == (40, 10.0, 4.0)
 
 
 def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

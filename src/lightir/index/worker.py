@@ -44,7 +44,7 @@ class WorkReport:
         dropped: documents that were encoded in vain: changed, deleted or encoded by others meanwhile.
         failed: doc_id -> error of the documents that were set aside.
         pending: documents without vectors when it ended, failed ones too.
-        seconds: of the whole work.
+        seconds: from the first claim on, without the waiting for more documents.
     """
 
     committed: int = 0
@@ -269,7 +269,9 @@ class _Worker:
             elif once:
                 break
             else:
+                idle_since = time.perf_counter()
                 self.stop.wait(idle_wait_s)
+                start += time.perf_counter() - idle_since
         self.report.seconds = time.perf_counter() - start
         self.report.pending = self._newest().n_pending
         return self.report
