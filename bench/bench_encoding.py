@@ -33,7 +33,7 @@ from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
 
-DATA = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).resolve().parents[1] / "../shared/data"))
+DATA = Path(os.environ.get("LIGHTIR_DATA", "data"))
 MAX_TOKENS = 128
 
 

@@ -38,7 +38,7 @@ from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged
 
-DATA = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).resolve().parents[1] / "../shared/data"))
+DATA = Path(os.environ.get("LIGHTIR_DATA", "data"))
 COLLECTIONS = ("squadshifts", "medquad", "nfcorpus", "scifact", "pubmedqa-l", "limit-small", "cranfield", "nq-utd")
 POLICY = QueryPolicy(lower_case=False, leading_blank=False)  # what the peers do with a text: nothing
 ROWS, TEXT, ONE = "rows to vector", "text to vector", "one query"

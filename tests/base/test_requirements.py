@@ -36,5 +36,5 @@ def test_the_light_tests_run_with_the_lowest_versions() -> None:
 
 
 def test_all_tests_run_with_the_lowest_versions_but_for_what_others_ask_for() -> None:
-    higher = {"torch": "2.13.0", "tokenizers": "0.23.1", "safetensors": "0.8"}
+    higher = {"tokenizers": "0.23.1", "safetensors": "0.8"}
     assert pinned("lowest-train.txt") == {**lowest("train", "eval", "parquet"), **higher}

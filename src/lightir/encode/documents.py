@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lightir.addresses import resolve_model_folder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder
-from lightir.models.backbones import layer_parameters
+from lightir.models.backbones import fast_dtype, layer_parameters
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.shards import Shard, VectorsWriter
@@ -145,13 +145,6 @@ def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_
 def default_batch_tokens(model: LightRetriever) -> int:
     """Most tokens of a forward pass on the model's device."""
     return BATCH_TOKENS.get(model.backbone.device.type, 8192)
-
-
-def fast_dtype(device: str) -> torch.dtype:
-    """bfloat16 where the device multiplies it natively, else float32."""
-    if device != "cpu":
-        return torch.bfloat16
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -20,13 +20,14 @@ from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
 from lightir.encode.cache import cache_vocabulary, stored_term_weights
-from lightir.encode.documents import QUERY_ENCODER, encode_corpus, fast_dtype, length_batches
+from lightir.encode.documents import QUERY_ENCODER, encode_corpus, length_batches
 from lightir.encode.late import LateSearcher
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index, document_shards
 from lightir.index.intake import document_term_ids
+from lightir.models.backbones import fast_dtype
 from lightir.models.encoder import Batch, LightRetriever
 from lightir.models.heads import top_k_weights
 from lightir.query import CachedQueryEncoder

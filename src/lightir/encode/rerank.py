@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
-from lightir.encode.documents import fast_dtype, length_batches
+from lightir.encode.documents import length_batches
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of
-from lightir.models.backbones import load_backbone
+from lightir.models.backbones import fast_dtype, load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,

@@ -467,6 +467,17 @@ def layers_compiled_for_any_shape(backbone: Backbone) -> Iterator[None]:
             layer._compiled_call_impl = call
 
 
+def fast_dtype(device: str) -> torch.dtype:
+    """bfloat16 where the device multiplies it natively, else float32."""
+    if device != "cpu":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif hasattr(torch.cpu, "get_capabilities"):
+        native = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    else:  # torch 2.9
+        native = torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
 def layer_parameters(backbone: Backbone) -> int:
     """Number of weights in the layers, where a token costs two operations each; 0 without a list of layers."""
     layers = _find_layers(backbone)

@@ -37,6 +37,7 @@ from lightir.models.backbones import (
     add_lora,
     compile_layers,
     continue_adapter,
+    fast_dtype,
     fresh_ends,
     load_adapter,
     load_backbone,
@@ -140,11 +141,7 @@ def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
         return torch.float32  # a small learning rate's steps are lost in bfloat16
     if model.dtype != "auto":
         return torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
-    if device == "cpu":
-        fast = bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
-    else:
-        fast = torch.cuda.is_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
+    return fast_dtype(device)
 
 
 def build_model(recipe: Recipe, *, device: str) -> LightRetriever:

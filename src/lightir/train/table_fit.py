@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from lightir.errors import InvalidInput
+from lightir.models.backbones import fast_dtype
 from lightir.vectors import Floats, Ragged
 
 SIF_CONSTANT = 1e-3  # Arora, Liang & Ma, ICLR 2017
@@ -134,7 +135,7 @@ def kl_table(
     )
     optimizer = torch.optim.SparseAdam(list(table.parameters()), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(config.steps, 1))
-    dtype = _product_dtype()
+    dtype = fast_dtype("cpu")  # scores within .05 need no more than bfloat16, which is several times faster
     matrix = torch.from_numpy(np.asarray(documents, dtype=np.float32)).to(dtype)
     teacher = torch.from_numpy(np.asarray(targets, dtype=np.float32))
     bar = tqdm(range(config.steps), desc="KL to the teacher", unit="step", disable=None)
@@ -266,8 +267,3 @@ def _contrastive(
     picked = logs[torch.from_numpy(rows), torch.from_numpy(columns)].exp()
     total = torch.zeros(len(relevant)).index_add(0, torch.from_numpy(rows), picked)
     return -total[torch.from_numpy(np.unique(rows))].clamp_min(1e-30).log().mean()
-
-
-def _product_dtype() -> torch.dtype:
-    """bfloat16 where the CPU multiplies it natively: scores within .05 need no more, and it is several times faster."""
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from lightir.addresses import resolve_local
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
-from lightir.encode.documents import fast_dtype
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.models.backbones import load_backbone
+from lightir.models.backbones import fast_dtype, load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.text import QueryPolicy
 from lightir.types import Document
