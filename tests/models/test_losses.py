@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from lightir.models.losses import (
     mean_pairwise_cosine,
     similarity,
 )
+from processes import join
 
 Doubles = npt.NDArray[np.float64]
 
@@ -121,9 +122,8 @@ def batch_gradient(weight: Tensor, queries: Tensor, documents: Tensor) -> Tensor
     return weight.grad
 
 
-def one_of_four(rank: int, port: int, result: Tensor) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
+def one_of_four(rank: int, meeting: Path, result: Tensor) -> None:
+    join(rank, 4, meeting)
     weight, queries, documents = random(6, 5), random(8, 6, seed=1), random(8, 6, seed=2)
     own = slice(2 * rank, 2 * rank + 2)
     gradient = batch_gradient(weight, queries[own], documents[own])
@@ -132,12 +132,9 @@ def one_of_four(rank: int, port: int, result: Tensor) -> None:
     dist.destroy_process_group()
 
 
-def test_four_processes_have_the_gradient_of_one() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_four_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     result = torch.zeros(4, 6, 5, dtype=torch.float64).share_memory_()
-    multiprocessing.start_processes(one_of_four, args=(port, result), nprocs=4, start_method="fork")
+    multiprocessing.start_processes(one_of_four, args=(tmp_path / "meeting", result), nprocs=4, start_method="fork")
     expected = batch_gradient(random(6, 5), random(8, 6, seed=1), random(8, 6, seed=2))
     for gradient in result:
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)

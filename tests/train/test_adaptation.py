@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from lightir.train.loop import Loop, average_gradients
 from lightir.train.recipe import Optimisation, Recipe, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 from lightir.types import Document
+from processes import join
 
 
 @pytest.fixture
@@ -142,10 +142,8 @@ def gradients(recipe: AdaptationRecipe) -> dict[str, torch.Tensor]:
     return found | {name: value.detach() for name, value in parts.items()}
 
 
-def _process(number: int, world: int, port: int, recipe: AdaptationRecipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
+def _process(number: int, world: int, meeting: Path, recipe: AdaptationRecipe, path: str) -> None:
+    join(number, world, meeting)
     found = gradients(recipe)
     if number == 0:
         torch.save(found, path)
@@ -153,8 +151,8 @@ def _process(number: int, world: int, port: int, recipe: AdaptationRecipe, path:
 
 
 def test_four_processes_have_the_loss_and_gradient_of_one(adapting: AdaptationRecipe, tmp_path: Path) -> None:
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(4, port, adapting, str(path)), nprocs=4, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(4, meeting, adapting, str(path)), nprocs=4, start_method="fork")
     one, four = gradients(adapting), torch.load(path, weights_only=True)
     assert one.keys() == four.keys()
     for name, expected in one.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from lightir.train.contrastive import train
 from lightir.train.loop import Loop, average_gradients, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Losses, Recipe, load_recipe
+from processes import join
 
 
 def with_settings(recipe: Recipe, **changes: object) -> Recipe:
@@ -175,10 +175,8 @@ def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in trained.items() if p.grad is not None}
 
 
-def _process(rank: int, world: int, port: int, recipe: Recipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+def _process(rank: int, world: int, meeting: Path, recipe: Recipe, path: str) -> None:
+    join(rank, world, meeting)
     found = gradients(recipe)
     if rank == 0:
         torch.save(found, path)
@@ -191,8 +189,8 @@ def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path)
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
     )
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(4, port, recipe, str(path)), nprocs=4, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(4, meeting, recipe, str(path)), nprocs=4, start_method="fork")
     one, four = gradients(recipe), torch.load(path, weights_only=True)
     assert one.keys() == four.keys()
     for name, expected in one.items():

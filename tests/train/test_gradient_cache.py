@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from lightir.train.preparation import build_model, fit_heads, load_trainable, ma
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Optimisation, Recipe
 from lightir.train.sidr import SidrLosses, SidrRecipe
+from processes import join
 
 ALL = Losses(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
 DENSE = Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0)
@@ -168,10 +168,8 @@ def test_one_pieces_activations_are_kept_at_a_time() -> None:
     torch.testing.assert_close(weight.grad, torch.full((3,), 8.0 * (1 + 4 + 9 + 16 + 25)))
 
 
-def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
+def _process(number: int, world: int, meeting: Path, recipe: Recipe, path: str) -> None:
+    join(number, world, meeting)
     found = gradients(recipe, size=1)
     if number == 0:
         torch.save(found, path)
@@ -180,8 +178,8 @@ def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> N
 
 def test_two_processes_have_the_gradient_of_one_without_a_cache(recipe: Recipe, tmp_path: Path) -> None:
     wanted = STAGES["LightRetriever"](recipe)
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(2, port, wanted, str(path)), nprocs=2, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(2, meeting, wanted, str(path)), nprocs=2, start_method="fork")
     same(gradients(wanted, size=0), torch.load(path, weights_only=True), rtol=1e-6)
 
 

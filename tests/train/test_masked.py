@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from lightir.train.masked import MaskedNextToken, MaskedRecipe, drawn_masks, tra
 from lightir.train.packing import PackedBatch, packed_states
 from lightir.train.recipe import Optimisation, Recipe
 from lightir.train.stages import read_recipe
+from processes import join
 from tiny_models import CAUSAL, tiny_backbone
 
 
@@ -101,10 +101,8 @@ def gradients(recipe: MaskedRecipe) -> dict[str, torch.Tensor]:
     return found | {name: value.detach() for name, value in parts.items()}
 
 
-def _process(number: int, world: int, port: int, recipe: MaskedRecipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
+def _process(number: int, world: int, meeting: Path, recipe: MaskedRecipe, path: str) -> None:
+    join(number, world, meeting)
     found = gradients(recipe)
     if number == 0:
         torch.save(found, path)
@@ -112,8 +110,8 @@ def _process(number: int, world: int, port: int, recipe: MaskedRecipe, path: str
 
 
 def test_two_processes_have_the_loss_and_gradient_of_one(masking: MaskedRecipe, tmp_path: Path) -> None:
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(2, port, masking, str(path)), nprocs=2, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(2, meeting, masking, str(path)), nprocs=2, start_method="fork")
     one, two = gradients(masking), torch.load(path, weights_only=True)
     assert one.keys() == two.keys()
     for name, expected in one.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from lightir.train.query_likelihood import (
 from lightir.train.query_likelihood import QueryLikelihood as Stage
 from lightir.train.recipe import DataRecipe, DevSet, Documents, Heads, Losses, ModelRecipe, Recipe, recipe_yaml
 from lightir.train.stages import read_recipe
+from processes import join
 from tiny_models import EOS
 
 FRAME = len(PASSAGE_PROMPT + PASSAGE_SUFFIX)
@@ -291,10 +291,8 @@ def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
 
 
-def _process(rank: int, world: int, port: int, recipe: LikelihoodRecipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+def _process(rank: int, world: int, meeting: Path, recipe: LikelihoodRecipe, path: str) -> None:
+    join(rank, world, meeting)
     found = gradients(recipe)
     if rank == 0:
         torch.save(found, path)
@@ -303,8 +301,8 @@ def _process(rank: int, world: int, port: int, recipe: LikelihoodRecipe, path: s
 
 def test_four_processes_have_the_gradient_of_one(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(likelihood, direction="both", passage_lm_weight=0.5)
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(4, port, recipe, str(path)), nprocs=4, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(4, meeting, recipe, str(path)), nprocs=4, start_method="fork")
     one, four = gradients(recipe), torch.load(path, weights_only=True)
     assert one.keys() == four.keys()
     for name, expected in one.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from lightir.train.loop import average_gradients
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import DataRecipe, Recipe
 from lightir.types import Ranking
+from processes import join
 
 NAN = math.nan
 
@@ -181,10 +181,8 @@ def gradients(recipe: Recipe) -> dict[str, Tensor]:
     return {name: p.grad for name, p in learning.items() if p.grad is not None}
 
 
-def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
+def _process(number: int, world: int, meeting: Path, recipe: Recipe, path: str) -> None:
+    join(number, world, meeting)
     found = gradients(recipe)
     if number == 0:
         torch.save(found, path)
@@ -193,8 +191,8 @@ def _process(number: int, world: int, port: int, recipe: Recipe, path: str) -> N
 
 def test_two_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
     wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=1.0, distillation_loss="margin_mse")
-    path, port = tmp_path / "gradients.pt", 20_000 + os.getpid() % 20_000
-    multiprocessing.start_processes(_process, args=(2, port, wanted, str(path)), nprocs=2, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(2, meeting, wanted, str(path)), nprocs=2, start_method="fork")
     one, two = gradients(wanted), torch.load(path, weights_only=True)
     assert one.keys() == two.keys()
     for name, expected in one.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +40,7 @@ from lightir.train.sidr import (
     train,
 )
 from lightir.types import Document
+from processes import join
 from small_collections import GivenVectors
 from tiny_models import save_tiny
 
@@ -319,10 +319,8 @@ def gradients(recipe: SidrRecipe) -> dict[str, Tensor]:
     return {name: p.grad for name, p in trained.items() if p.grad is not None}
 
 
-def _process(rank: int, world: int, port: int, recipe: SidrRecipe, path: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+def _process(rank: int, world: int, meeting: Path, recipe: SidrRecipe, path: str) -> None:
+    join(rank, world, meeting)
     found = gradients(recipe)
     if rank == 0:
         torch.save(found, path)
@@ -330,8 +328,8 @@ def _process(rank: int, world: int, port: int, recipe: SidrRecipe, path: str) ->
 
 
 def test_two_processes_have_the_gradient_of_one(sidr: SidrRecipe, tmp_path: Path) -> None:
-    path, port = tmp_path / "gradients.pt", 20_000 + (os.getpid() + 7) % 20_000
-    multiprocessing.start_processes(_process, args=(2, port, sidr, str(path)), nprocs=2, start_method="fork")
+    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
+    multiprocessing.start_processes(_process, args=(2, meeting, sidr, str(path)), nprocs=2, start_method="fork")
     one, two = gradients(sidr), torch.load(path, weights_only=True)
     assert one.keys() == two.keys()
     for name, expected in one.items():

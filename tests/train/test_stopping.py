@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
@@ -27,6 +26,7 @@ from lightir.train.curves import Curves, numbers
 from lightir.train.loop import Loop
 from lightir.train.recipe import Evaluation, Recipe, recipe_yaml
 from lightir.train.stopping import noted_interrupts
+from processes import join
 
 
 @pytest.fixture
@@ -164,10 +164,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     assert losses(resumed) == losses(whole)
 
 
-def _process(number: int, world: int, port: int, recipe: Recipe, out: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=number, world_size=world)
+def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+    join(number, world, meeting)
     original = Loop._optimizer_step
 
     def dying(self: Loop) -> dict[str, object]:
@@ -184,9 +182,8 @@ def _process(number: int, world: int, port: int, recipe: Recipe, out: Path) -> N
 
 def test_a_dead_process_leaves_the_last_checkpoint_whole(plain: Recipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(plain, model=dataclasses.replace(plain.model, lora_dropout=0.0))
-    port = 20_000 + os.getpid() % 20_000
     context = multiprocessing.start_processes(
-        _process, args=(2, port, recipe, tmp_path / "cut"), nprocs=2, join=False, start_method="fork"
+        _process, args=(2, tmp_path / "meeting", recipe, tmp_path / "cut"), nprocs=2, join=False, start_method="fork"
     )
     assert context is not None
     for process in context.processes:
