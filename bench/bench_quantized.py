@@ -5,7 +5,7 @@
 
 Each variant encodes the whole data sets; queries are the model's own light ones, which no quantiser touches. Seconds
 are of the processor, so that what else the machine does matters less. A line of JSON each: bytes of the layers'
-weights, documents a second, the mean cosine to float32's dense vectors, and nDCG@10 of each mode and data set.
+weights, documents a second, the mean cosine to the first variant's dense vectors, and nDCG@10 of each mode and set.
 """
 
 from __future__ import annotations
