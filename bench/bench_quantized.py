@@ -85,7 +85,7 @@ def measured(
         reader = VectorsReader(vectors)
         dense = np.concatenate([shard.dense for shard in reader if shard.dense is not None]).astype(np.float32)
         cosines.append((dense * base.setdefault(dataset, dense)).sum(1))
-        build_index(reader, vectors / "index", contract=reader.contract, query_encoder=queries, analyzer="none")
+        build_index(reader, vectors / "index", contract=reader.contract, query_encoder=queries, analyzer=None)
         with Index.open(vectors / "index") as index:
             report = evaluate_index(Searcher(index), opened, measures=["nDCG@10"])
         quality[dataset] = {mode: round(found.measures["nDCG@10"], 4) for mode, found in report.systems.items()}
