@@ -21,7 +21,7 @@ from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
 from lightir.encode.cache import cache_vocabulary, stored_term_weights
 from lightir.encode.documents import QUERY_ENCODER, encode_corpus, length_batches
-from lightir.encode.late import LateSearcher
+from lightir.encode.late import TwoStageSearcher
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
@@ -333,7 +333,7 @@ class _Systems:
         if len(parts) != 3 or not parts[1].isdecimal():
             raise InvalidInput(f"mode {mode!r}: expected FIRST:M:SECOND, as in beta:20:full-sparse")
         (first, first_mode), (second, second_mode) = self.of(parts[0]), self.of(parts[2])
-        late = LateSearcher(
+        late = TwoStageSearcher(
             second.index,
             second.encoder,
             first=first,

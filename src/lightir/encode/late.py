@@ -18,7 +18,7 @@ from lightir.types import Branch, Query, Ranking, Run
 from lightir.vectors import QueryEncoder
 
 
-class LateSearcher(Searcher):
+class TwoStageSearcher(Searcher):
     """Searches like another searcher, then orders the m best by one branch of its own index.
 
     The index holds all documents' vectors, where a served one would encode the m documents when they are asked for: the

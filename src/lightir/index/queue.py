@@ -163,9 +163,8 @@ class Queue:
         except (OSError, sqlite3.OperationalError) as error:
             raise WriteFailed(f"{folder} cannot be made: {error}") from error
         connection = _opened(folder / QUEUE_FILE, "rw", busy_s)
-        connection.execute(
-            "PRAGMA synchronous = NORMAL"
-        )  # whole after a power failure, but the last second may be lost
+        # After a power failure the file is whole, but its last second may be lost.
+        connection.execute("PRAGMA synchronous = NORMAL")
         return cls(folder, connection)
 
     def close(self) -> None:

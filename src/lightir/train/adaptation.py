@@ -79,31 +79,12 @@ class AdaptationRecipe:
     stage: Literal["adaptation"] = "adaptation"
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise InvalidInput("a recipe needs at least one corpus under `data`")
-        settings = self.optimisation
-        for name in ("steps", "batch_size", "accumulation"):
-            if getattr(settings, name) < 1:
-                raise InvalidInput(f"optimisation.{name} is {getattr(settings, name)}; at least 1 is needed")
-        if settings.packed_tokens:
-            raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
-        if settings.gradient_cache:
-            raise InvalidInput(
-                "packed rows are independent of each other here: accumulation does what gradient_cache would"
-            )
-        if settings.negatives or settings.query_tokens:
-            raise InvalidInput("adaptation has no queries: leave optimisation.negatives and query_tokens at 0")
-        if self.documents.max_tokens > self.length:
-            raise InvalidInput(
-                f"documents.max_tokens is {self.documents.max_tokens}, but a row has {self.length} tokens"
-            )
+        check_packed_text(self.data, self.optimisation, self.documents, self.model, self.length)
         if self.model.attention != "causal":
             raise InvalidInput(
                 f"adaptation predicts the next token, so model.attention must be causal, not "
                 f"{self.model.attention}; the contrastive stage after it may be of another"
             )
-        if self.model.lora_rank < 1:
-            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         if self.relu_weight < 0:
             raise InvalidInput(f"relu_weight is {self.relu_weight}; expected 0 or more")
 
@@ -111,6 +92,37 @@ class AdaptationRecipe:
     def evaluation(self) -> Evaluation:
         """None: the last state is kept."""
         return Evaluation()
+
+
+def check_packed_text(
+    data: Sequence[CorpusRecipe],
+    optimisation: Optimisation,
+    documents: DocumentPolicy,
+    model: ModelRecipe,
+    length: int,
+) -> None:
+    """What every stage on rows of packed text asks of its recipe; a row has `length` tokens.
+
+    Raises:
+        InvalidInput: no corpus, sizes below 1, settings of stages that have queries, or documents longer than a row.
+    """
+    if not data:
+        raise InvalidInput("a recipe needs at least one corpus under `data`")
+    for name in ("steps", "batch_size", "accumulation"):
+        if getattr(optimisation, name) < 1:
+            raise InvalidInput(f"optimisation.{name} is {getattr(optimisation, name)}; at least 1 is needed")
+    if optimisation.packed_tokens:
+        raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
+    if optimisation.gradient_cache:
+        raise InvalidInput(
+            "packed rows are independent of each other here: accumulation does what gradient_cache would"
+        )
+    if optimisation.negatives or optimisation.query_tokens:
+        raise InvalidInput("this stage has no queries: leave optimisation.negatives and query_tokens at 0")
+    if documents.max_tokens > length:
+        raise InvalidInput(f"documents.max_tokens is {documents.max_tokens}, but a row has {length} tokens")
+    if model.lora_rank < 1:
+        raise InvalidInput(f"model.lora_rank is {model.lora_rank}; at least 1 is needed")
 
 
 def train(recipe: AdaptationRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:

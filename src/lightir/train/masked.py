@@ -17,7 +17,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import token_log_probs
 from lightir.models.losses import rank, world_size
 from lightir.text import QueryPolicy
-from lightir.train.adaptation import CorpusRecipe, corpus_record, framed_corpora, mean_over_processes
+from lightir.train.adaptation import CorpusRecipe, check_packed_text, corpus_record, framed_corpora, mean_over_processes
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers, trainable_backbone
@@ -58,28 +58,9 @@ class MaskedRecipe:
     stage: Literal["masked_next_token"] = "masked_next_token"
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise InvalidInput("a recipe needs at least one corpus under `data`")
-        settings = self.optimisation
-        for name in ("steps", "batch_size", "accumulation"):
-            if getattr(settings, name) < 1:
-                raise InvalidInput(f"optimisation.{name} is {getattr(settings, name)}; at least 1 is needed")
-        if settings.packed_tokens:
-            raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
-        if settings.gradient_cache:
-            raise InvalidInput(
-                "packed rows are independent of each other here: accumulation does what gradient_cache would"
-            )
-        if settings.negatives or settings.query_tokens:
-            raise InvalidInput("this stage has no queries: leave optimisation.negatives and query_tokens at 0")
-        if self.documents.max_tokens > self.length:
-            raise InvalidInput(
-                f"documents.max_tokens is {self.documents.max_tokens}, but a row has {self.length} tokens"
-            )
+        check_packed_text(self.data, self.optimisation, self.documents, self.model, self.length)
         if self.model.attention != "bidirectional":
             raise InvalidInput(f"model.attention is {self.model.attention}; this stage is for bidirectional")
-        if self.model.lora_rank < 1:
-            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         if not 0 < self.ratio <= 1 or min(self.random, self.kept) < 0 or self.random + self.kept > 1:
             raise InvalidInput("ratio must be above 0, random and kept at least 0, and none of the sums above 1")
 
