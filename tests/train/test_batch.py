@@ -211,7 +211,8 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(pla
     assert float(parts["query_flops"].detach()) == pytest.approx(0.2 * float(queries.mean(0).square().sum()), rel=1e-4)
     assert float(parts["flops"].detach()) == pytest.approx(0.3 * float(documents.mean(0).square().sum()), rel=1e-4)
     assert monitored["query_nonzeros"] == pytest.approx(float((queries > 0).sum(1).double().mean()))
-    assert set(monitored) == {"cosine", "nonzeros", "query_nonzeros"}
+    assert set(monitored) == {"cosine", "nonzeros", "dead", "query_nonzeros"}
+    assert monitored["dead"] == pytest.approx(float((documents == 0).all(0).double().mean()))
     assert retriever.contract.method == "csplade"
     assert retriever.contract.dense is None
 

@@ -18,7 +18,7 @@ from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
 from lightir.train.batch import batch_losses, share_of
-from lightir.train.contrastive import train
+from lightir.train.contrastive import Contrastive, train
 from lightir.train.loop import Loop, average_gradients, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Losses, Recipe, load_recipe
@@ -197,6 +197,19 @@ def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path)
         # At a temperature of 0.02 float32 sums in another order differ by about 1e-5 of the whole.
         assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
     assert any(float(g.abs().max()) > 1e-4 for g in one.values())
+
+
+def test_a_dead_sparse_head_is_told_of(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stage = Contrastive(recipe, tmp_path / "negatives", "cpu")
+    _, alive = stage.losses(0, step=0)
+    assert alive["dead"] < 1
+    assert "no gradient left" not in caplog.text
+    heads = stage.retriever.heads
+    assert heads.term_bias is not None
+    stage.retriever.heads = dataclasses.replace(heads, term_bias=heads.term_bias - 1e6)
+    _, dead = stage.losses(0, step=0)
+    assert dead["dead"] == 1
+    assert "no gradient left" in caplog.text
 
 
 @pytest.mark.parametrize("attention", ["echo", "bidirectional"])

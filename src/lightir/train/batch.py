@@ -85,6 +85,7 @@ def batch_losses(
         sparse = gather(sparse)
         parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
         monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
+        monitored["dead"] = dead_share(sparse[:, terms.sample])
         if weights is not None:
             weights = gather(weights)
             parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
@@ -97,6 +98,11 @@ def batch_losses(
 def nonzeros(weights: Tensor) -> float:
     """Mean number of terms above zero in a row."""
     return float((weights.detach() > 0).sum(1).float().mean())
+
+
+def dead_share(weights: Tensor) -> float:
+    """Share of the terms that no row gives a weight; at 1, CSplade's dying ReLU (section 3.1), no gradient is left."""
+    return float((weights.detach() <= 0).all(0).float().mean())
 
 
 @dataclass(frozen=True, slots=True)

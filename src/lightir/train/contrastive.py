@@ -119,6 +119,13 @@ class Contrastive:
             control.observe(monitored["nonzeros" if name == "flops" else "query_nonzeros"])
             if (number + 1) % self.recipe.optimisation.accumulation == 0:
                 control.adjust()
+        if monitored.get("dead") == 1.0:
+            logger.warning(
+                "step %d: no document has a term above zero, so the sparse head has no gradient left: start from a "
+                "model that the stage adaptation made ready, or with heads.calibrate, or lower FLOPS weights or the "
+                "learning rate",
+                step,
+            )
         return parts, {**monitored, **{f"{n}_weight": w for n, w in weights.items()}, "dataset": batch.dataset}
 
     def evaluate(self) -> Measured | None:
