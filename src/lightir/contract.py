@@ -119,6 +119,8 @@ class SparseHead:
         scale: a weight w is stored as the impact round(w * scale), at most 255.
         projection: states meet the model's own "head" (an LM or masked-LM head), or its input "embeddings", which every
             model has.
+        own_terms: of a text, document or query, that goes through the head its own terms are kept beside the strongest
+            ones, if the activation leaves them a weight; false keeps the strongest alone.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
@@ -126,6 +128,7 @@ class SparseHead:
     top_k: int = 512
     scale: float = 64.0
     projection: Literal["head", "embeddings"] = field(default="head", metadata=LATER)
+    own_terms: bool = field(default=False, metadata=LATER)
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Impacts: round half to even of weight x scale, clipped to 255. The one quantiser of the project.

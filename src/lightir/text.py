@@ -50,8 +50,8 @@ class QueryPolicy:
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
         expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
-        top_k: strongest terms that are kept of a query that goes through the sparse head; 0 for as many as of a
-            document.
+        top_k: strongest terms that are kept of a query that goes through the sparse head (beside its own terms where
+            the head keeps those); 0 for as many as of a document.
     """
 
     instruction: str = ""

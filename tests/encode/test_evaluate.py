@@ -18,6 +18,7 @@ from lightir.models.backbones import fast_dtype, load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
+from lightir.train.sidr import SidrHead, bag_of_tokens, pruned
 from tiny_models import save_tiny
 
 
@@ -108,6 +109,41 @@ def test_a_query_keeps_as_many_terms_as_its_policy_says(tmp_path: Path) -> None:
         QueryPolicy(top_k=-1)
 
 
+def test_own_terms_stand_beside_the_strongest_in_documents_queries_and_training(tmp_path: Path) -> None:
+    model = LightRetriever.load(save_sidr(tmp_path, top_k=3, own_terms=True))
+    texts = ["a rather long text with many words", "", "ab", "aab aab"]
+    with torch.no_grad():
+        batch = model.batch(model.frame_documents(texts))
+        everything = model.sparse_from(model.states(batch), batch)
+    own = own_terms(model, texts)
+    kept = [
+        sorted({*row.topk(3).indices.tolist(), *np.flatnonzero(bag)}) for row, bag in zip(everything, own, strict=True)
+    ]
+    kept[1] = []
+    expected = [[float(row[term]) for term in terms] for row, terms in zip(everything, kept, strict=True)]
+    _, documents = model.encode_batch(batch)
+    sparse = model.contract.sparse
+    assert sparse is not None
+    assert documents is not None
+    for row, (terms, weights) in enumerate(zip(kept, expected, strict=True)):
+        impacts = np.zeros(258, dtype=np.uint8)
+        impacts[terms] = sparse.quantize(np.array(weights, dtype=np.float32))
+        np.testing.assert_array_equal(documents.to_dense()[row], impacts)
+    model.contract = dataclasses.replace(model.contract, query=dataclasses.replace(model.contract.query, top_k=2))
+    queries = FullQueryEncoder(model, sparse=True).encode(texts).sparse
+    assert queries is not None
+    framed = model.frame_queries(texts)
+    with torch.no_grad():
+        batch = model.batch(framed)
+        everything = model.sparse_from(model.states(batch), batch)
+    bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
+    trained = pruned(everything, bags, SidrHead(own_terms=True), k=2).numpy()
+    np.testing.assert_allclose(queries.to_dense(), trained, rtol=1e-5)
+    for row in (0, 2, 3):
+        strongest = everything[row].topk(2).indices.tolist()
+        assert queries.row(row)[0].tolist() == sorted({*strongest, *np.flatnonzero(bags[row]).tolist()})
+
+
 def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path: Path, dataset: Path) -> None:
     report = evaluate_model(save_model(tmp_path, instruction="", method="csplade"), dataset, tmp_path / "work")
     assert {"tokens", "sparse", "full-sparse"} <= set(report.systems)
@@ -181,12 +217,20 @@ def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> Non
     assert len(VectorsReader(tmp_path / "work" / "vectors")) == 8
 
 
-def save_sidr(folder: Path, *, weighting: str = "expansion", projection: str = "head") -> Path:
+def save_sidr(
+    folder: Path, *, weighting: str = "expansion", projection: str = "head", top_k: int = 20, own_terms: bool = False
+) -> Path:
     """A SiDR of random weights whose queries are framed as its documents are."""
     save_tiny("llama", folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
     query = QueryPolicy("", leading_blank=False, weighting=weighting, expansion_terms=6)  # type: ignore[arg-type]
-    sparse = SparseHead("elu1p", top_k=20, scale=32.0, projection=projection)  # type: ignore[arg-type]
+    sparse = SparseHead(
+        "elu1p",
+        top_k=top_k,
+        scale=32.0,
+        projection=projection,  # type: ignore[arg-type]
+        own_terms=own_terms,
+    )
     document = DocumentPolicy(max_tokens=40)
     LightRetriever(
         backbone, Contract("sidr", backbone_record(backbone), query, document, None, sparse, fusion=SIDR_FUSION)

@@ -164,6 +164,9 @@ def test_top_k_keeps_the_largest_and_the_gradient_of_what_it_keeps() -> None:
     assert weights.grad.tolist() == [[1.0, 0.0, 1.0, 0.0]]
     assert top_k_weights(weights, 0) is weights
     assert top_k_weights(weights, 9) is weights
+    own = torch.tensor([[False, True, False, False]])
+    assert top_k_weights(weights, 1, own=own).tolist() == [[3.0, 1.0, 0.0, 0.0]]
+    assert top_k_weights(weights, 2, own=~own).tolist() == [[3.0, 0.0, 2.0, 0.0]]
     with pytest.raises(InvalidInput):
         top_k_weights(weights, -1)
 
@@ -205,6 +208,10 @@ def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, fl
         wanted &= expected >= expected.topk(k, dim=1).values[:, -1:]
     assert bool((given | ~wanted).all())
     assert not bool(given[0].any())  # a row without an allowed position
+    also = torch.rand(expected.shape, generator=torch.Generator().manual_seed(k)) < 0.02
+    more = largest_maxima(states, weight, mask=mask, bias=bias, k=k, floor=floor, also=also).double()
+    wanted |= also & (expected > floor)
+    torch.testing.assert_close(more[wanted], expected[wanted], rtol=1e-6, atol=1e-5)
     if k == 20:
         assert int(given.sum(dim=1).max()) < 80  # the rest was not computed again
 

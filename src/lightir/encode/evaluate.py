@@ -29,7 +29,6 @@ from lightir.index import Index, build_index, document_shards
 from lightir.index.intake import document_term_ids
 from lightir.models.backbones import fast_dtype
 from lightir.models.encoder import Batch, LightRetriever
-from lightir.models.heads import top_k_weights
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
 from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems
@@ -145,10 +144,8 @@ class FullQueryEncoder:
 
     def _formed(self, weights: Tensor, batch: Batch) -> Tensor:
         """(B, V): the strongest terms, or another form."""
-        head = self._model.contract.sparse
-        assert head is not None  # the caller's condition
         if self._form in ("weights", "bin"):
-            kept = top_k_weights(weights, self._model.contract.query.top_k or head.top_k)
+            kept = self._model.kept(weights, batch, k=self._model.contract.query.top_k or None)
             return kept if self._form == "weights" else (kept > 0).float()
         own = torch.zeros_like(weights)
         rows, places = batch.own_mask.nonzero(as_tuple=True)

@@ -515,7 +515,7 @@ class LightRetriever(nn.Module):
         dense_head, sparse_head = self.contract.dense, self.contract.sparse
         if self.contract.document.light:
             dense, weights = self.document_vectors(batch, dense=dense_head is not None, sparse=sparse_head is not None)
-            weights = None if weights is None or sparse_head is None else top_k_weights(weights, sparse_head.top_k)
+            weights = None if weights is None or sparse_head is None else self.kept(weights, batch)
         else:
             states = self.states(batch)
             dense = None if dense_head is None else self.dense_from(states, batch)
@@ -528,7 +528,7 @@ class LightRetriever(nn.Module):
         """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
         sparse, head = self._sparse, self._head
         if head.softcap is not None:
-            return top_k_weights(self.sparse_from(states, batch), sparse.top_k)
+            return self.kept(self.sparse_from(states, batch), batch)
         maxima = largest_maxima(
             head.features(states),
             head.weight,
@@ -536,8 +536,22 @@ class LightRetriever(nn.Module):
             bias=self._bias(self.heads.term_bias),
             k=sparse.top_k,
             floor=0.0 if sparse.activation == "log1p_relu" else -torch.inf,
+            also=self._own_terms(batch),
         )
-        return top_k_weights(activate(maxima, sparse.activation), sparse.top_k)
+        return self.kept(activate(maxima, sparse.activation), batch)
+
+    def kept(self, weights: Tensor, batch: Batch, *, k: int | None = None) -> Tensor:
+        """(B, V): each row's k strongest weights (None for the contract's), own terms too where asked."""
+        return top_k_weights(weights, self._sparse.top_k if k is None else k, own=self._own_terms(batch))
+
+    def _own_terms(self, batch: Batch) -> Tensor | None:
+        """(B, V) bool: which terms stand in a text; None where the contract keeps the strongest alone."""
+        if not self._sparse.own_terms:
+            return None
+        own = torch.zeros(len(batch.input_ids), self.backbone.vocab_size, dtype=torch.bool, device=self.backbone.device)
+        rows, places = batch.own_mask.nonzero(as_tuple=True)
+        own[rows, batch.input_ids[rows, places]] = True
+        return own
 
     @torch.no_grad()
     def calibrate(self, documents: Sequence[Document | str], *, quantile: float, batch_size: int = 16) -> None:

@@ -91,6 +91,7 @@ def largest_maxima(
     bias: Tensor | None = None,
     k: int = 0,
     floor: float = -torch.inf,
+    also: Tensor | None = None,
 ) -> Tensor:
     """The maxima of projection_max that a stored document keeps, about five times as fast; no gradient, no positions.
 
@@ -106,6 +107,7 @@ def largest_maxima(
         bias: (vocabulary,) or None; added to the maxima.
         k: how many of a row's terms are wanted at least; 0 wants all.
         floor: terms whose maximum with its bias is not above it are not wanted.
+        also: (batch, vocabulary) bool, terms that are wanted whatever their rank; None for none.
 
     Returns:
         (batch, vocabulary) fp32 (fp64 for double states). Wanted terms have the exact maximum with their bias; any
@@ -128,7 +130,8 @@ def largest_maxima(
         wanted = values + margin + offset > floor
         if 0 < k < len(weight):
             least = (values - margin + offset).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-            wanted &= values + margin + offset >= least
+            strongest = values + margin + offset >= least
+            wanted &= strongest if also is None else strongest | also
         return _summed_in_fp32(wanted, states, weight, mask.bool()) + offset
 
 
@@ -162,14 +165,18 @@ def soft_capped(maxima: Tensor, softcap: float | None) -> Tensor:
     return torch.where(maxima.isinf(), maxima, softcap * torch.tanh(maxima / softcap))
 
 
-def top_k_weights(weights: Tensor, k: int) -> Tensor:
-    """The weights with all but each row's k largest set to 0; k = 0 keeps all. Equal weights: any of them is kept."""
+def top_k_weights(weights: Tensor, k: int, *, own: Tensor | None = None) -> Tensor:
+    """The weights with all but each row's k largest set to 0; k = 0 keeps all. Equal weights: any of them is kept.
+
+    With `own`, (rows, vocabulary) bool, a row keeps these terms too.
+    """
     if k < 0:
         raise InvalidInput(f"top k is {k}; expected 0 (keep all) or more")
     if k == 0 or k >= weights.shape[-1]:
         return weights
     kept = weights.topk(k, dim=-1, sorted=False).indices
-    return torch.zeros_like(weights).scatter(-1, kept, weights.gather(-1, kept))
+    strongest = torch.zeros_like(weights).scatter(-1, kept, weights.gather(-1, kept))
+    return strongest if own is None else torch.where(own, weights, strongest)
 
 
 def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tensor:

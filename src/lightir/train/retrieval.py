@@ -29,10 +29,12 @@ class Retrieval:
     Attributes:
         top_m: of the bag-of-tokens index, one of which is drawn; 0 retrieves none.
         skip_answers: leave out documents that hold one of the query's answers, where the data set names them.
+        query_terms: strongest terms of a query that are searched with; 0 for as many as the head keeps.
     """
 
     top_m: int = 20
     skip_answers: bool = True
+    query_terms: int = 0
 
 
 class BagOfTokens:

@@ -54,8 +54,8 @@ class SidrHead:
     Attributes:
         calibrate: fit a per-term bias so that this share of calibration documents stays below zero there; 0 for none.
         calibration_documents: drawn from the training corpora.
-        top_k: strongest terms kept.
-        own_terms: a text's own terms are kept beside them.
+        top_k: strongest terms kept of a document, and of a query unless query.top_k says otherwise.
+        own_terms: a text's own terms are kept beside them, of documents and of queries.
         scale: the impact quantiser's.
         projection: states meet the model's own LM or masked-LM "head", or its input "embeddings", as in SiDR's released
             code; the latter is for models without a head too.
@@ -85,12 +85,14 @@ class SidrLosses:
         light: L(light(q), V_BoT(d)) and L(light(q), V_θ(d)), each, where light(q) is the mean of the query's tokens'
             own vectors: what a query without any model is searched with. Beyond the paper.
         temperature: of the inner products.
+        light_temperature: of those with light queries, which are means and so far smaller; 0 for `temperature`.
     """
 
     parametric: float = 1.0
     semi_parametric: float = 0.5
     light: float = 0.0
     temperature: float = 1.0
+    light_temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,18 @@ class SidrRecipe:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
         if min(self.heads.top_k, self.losses.temperature) <= 0:
             raise InvalidInput("heads.top_k and losses.temperature must be above 0")
+        if self.losses.light_temperature < 0:
+            raise InvalidInput("losses.light_temperature must be above 0, or 0 for losses.temperature")
         if self.losses.light > 0 and self.query.weighting != "expansion":
             raise InvalidInput(
                 f"losses.light trains queries that are means of expansions: set query.weighting to 'expansion', "
                 f"not {self.query.weighting!r}"
             )
-        if self.retrieval.top_m < 0:
-            raise InvalidInput(f"retrieval.top_m is {self.retrieval.top_m}; expected 0 (none) or more")
+        if min(self.retrieval.top_m, self.retrieval.query_terms) < 0:
+            raise InvalidInput(
+                f"retrieval.top_m is {self.retrieval.top_m} and query_terms {self.retrieval.query_terms}; "
+                "expected 0 (none; heads.top_k) or more"
+            )
 
 
 def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
@@ -254,7 +261,14 @@ def shipped_contract(recipe: SidrRecipe) -> Contract:
         query=recipe.query,
         document=recipe.documents.policy,
         dense=None,
-        sparse=SparseHead("elu1p", WANTED if heads.calibrate else "", heads.top_k, heads.scale, heads.projection),
+        sparse=SparseHead(
+            "elu1p",
+            bias_hash=WANTED if heads.calibrate else "",
+            top_k=heads.top_k,
+            scale=heads.scale,
+            projection=heads.projection,
+            own_terms=heads.own_terms,
+        ),
         attention=recipe.model.attention,
         fusion=Fusion(weights={"sparse": 0.5, "tokens": 0.5}),
     )
@@ -281,10 +295,9 @@ def bag_of_tokens(framed: Sequence[tuple[list[int], int, int]], *, vocab_size: i
     return bags
 
 
-def pruned(weights: Tensor, bags: Tensor, heads: SidrHead) -> Tensor:
-    """The top-k of V_θ, and the text's own terms where the recipe keeps them."""
-    kept = top_k_weights(weights, heads.top_k)
-    return torch.where(bags > 0, weights, kept) if heads.own_terms else kept
+def pruned(weights: Tensor, bags: Tensor, heads: SidrHead, *, k: int = 0) -> Tensor:
+    """The top-k of V_θ, and the text's own terms where the recipe keeps them; k = 0 takes the recipe's."""
+    return top_k_weights(weights, k or heads.top_k, own=bags > 0 if heads.own_terms else None)
 
 
 def light_queries(
@@ -342,7 +355,7 @@ def batch_losses(
     found, seconds = 0, 0.0
     if index is not None:
         start = time.perf_counter()
-        weights = pruned(queries.detach(), query_bags, recipe.heads)
+        weights = pruned(queries.detach(), query_bags, recipe.heads, k=recipe.retrieval.query_terms)
         retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
         batch = index.extended(batch, retrieved)
         seconds = time.perf_counter() - start
@@ -353,8 +366,8 @@ def batch_losses(
     positives = torch.from_numpy(share.positives).to(device)
     excluded = torch.from_numpy(share.excluded).to(device)
 
-    def loss(a: Tensor, b: Tensor) -> Tensor:
-        return two_way_loss(similarity(a, b) / recipe.losses.temperature, positives, excluded=excluded)
+    def loss(a: Tensor, b: Tensor, *, temperature: float = recipe.losses.temperature) -> Tensor:
+        return two_way_loss(similarity(a, b) / temperature, positives, excluded=excluded)
 
     parts: dict[str, Tensor] = {}
     few_queries, few = pruned(queries, query_bags, recipe.heads), pruned(documents, bags, recipe.heads)
@@ -365,8 +378,9 @@ def batch_losses(
         parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
     if recipe.losses.light > 0:
         light = gather(_encoded_light(retriever, own, batch.instruction, recipe, pad_to=tokens))
-        parts["light_bags"] = recipe.losses.light * loss(light, bags)
-        parts["light_documents"] = recipe.losses.light * loss(light, few)
+        temperature = recipe.losses.light_temperature or recipe.losses.temperature
+        parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
+        parts["light_documents"] = recipe.losses.light * loss(light, few, temperature=temperature)
     return parts, {"retrieved": found / len(batch.queries), "retrieval_seconds": seconds}
 
 
@@ -404,16 +418,15 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 
-    def encoded(framed: Sequence[tuple[list[int], int, int]]) -> tuple[Tensor, Tensor]:
+    def encoded(framed: Sequence[tuple[list[int], int, int]], *, k: int = 0) -> tuple[Tensor, Tensor]:
         bags = bag_of_tokens(framed, vocab_size=vocab_size, device=device)
         pad_to = SHAPE_STEP if recipe.model.compile else 1
         chunks = [framed[start : start + size] for start in range(0, len(framed), size)]
         rows = [parametric(retriever, chunk, pad_to=pad_to) for chunk in chunks]
-        return pruned(torch.cat(rows), bags, recipe.heads), bags
+        return pruned(torch.cat(rows), bags, recipe.heads, k=k), bags
 
-    queries, query_bags = encoded(retriever.frame_queries([query.text for query in development.queries]))
-    if retriever.contract.query.top_k:
-        queries = top_k_weights(queries, retriever.contract.query.top_k)
+    framed = retriever.frame_queries([query.text for query in development.queries])
+    queries, query_bags = encoded(framed, k=retriever.contract.query.top_k)
     documents, bags = encoded(retriever.frame_documents(development.documents))
     scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
     if retriever.has_light_queries:
