@@ -22,6 +22,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.losses import two_way_loss
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.bag_search import DeviceSearch, KernelSearch
 from lightir.train.loop import Loop, average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
 from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
@@ -40,6 +41,7 @@ from lightir.train.sidr import (
     train,
 )
 from lightir.types import Document
+from lightir.vectors import Ragged, SparseVectors
 from processes import join
 from small_collections import GivenVectors
 from tiny_models import save_tiny
@@ -223,6 +225,72 @@ def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: 
         found = [scores[row, index.doc_ids.index(doc_id)] for doc_id in doc_ids]
         assert len(found) == 7
         np.testing.assert_allclose(found, np.sort(scores[row])[::-1][:7], rtol=1e-5)
+    on_device = BagOfTokens(sets[0], retriever, on_device=True)
+    assert on_device.search(weights, m=7) == index.search(weights, m=7)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("k", [1, 3, 20, 500])
+def test_a_product_on_the_device_finds_what_the_kernel_finds_to_the_bit(seed: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_docs, n_terms = [1, 40, 300][seed % 3], [5, 60][seed % 2]
+    rows = [rng.integers(0, n_terms, rng.integers(0, 12)).tolist() for _ in range(n_docs)]
+    bags = SparseVectors.count(Ragged.from_lists(rows), vocab_size=n_terms)
+    bags = bags.with_weights(np.ones(len(bags.term_ids), dtype=np.uint8))
+    values = (
+        rng.integers(0, 3, (5, n_terms)) / 4 if seed < 3 else rng.random((5, n_terms)) * (rng.random(n_terms) < 0.4)
+    )
+    weights = torch.from_numpy(values.astype(np.float32))
+    weights[2] = 0.0
+    expected = KernelSearch(bags).top(weights, k=k)
+    for tile_bytes in (1, 16 * 5 * 7, 1 << 20):
+        found = DeviceSearch(bags, torch.device("cpu"), tile_bytes=tile_bytes).top(weights, k=k)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+    assert found[0][3] == found[0][2]
+    none = DeviceSearch(SparseVectors.empty(0, vocab_size=n_terms), torch.device("cpu")).top(weights, k=k)
+    assert [len(each) for each in none] == [6, 0, 0]
+
+
+def test_where_bags_are_searched_changes_no_draw(sidr: SidrRecipe) -> None:
+    retriever, sets, batch = prepared(sidr)
+    training = next(each for each in sets if each.name == batch.dataset)
+    weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
+    drawn = [
+        BagOfTokens(training, retriever, on_device=way).draw(batch, weights, Retrieval(5), np.random.default_rng(3))
+        for way in (False, True)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_have_a_temperature(
+    sidr: SidrRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = QueryPolicy(weighting="expansion", expansion_terms=5)
+    losses = SidrLosses(light=1.0, temperature=2.0, light_temperature=0.25)
+    recipe = dataclasses.replace(sidr, query=query, losses=losses, retrieval=Retrieval(4, query_terms=3))
+    retriever, sets, batch = prepared(recipe)
+    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    seen = []
+    search = index.search
+    monkeypatch.setattr(index, "search", lambda weights, m: seen.append(weights) or search(weights, m=m))
+    batch_losses(retriever, batch, recipe, index=index, generator=np.random.default_rng(0))
+    assert [(row > 0).sum().item() for row in seen[0]] == [3] * len(batch.queries)
+    parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
+    light = light_queries(retriever, batch.queries, instruction=batch.instruction)
+    framed = retriever.frame_documents(batch.documents)
+    bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
+    few = pruned(parametric(retriever, framed), bags, recipe.heads)
+    positives, excluded = torch.arange(len(batch.queries)), torch.from_numpy(batch.false_negatives)
+    for name, rows in (("light_bags", bags), ("light_documents", few)):
+        expected = two_way_loss(light @ rows.T / 0.25, positives, excluded=excluded)
+        torch.testing.assert_close(parts[name], expected, rtol=1e-5, atol=1e-6)
+    for wrong in (Retrieval(query_terms=-1), Retrieval(-1)):
+        with pytest.raises(InvalidInput, match="query_terms"):
+            dataclasses.replace(recipe, retrieval=wrong)
+    with pytest.raises(InvalidInput, match="light_temperature"):
+        dataclasses.replace(recipe, losses=SidrLosses(light_temperature=-1.0))
 
 
 def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -> None:

@@ -12,15 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
-from lightir import kernel
-from lightir.data import Dataset, TrainingSet
+from lightir.data import Dataset
 from lightir.encode.evaluate import FullQueryEncoder, model_systems
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.search import Searcher
 from lightir.search.searcher import DEPTH
-from lightir.train.retrieval import BagOfTokens
+from lightir.train.bag_search import KernelSearch, corpus_bags
 from lightir.types import Document, Query, Ranking, Run
 
 BAG_OF_TOKENS = "bag-of-tokens"
@@ -60,21 +59,18 @@ class BagFinder:
         """Tokenise the corpus once; the model needs a sparse head."""
         by_id = {document.doc_id: document for document in documents}
         self._encoder = FullQueryEncoder(model, sparse=True)
-        self._bags = BagOfTokens(TrainingSet("corpus", (), by_id, ("",)), model)
-        self._ords = {doc_id: doc_ord for doc_ord, doc_id in enumerate(self._bags.doc_ids)}
+        self._doc_ids = sorted(by_id)
+        self._bags = KernelSearch(corpus_bags([by_id[doc_id] for doc_id in self._doc_ids], model))
 
     def find(self, queries: Sequence[Query], k: int) -> Run:
         """Each query's k best documents by <V_θ(q), V_BoT(d)>; those without a common term are not among them."""
         sparse = self._encoder.encode([query.text for query in queries]).sparse
         assert sparse is not None  # a model without a sparse head was refused
-        weights = sparse.weights.astype(np.float32)
-        found, doc_ords, scores = kernel.sparse_top_k_batch(
-            self._bags.postings, sparse.indptr, sparse.term_ids, weights, k=k
-        )
+        found, doc_ords, scores = self._bags.top_of(sparse, k=k)
         return {
             query.query_id: Ranking(
                 query.query_id,
-                [self._bags.doc_ids[doc_ord] for doc_ord in doc_ords[begin:end]],
+                [self._doc_ids[doc_ord] for doc_ord in doc_ords[begin:end]],
                 np.asarray(scores[begin:end], dtype=np.float64),
             )
             for query, (begin, end) in zip(queries, itertools.pairwise(found), strict=True)
@@ -82,7 +78,7 @@ class BagFinder:
 
     def score(self, query: Query, doc_id: str) -> float:
         """Found by looking at all documents; 0 without a common term."""
-        ranking = self.find([query], len(self._ords))[query.query_id]
+        ranking = self.find([query], len(self._doc_ids))[query.query_id]
         return next((float(s) for d, s in zip(ranking.doc_ids, ranking.scores, strict=True) if d == doc_id), 0.0)
 
 

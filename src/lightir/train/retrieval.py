@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightir import kernel
 from lightir.data import Batch, TrainingExample, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.train.bag_search import BagSearch, DeviceSearch, KernelSearch, corpus_bags
 from lightir.types import Document
-from lightir.vectors import Ragged, SparseVectors
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
 """What answers are compared by, lower-cased: words, and every other mark by itself."""
@@ -40,28 +39,22 @@ class Retrieval:
 class BagOfTokens:
     """The fixed index of a training set's corpus: which terms stand in each document, as the model reads it."""
 
-    def __init__(self, training: TrainingSet, retriever: LightRetriever) -> None:
-        """Tokenise the corpus once."""
+    def __init__(self, training: TrainingSet, retriever: LightRetriever, *, on_device: bool | None = None) -> None:
+        """Tokenise the corpus once.
+
+        `on_device`: it is searched by a sparse product on the model's device, not by the kernel; None does so on a GPU.
+        """
         self.doc_ids = sorted(training.documents)
         self._documents = training.documents
         self._examples: dict[str, TrainingExample] = {each.query_id: each for each in training.examples}
-        rows: list[list[int]] = []
-        for start in range(0, len(self.doc_ids), 1024):
-            some = [training.documents[doc_id] for doc_id in self.doc_ids[start : start + 1024]]
-            rows += [ids[begin:end] for ids, begin, end in retriever.frame_documents(some)]
-        vocab_size = retriever.backbone.vocab_size
-        bags = SparseVectors.count(Ragged.from_lists(rows), vocab_size=vocab_size)
-        ones = np.ones(len(bags.term_ids), dtype=np.uint8)
-        self.postings = kernel.invert(bags.indptr, bags.term_ids, ones, vocab_size=vocab_size, n_docs=len(rows))
+        bags = corpus_bags([training.documents[doc_id] for doc_id in self.doc_ids], retriever)
+        device = retriever.backbone.device
+        on_device = device.type == "cuda" if on_device is None else on_device
+        self._bags: BagSearch = DeviceSearch(bags, device) if on_device else KernelSearch(bags)
 
     def search(self, weights: Tensor, *, m: int) -> list[list[str]]:
         """Beta search: each query's m best documents by <V_θ(q), V_BoT(d)>, from rows of weights (n, V) >= 0."""
-        values = weights.float().cpu().numpy()
-        rows, term_ids = np.nonzero(values)
-        indptr = np.searchsorted(rows, np.arange(len(values) + 1)).astype(np.int64)
-        found, doc_ords, _ = kernel.sparse_top_k_batch(
-            self.postings, indptr, term_ids.astype(np.uint32), values[rows, term_ids], k=m
-        )
+        found, doc_ords, _ = self._bags.top(weights, k=m)
         return [[self.doc_ids[doc_ord] for doc_ord in doc_ords[a:b]] for a, b in itertools.pairwise(found)]
 
     def draw(

@@ -354,11 +354,11 @@ def batch_losses(
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
     found, seconds = 0, 0.0
     if index is not None:
-        start = time.perf_counter()
+        start = _now(device)
         weights = pruned(queries.detach(), query_bags, recipe.heads, k=recipe.retrieval.query_terms)
         retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
         batch = index.extended(batch, retrieved)
-        seconds = time.perf_counter() - start
+        seconds = _now(device) - start
     share = share_of(batch, process=rank(), processes=world_size())
     framed = retriever.frame_documents(share.documents)
     documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
@@ -382,6 +382,13 @@ def batch_losses(
         parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
         parts["light_documents"] = recipe.losses.light * loss(light, few, temperature=temperature)
     return parts, {"retrieved": found / len(batch.queries), "retrieval_seconds": seconds}
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given: what is timed is not what came before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 # Measuring.
