@@ -2,10 +2,13 @@
 
     lightir bench quantized -- --model smollm2-135m --data DATA cranfield
     lightir bench quantized -- --model minilm --data DATA scifact nfcorpus cranfield
+    lightir bench quantized -- --model smollm2-135m --data DATA --queries 100 --documents 800 scifact nfcorpus
 
-Each variant encodes the whole data sets; queries are the model's own light ones, which no quantiser touches. Seconds
-are of the processor, so that what else the machine does matters less. A line of JSON each: bytes of the layers'
-weights, documents a second, the mean cosine to the first variant's dense vectors, and nDCG@10 of each mode and set.
+Each variant encodes the whole data sets, or what --queries and --documents leave of them: so many test queries, all of
+their relevant documents, and others drawn at random. Queries are the model's own light ones, which no quantiser
+touches. Seconds are of the processor, so that what else the machine does matters less. A line of JSON each: bytes of
+the layers' weights, documents a second, the mean cosine to the first variant's dense vectors, nDCG@10 of each mode and
+set, and the p of its difference to the first variant (paired randomisation test, not corrected).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +27,14 @@ from lightir.addresses import resolve_model_folder
 from lightir.data import Dataset
 from lightir.encode import cache_vocabulary, encode_corpus
 from lightir.encode.documents import QUERY_ENCODER
+from lightir.eval.significance import randomization_test
 from lightir.index import Index, build_index
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import QUANTIZERS, quantize_layers
 from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import VectorsReader
+from lightir.train.development import load_development
 
 VARIANTS = {"float32": ("fp32", None), "bfloat16": ("bf16", None)} | {
     f"{kind} of {dtype}": (short, kind)
@@ -42,8 +48,9 @@ def main() -> int:
     """Encode, search, measure."""
     args = arguments()
     torch.set_num_threads(args.threads)
-    base: dict[str, np.ndarray] = {}
+    first: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
+        datasets = [opened(args, Path(work), name) for name in args.datasets]
         queries = Path(work) / QUERY_ENCODER
         folder = resolve_model_folder(args.model)
         if (folder / QUERY_ENCODER).is_dir():
@@ -51,7 +58,7 @@ def main() -> int:
         else:
             cache_vocabulary(folder, queries)
         for name in args.variants:
-            line = measured(args, Path(work), queries, name, base)
+            line = measured(args, datasets, Path(work), queries, name, first)
             print(json.dumps({"model": args.model, "variant": name, **line}), flush=True)
     return 0
 
@@ -64,36 +71,71 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="a shipped model's name or a model folder")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default %(default)s)")
+    parser.add_argument("--queries", type=int, default=0, metavar="N", help="at most so many test queries; 0 for all")
+    parser.add_argument("--documents", type=int, default=0, metavar="N", help="with --queries: so many documents")
     return parser.parse_args()
 
 
+def opened(args: argparse.Namespace, work: Path, name: str) -> Dataset:
+    """A data set, or a folder with the part of it that is wanted."""
+    whole = Dataset.open(args.data / name)
+    if not args.queries:
+        return whole
+    part, folder = load_development(whole, "test", queries=args.queries, documents=args.documents), work / name
+    (folder / "qrels").mkdir(parents=True)
+    texts = [json.dumps({"_id": d.doc_id, "title": d.title, "text": d.text}) + "\n" for d in part.documents]
+    (folder / "corpus.jsonl").write_text("".join(texts))
+    asked = [json.dumps({"_id": query.query_id, "text": query.text}) + "\n" for query in part.queries]
+    (folder / "queries.jsonl").write_text("".join(asked))
+    judged = [
+        f"{part.queries[row].query_id}\t{part.documents[column].doc_id}\t{int(part.grades[row, column])}\n"
+        for row, column in zip(*part.grades.nonzero(), strict=True)
+    ]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    return Dataset.open(folder)
+
+
 def measured(
-    args: argparse.Namespace, work: Path, queries: Path, name: str, base: dict[str, np.ndarray]
+    args: argparse.Namespace,
+    datasets: list[Dataset],
+    work: Path,
+    queries: Path,
+    name: str,
+    first: dict[str, Any],
 ) -> dict[str, object]:
-    """One variant on all data sets."""
+    """One variant on all data sets; `first` keeps the first one's vectors and values."""
     dtype, kind = VARIANTS[name]
     model = LightRetriever.load(args.model, dtype=DTYPES[dtype])
     if kind:
         quantize_layers(model.backbone, kind)
     seconds, documents, cosines = 0.0, 0, []
     quality: dict[str, dict[str, float]] = {}
-    for dataset in args.datasets:
-        vectors, opened = work / f"{name}-{dataset}", Dataset.open(args.data / dataset)
+    chance: dict[str, dict[str, float]] = {}
+    for dataset in datasets:
+        vectors = work / f"{name}-{dataset.name}"
         before = sum(os.times()[:4])
-        documents += encode_corpus(model, opened.corpus(), vectors, compile=False).documents
+        documents += encode_corpus(model, dataset.corpus(), vectors, compile=False).documents
         seconds += sum(os.times()[:4]) - before
         reader = VectorsReader(vectors)
         dense = np.concatenate([shard.dense for shard in reader if shard.dense is not None]).astype(np.float32)
-        cosines.append((dense * base.setdefault(dataset, dense)).sum(1))
+        cosines.append((dense * first.setdefault(f"{dataset.name} vectors", dense)).sum(1))
         build_index(reader, vectors / "index", contract=reader.contract, query_encoder=queries, analyzer=None)
         with Index.open(vectors / "index") as index:
-            report = evaluate_index(Searcher(index), opened, measures=["nDCG@10"])
-        quality[dataset] = {mode: round(found.measures["nDCG@10"], 4) for mode, found in report.systems.items()}
+            report = evaluate_index(Searcher(index), dataset, measures=["nDCG@10"])
+        systems = report.systems.items()
+        quality[dataset.name] = {mode: round(found.measures["nDCG@10"], 4) for mode, found in systems}
+        values = {mode: list(found.per_query["nDCG@10"].values()) for mode, found in systems}
+        reference = first.setdefault(f"{dataset.name} values", values)
+        chance[dataset.name] = {
+            mode: round(randomization_test(mine, reference[mode], rng=np.random.default_rng(0)), 4)
+            for mode, mine in values.items()
+        }
     return {
         "layers_mb": round(layer_bytes(model) / 1e6, 1),
         "documents_per_cpu_s": round(documents / seconds, 2),
         "mean_cosine": round(float(np.concatenate(cosines).mean()), 4),
         "nDCG@10": quality,
+        "p": chance,
     }
 
 
