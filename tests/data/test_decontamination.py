@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets
+from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets, open_triples
 from lightir.data.decontamination import QueryIndex, _signs, content_tokens, jaccard, simhash
 from lightir.errors import InvalidInput
-from lightir.types import Query
+from lightir.types import Document, Query
 
 WORDS = ["heart", "lung", "cancer", "drug", "the", "of", "what", "癌", "症", "癌症药", "vitamin"]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
@@ -99,6 +100,40 @@ def test_a_shared_relevant_document_counts_within_one_set_when_asked() -> None:
     assert [query.query_id for query in kept["s"]] == ["t1"]
     assert len(kept["other"]) == 1
     assert report.sets["s"].by_rule["shared_document"] == 1
+
+
+def test_a_relevant_documents_text_counts_in_any_set_and_under_any_id() -> None:
+    words = "rivers carry sand and silt from mountains down towards flat deltas where it settles over centuries"
+    texts = {
+        "same": words.upper(),
+        "close": f"{words} slowly",
+        "far": "bread rises because yeast makes gas in warm dough",
+    }
+    train = {"s": queries("alpha", "beta", "gamma")}
+    train_qrels = {"s": {f"t{i}": {doc_id: 1} for i, doc_id in enumerate(texts)}}
+    documents = {"s": {doc_id: Document(doc_id, text) for doc_id, text in texts.items()}}
+    held = {"test_qrels": {"h": {"t0": {"x": 1, "y": 0}}}, "train_qrels": train_qrels, "train_documents": documents}
+    of_x = {"h": {"x": Document("x", words), "y": Document("y", texts["far"])}}
+    kept, report = decontaminate(train, {"h": queries("delta")}, **held, test_documents=of_x)
+    assert [query.query_id for query in kept["s"]] == ["t2"]  # y is judged, but not relevant
+    assert report.sets["s"].by_rule["shared_document"] == 2
+    kept, _ = decontaminate(train, {"h": queries("delta")}, **held)
+    assert len(kept["s"]) == 3
+
+
+def test_training_sets_lose_shared_documents_when_asked(beir: Path, tmp_path: Path) -> None:
+    rows = [f"unrelated {i} words\ttext of {i}\tanother passage" for i in (23, 24, 25, 28)]
+    (tmp_path / "t.tsv").write_text("\n".join(rows) + "\n")
+    held = [Dataset.open(shutil.copytree(beir, tmp_path / "held"))]
+    (tmp_path / "held" / "qrels" / "train.tsv").unlink()
+    corpus = [json.dumps({"_id": f"d{i}", "text": f"text of {i}"}) + "\n" for i in range(40)]
+    (tmp_path / "held" / "corpus.jsonl").write_text("".join(corpus))
+    training = open_triples(tmp_path / "t.tsv", instructions=("",))
+    (clean,), _ = decontaminate_sets([training], held)
+    assert len(clean) == 4
+    (clean,), report = decontaminate_sets([training], held, shared_documents=True)
+    assert [each.query for each in clean.examples] == ["unrelated 23 words", "unrelated 28 words"]
+    assert report.sets["t"].test_queries_touched == {"held": 2}
 
 
 def test_nothing_against_nothing() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lightir.data.dataset import Dataset, Unresolved
 from lightir.data.decontamination import DecontaminationReport, decontaminate, decontaminate_sets
+from lightir.data.examples import TrainingExample
+from lightir.data.hub import open_hub
 from lightir.data.instructions import instructions, task_names
 from lightir.data.pairs import span_pairs, title_pairs
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
@@ -11,11 +13,11 @@ from lightir.data.training import (
     Batch,
     Mixture,
     Pair,
-    TrainingExample,
     TrainingSet,
     read_negatives,
     write_negatives,
 )
+from lightir.data.triples import open_triples
 
 __all__ = [
     "Batch",
@@ -30,6 +32,8 @@ __all__ = [
     "decontaminate",
     "decontaminate_sets",
     "instructions",
+    "open_hub",
+    "open_triples",
     "read_documents",
     "read_negatives",
     "read_qrels",

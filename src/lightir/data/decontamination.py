@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lightir.data.dataset import Dataset
 from lightir.data.training import TrainingSet
 from lightir.errors import InvalidInput
-from lightir.types import Qrels, Query
+from lightir.types import Document, Qrels, Query
 
 Rule: TypeAlias = Literal["exact", "simhash", "jaccard", "shared_document"]
 RULES: tuple[Rule, ...] = ("exact", "simhash", "jaccard", "shared_document")
@@ -24,6 +24,9 @@ RULES: tuple[Rule, ...] = ("exact", "simhash", "jaccard", "shared_document")
 JACCARD = 0.5
 HAMMING = 3
 """Manku, Jain & Das Sarma, WWW 2007: near-duplicates among 64-bit SimHashes differ in at most 3 bits."""
+
+DOCUMENT_JACCARD = 0.8
+"""Of the content tokens of two documents: those that agree so far are versions of one text."""
 
 N_SAMPLES = 5
 SIMHASH_BITS = 64
@@ -235,6 +238,8 @@ def decontaminate(
     max_hamming: int = HAMMING,
     train_qrels: Mapping[str, Qrels] | None = None,
     test_qrels: Mapping[str, Qrels] | None = None,
+    train_documents: Mapping[str, Mapping[str, Document]] | None = None,
+    test_documents: Mapping[str, Mapping[str, Document]] | None = None,
 ) -> tuple[dict[str, list[Query]], DecontaminationReport]:
     """The training queries that are far from every test query, and what was dropped and why.
 
@@ -249,21 +254,26 @@ def decontaminate(
         train_qrels: with test_qrels, a query goes also when a document relevant to it (grade 1 or more) is relevant
             to a test query of the set with the same name; sets named in only one of the two are not looked at.
         test_qrels: see train_qrels.
+        train_documents: texts by set and id; with test_documents, a query goes also when the text of a document
+            relevant to it is that of one relevant to a test query of any set: the same words, a close SimHash, or a
+            Jaccard similarity of DOCUMENT_JACCARD or more.
+        test_documents: see train_documents.
 
     Returns:
         The kept queries by set name in their order, and the report.
     """
     places = [(name, query) for name, queries in test.items() for query in queries]
     index = QueryIndex([query for _, query in places], min_jaccard=min_jaccard, max_hamming=max_hamming)
-    sharing = _Sharing(places, test_qrels or {})
+    sharing = _Sharing(places, test_qrels or {}, test_documents or {}, max_hamming=max_hamming)
     kept: dict[str, list[Query]] = {}
     reports: dict[str, SetReport] = {}
     for name, queries in train.items():
         tally = _Tally(places)
         qrels = (train_qrels or {}).get(name, {})
+        texts = (train_documents or {}).get(name, {})
         kept[name] = []
         for query in queries:
-            matches = [*index.matches(query.text), *sharing.matches(name, qrels.get(query.query_id, {}))]
+            matches = [*index.matches(query.text), *sharing.matches(name, qrels.get(query.query_id, {}), texts)]
             tally.add(query, matches)
             if not matches:
                 kept[name].append(query)
@@ -282,11 +292,12 @@ def decontaminate_sets(
 ) -> tuple[list[TrainingSet], DecontaminationReport]:
     """decontaminate over training sets, against every query of every split but "train" of the test sets.
 
-    With shared_documents also training queries whose positive is relevant to a test query of the same set. A set
-    that loses all its queries comes back empty.
+    With shared_documents also training queries whose positive is relevant to a test query of the same set, or has the
+    text of one that is relevant in any set. A set that loses all its queries comes back empty.
     """
     queries: dict[str, list[Query]] = {}
     qrels: dict[str, Qrels] = {}
+    documents: dict[str, dict[str, Document]] = {}
     for dataset in test:
         judged: Qrels = {}
         for split in dataset.splits:
@@ -295,40 +306,60 @@ def decontaminate_sets(
                     judged.setdefault(query_id, {}).update(grades)
         qrels[dataset.name] = judged
         queries[dataset.name] = [query for query in dataset.queries() if query.query_id in judged]
-    train_qrels = {each.name: {e.query_id: dict.fromkeys(e.positive_ids, 1) for e in each.examples} for each in sets}
-    kept, report = decontaminate(
-        {each.name: list(each.queries()) for each in sets},
-        queries,
-        min_jaccard=min_jaccard,
-        max_hamming=max_hamming,
-        train_qrels=train_qrels if shared_documents else None,
-        test_qrels=qrels if shared_documents else None,
-    )
+        if shared_documents:
+            relevant = {doc_id for grades in judged.values() for doc_id, grade in grades.items() if grade >= 1}
+            documents[dataset.name] = {each.doc_id: each for each in dataset.corpus() if each.doc_id in relevant}
+    train_queries = {each.name: list(each.queries()) for each in sets}
+    options: dict[str, Any] = {"min_jaccard": min_jaccard, "max_hamming": max_hamming}
+    if shared_documents:
+        options["train_qrels"] = {
+            each.name: {e.query_id: dict.fromkeys(e.positive_ids, 1) for e in each.examples} for each in sets
+        }
+        options["train_documents"] = {each.name: each.documents for each in sets}
+        options |= {"test_qrels": qrels, "test_documents": documents}
+    kept, report = decontaminate(train_queries, queries, **options)
     clean = []
     for each in sets:
         kept_ids = {query.query_id for query in kept[each.name]}
-        clean.append(each.without([e.query_id for e in each.examples if e.query_id not in kept_ids]))
+        clean.append(each.without([q.query_id for q in train_queries[each.name] if q.query_id not in kept_ids]))
     return clean, report
 
 
 class _Sharing:
-    """Which test queries a document is relevant to, by set."""
+    """Which test queries a document is relevant to: by set and id, and by its text."""
 
-    def __init__(self, places: Sequence[tuple[str, Query]], qrels: Mapping[str, Qrels]) -> None:
+    def __init__(
+        self,
+        places: Sequence[tuple[str, Query]],
+        qrels: Mapping[str, Qrels],
+        documents: Mapping[str, Mapping[str, Document]],
+        *,
+        max_hamming: int,
+    ) -> None:
         self._by_document: dict[tuple[str, str], list[int]] = defaultdict(list)
         for place, (name, query) in enumerate(places):
             for doc_id, grade in qrels.get(name, {}).get(query.query_id, {}).items():
                 if grade >= 1:
                     self._by_document[name, doc_id].append(place)
+        self._read = [key for key in self._by_document if key[1] in documents.get(key[0], {})]
+        texts = [Query(doc_id, documents[name][doc_id].full_text()) for name, doc_id in self._read]
+        self._texts = QueryIndex(texts, min_jaccard=DOCUMENT_JACCARD, max_hamming=max_hamming)
+        self._known: dict[tuple[str, str], frozenset[int]] = {}
 
-    def matches(self, name: str, grades: Mapping[str, int]) -> list[Match]:
-        found = {
-            place
-            for doc_id, grade in grades.items()
-            if grade >= 1
-            for place in self._by_document.get((name, doc_id), ())
-        }
+    def matches(self, name: str, grades: Mapping[str, int], documents: Mapping[str, Document]) -> list[Match]:
+        """The test queries that share a relevant document with these grades of the set."""
+        relevant = [doc_id for doc_id, grade in grades.items() if grade >= 1]
+        found = {place for doc_id in relevant for place in self._places(name, doc_id, documents)}
         return [Match(place, "shared_document", 0.0) for place in sorted(found)]
+
+    def _places(self, name: str, doc_id: str, documents: Mapping[str, Document]) -> frozenset[int]:
+        if (name, doc_id) not in self._known:
+            found = set(self._by_document.get((name, doc_id), ()))
+            if self._read and (document := documents.get(doc_id)) is not None:
+                for match in self._texts.matches(document.full_text()):
+                    found.update(self._by_document[self._read[match.place]])
+            self._known[name, doc_id] = frozenset(found)
+        return self._known[name, doc_id]
 
 
 class _Tally:

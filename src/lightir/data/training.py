@@ -1,4 +1,4 @@
-"""Training sets in memory, and the schedule of batches over several of them."""
+"""Training sets, and the schedule of batches over several of them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.data.dataset import Dataset
+from lightir.data.examples import PlacedDocuments, RowExamples, RowSet, TrainingExample, given_document
 from lightir.data.instructions import instructions as listed_instructions
 from lightir.data.readers import json_records, numbered_lines, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
 from lightir.text import check_text
 from lightir.types import Document, Query
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingExample:
-    """One query with the documents that answer it.
-
-    Attributes:
-        query_id: unique in its set.
-        query: the query's text.
-        positive_ids: relevant documents, at least one.
-        negative_ids: hard negatives, best first; may be empty.
-        dataset: the set's name.
-        answers: strings that answer the query, where the data set gives them (`metadata.answers`).
-        scores: a teacher's of the positives, then of the negatives, NaN where it gave none; () without a teacher.
-    """
-
-    query_id: str
-    query: str
-    positive_ids: tuple[str, ...]
-    negative_ids: tuple[str, ...]
-    dataset: str
-    answers: tuple[str, ...] = ()
-    scores: tuple[float, ...] = ()
 
 
 class Pair(NamedTuple):
@@ -58,15 +36,17 @@ class TrainingSet:
 
     Attributes:
         name: the set's name.
-        examples: with distinct query ids.
+        examples: with distinct query ids; a tuple, or RowExamples that stay in their file.
         documents: every document by id; random negatives come from all of them.
         instructions: at least one; "" stands for none.
+        digest: a hash over the file or table that the examples stay in; "" for examples in memory.
     """
 
     name: str
-    examples: tuple[TrainingExample, ...]
+    examples: Sequence[TrainingExample]
     documents: Mapping[str, Document]
     instructions: tuple[str, ...]
+    digest: str = ""
 
     @classmethod
     def open(
@@ -138,6 +118,16 @@ class TrainingSet:
         return cls.checked(name, examples, documents, tuple(instructions))
 
     @classmethod
+    def from_rows(cls, name: str, rows: RowSet, *, instructions: Sequence[str]) -> TrainingSet:
+        """What reading rows found.
+
+        Raises:
+            InvalidInput: there is none, or no instruction.
+        """
+        _require_some(name, rows.examples, instructions)
+        return cls(name, rows.examples, rows.documents, tuple(instructions), rows.digest)
+
+    @classmethod
     def checked(
         cls,
         name: str,
@@ -150,10 +140,7 @@ class TrainingSet:
         Raises:
             InvalidInput: no example, no instruction, a query id twice, no positive, or a document that is not there.
         """
-        if not examples:
-            raise InvalidInput(f"training set {name!r} has no example with a relevant document")
-        if not instructions:
-            raise InvalidInput(f"training set {name!r} has no instruction; give '' for a model that takes none")
+        _require_some(name, examples, instructions)
         seen: set[str] = set()
         for example in examples:
             if example.query_id in seen:
@@ -175,8 +162,36 @@ class TrainingSet:
 
     def queries(self) -> Iterator[Query]:
         """The examples' queries."""
+        if isinstance(self.examples, RowExamples):
+            yield from self.examples.queries()
+            return
         for example in self.examples:
             yield Query(example.query_id, example.query)
+
+    @property
+    def doc_ids(self) -> Sequence[str]:
+        """All documents' ids, in the mapping's order."""
+        return self.documents.ids if isinstance(self.documents, PlacedDocuments) else tuple(self.documents)
+
+    @property
+    def most_positives(self) -> int:
+        """No example has more positives than this."""
+        if isinstance(self.examples, RowExamples):
+            return self.examples.most_positives
+        return max((len(example.positive_ids) for example in self.examples), default=0)
+
+    def fingerprint(self) -> str:
+        """A hash over ids and texts of queries and documents, positives, negatives and scores: 16 digits."""
+        if isinstance(self.examples, RowExamples):
+            return hashlib.sha256(f"{self.digest} {self.examples.digest()}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256()
+        for each in self.examples:
+            digest.update(repr((each.query_id, each.query, each.positive_ids, each.negative_ids)).encode())
+            digest.update(repr(each.scores).encode() if each.scores else b"")
+        for doc_id in sorted(self.documents):
+            document = self.documents[doc_id]
+            digest.update(repr((doc_id, document.title, document.text)).encode())
+        return digest.hexdigest()[:16]
 
     def scored(self, scores: Mapping[str, Mapping[str, float]]) -> TrainingSet:
         """The same set with a teacher's scores, by query and document id; what these lack is unknown.
@@ -196,7 +211,17 @@ class TrainingSet:
     def without(self, query_ids: Collection[str]) -> TrainingSet:
         """The same set less some queries; it may end up empty, and then goes into no mixture."""
         dropped = set(query_ids)
-        return replace(self, examples=tuple(each for each in self.examples if each.query_id not in dropped))
+        if not isinstance(self.examples, RowExamples):
+            return replace(self, examples=tuple(each for each in self.examples if each.query_id not in dropped))
+        kept = [place for place, query in enumerate(self.queries()) if query.query_id not in dropped]
+        return replace(self, examples=self.examples.select(np.asarray(kept, dtype=np.int64)))
+
+
+def _require_some(name: str, examples: Sequence[TrainingExample], instructions: Sequence[str]) -> None:
+    if not len(examples):
+        raise InvalidInput(f"training set {name!r} has no example with a relevant document")
+    if not instructions:
+        raise InvalidInput(f"training set {name!r} has no instruction; give '' for a model that takes none")
 
 
 def _jsonl_example(
@@ -208,7 +233,7 @@ def _jsonl_example(
         )
     query = check_text(record.get("query"), f"{where}: query")
     positives, negatives = (
-        tuple(_jsonl_document(each, documents, f"{where}: {role}") for each in _list(record, role, where))
+        tuple(_add_document(each, documents, f"{where}: {role}") for each in _list(record, role, where))
         for role in ("positives", "negatives")
     )
     query_id = check_text(record.get("query_id", str(number)), f"{where}: query_id")
@@ -233,17 +258,12 @@ def _list(record: dict[str, Any], role: str, where: str) -> list[Any]:
     return value
 
 
-def _jsonl_document(value: Any, documents: dict[str, Document], where: str) -> str:
+def _add_document(value: Any, documents: dict[str, Document], where: str) -> str:
     """The id of the document, which is put among the documents."""
-    fields = value if isinstance(value, dict) else {"text": value}
-    text = check_text(fields.get("text"), f"{where}: text")
-    title = check_text(fields.get("title", ""), f"{where}: title")
-    content = hashlib.sha256(f"{title}\0{text}".encode()).hexdigest()[:16]
-    doc_id = check_text(fields.get("_id", content), f"{where}: _id")
-    document = Document(doc_id, text, title)
-    if documents.setdefault(doc_id, document) != document:
-        raise InvalidInput(f"{where}: document {doc_id!r} came before with another text")
-    return doc_id
+    document = given_document(value, where)
+    if documents.setdefault(document.doc_id, document) != document:
+        raise InvalidInput(f"{where}: document {document.doc_id!r} came before with another text")
+    return document.doc_id
 
 
 # Mined negatives.
@@ -350,7 +370,7 @@ class Mixture:
         self.batch_size = batch_size
         self.n_negatives = n_negatives
         self.seed = seed
-        self._doc_ids = [tuple(each.documents) for each in sets]
+        self._doc_ids = [each.doc_ids for each in sets]
         for each in sets:
             self._check_set(each, ratios.get(each.name, 1.0))
         self.batches_per_set = {
@@ -366,6 +386,8 @@ class Mixture:
             raise InvalidInput(
                 f"training set {each.name!r} has {len(each)} examples, fewer than a batch of {self.batch_size}"
             )
+        if len(each.documents) - each.most_positives >= self.n_negatives:
+            return
         for example in each.examples:
             if len(each.documents) - len(example.positive_ids) < self.n_negatives:
                 raise InvalidInput(
@@ -438,7 +460,7 @@ class Mixture:
         if len(pool) - len(taken) < self.n_negatives - len(negatives):  # positives and negatives cover the corpus
             raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} has too few documents left to draw")
         while len(negatives) < self.n_negatives:
-            doc_id = pool[rng.integers(len(pool))]
+            doc_id = pool[int(rng.integers(len(pool)))]
             if doc_id not in taken:
                 taken.add(doc_id)
                 negatives.append(doc_id)

@@ -18,7 +18,7 @@ from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import sha256_file
 from lightir.train.finders import Finder, bm25_finder
-from lightir.train.recipe import DataRecipe, DataStage, data_folder
+from lightir.train.recipe import DataRecipe, DataStage, brings_examples, data_folder
 from lightir.train.retrieval import holds_answer
 from lightir.train.teacher import Teacher
 from lightir.types import Document, Query, Ranking
@@ -238,8 +238,9 @@ def negatives_files(recipe: DataStage, cache: Path) -> list[Path | None]:
 def _negatives_file(data: DataRecipe, cache: Path) -> Path | None:
     if not data.negatives:
         return None
-    if data.pairs != "judged":
-        raise InvalidInput(f"data set {data.name!r}: pairs {data.pairs!r} have no judgements, so no negatives")
+    if data.pairs != "judged" or brings_examples(data.name):
+        what = "a set of whole examples has" if data.pairs == "judged" else f"pairs {data.pairs!r} have"
+        raise InvalidInput(f"data set {data.name!r}: {what} no judgements, so no negatives are mined for it")
     if data.negatives != "bm25":
         if not Path(data.negatives).is_file():
             raise NotFound(f"negatives {data.negatives} do not exist; mine them first: lightir mine")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import itertools
 import logging
@@ -26,6 +25,8 @@ from lightir.data import (
     Mixture,
     TrainingSet,
     decontaminate_sets,
+    open_hub,
+    open_triples,
     span_pairs,
     title_pairs,
 )
@@ -55,6 +56,7 @@ from lightir.train.recipe import (
     FittedStage,
     ModelRecipe,
     Recipe,
+    brings_examples,
     data_folder,
     examples_file,
 )
@@ -72,10 +74,10 @@ SHAPES = 64
 def open_sets(
     recipe: DataStage, *, negatives: Sequence[Path | None]
 ) -> tuple[list[TrainingSet], DecontaminationReport | None]:
-    """The recipe's training sets, cleaned of queries close to the held-out ones; no report without held-out sets.
+    """The recipe's training sets, cleaned of what is close to the held-out ones; no report without held-out sets.
 
     Args:
-        recipe: data and held_out are read.
+        recipe: data, held_out and held_out_documents are read.
         negatives: each set's file of mined negatives, or None.
 
     Raises:
@@ -87,7 +89,8 @@ def open_sets(
     ]
     if not recipe.held_out:
         return sets, None
-    cleaned, report = decontaminate_sets(sets, [Dataset.open(data_folder(name)) for name in recipe.held_out])
+    held_out = [Dataset.open(data_folder(name)) for name in recipe.held_out]
+    cleaned, report = decontaminate_sets(sets, held_out, shared_documents=recipe.held_out_documents)
     for each in cleaned:
         if not len(each):
             raise InvalidInput(f"training set {each.name!r}: every query is too close to a held-out one; leave it out")
@@ -96,11 +99,8 @@ def open_sets(
 
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
     """One training set as its recipe describes it."""
-    if (file := examples_file(data.name)) is not None:
-        chosen = data.pairs != "judged" or data.split != "train" or data.instructions == ("listed",)
-        if chosen or data.negatives or data.scores:
-            raise InvalidInput(f"data set {data.name!r} is a file of examples, with no splits or pairs to choose")
-        return TrainingSet.open_jsonl(file, instructions=data.instructions or (default_instruction,))
+    if brings_examples(data.name):
+        return _open_examples(data, data.instructions or (default_instruction,))
     if data.scores and data.pairs != "judged":
         raise InvalidInput(f"data set {data.name!r}: scores are of judged queries, not of {data.pairs}")
     folder = data_folder(data.name)
@@ -113,6 +113,23 @@ def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | No
     pairs = title_pairs(corpus) if data.pairs == "titles" else span_pairs(corpus, np.random.default_rng(seed))
     name = f"{folder.name}:{data.pairs}"
     return TrainingSet.from_pairs(name, pairs, instructions=instructions or (default_instruction,))
+
+
+def _open_examples(data: DataRecipe, instructions: tuple[str, ...]) -> TrainingSet:
+    """A set that brings positives, negatives and perhaps scores with it."""
+    if data.pairs != "judged" or instructions == ("listed",) or data.negatives or data.scores:
+        raise InvalidInput(
+            f"data set {data.name!r} brings whole examples: pairs, negatives, scores and listed instructions are not "
+            "to be chosen"
+        )
+    file = examples_file(data.name)
+    if file is None:
+        return open_hub(data.name, split=data.split, instructions=instructions)
+    if data.split != "train":
+        raise InvalidInput(f"data set {data.name!r} is a file of examples, which has no split {data.split!r}")
+    if file.name.removesuffix(".gz").endswith(".tsv"):
+        return open_triples(file, instructions=instructions)
+    return TrainingSet.open_jsonl(file, instructions=instructions)
 
 
 def run_scores(run: Run) -> dict[str, dict[str, float]]:
@@ -294,7 +311,7 @@ def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[
     generator = random.Random(seed)
     texts: list[str] = []
     for each in sets:
-        ids = sorted(each.documents)
+        ids = each.doc_ids if each.digest else sorted(each.documents)
         chosen = generator.sample(ids, min(len(ids), -(-n // len(sets))))
         texts += [each.documents[doc_id].full_text() for doc_id in chosen]
     return texts
@@ -308,9 +325,9 @@ def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch
     n_documents = 0
     seen: set[str] = set()
     for each in sets:
-        documents = itertools.islice(each.documents.values(), DOCUMENTS_FOR_IDF)
-        texts = [policy.prepare(document.full_text()) for document in documents if document.doc_id not in seen]
-        seen.update(each.documents)
+        some = [d for d in itertools.islice(each.documents.values(), DOCUMENTS_FOR_IDF) if d.doc_id not in seen]
+        texts = [policy.prepare(document.full_text()) for document in some]
+        seen.update(document.doc_id for document in some)
         for start in range(0, len(texts), 512):
             rows = tokenizer.term_ids(texts[start : start + 512], max_tokens=policy.max_tokens)
             for row in range(len(rows)):
@@ -327,18 +344,7 @@ def data_record(sets: Sequence[TrainingSet], mixture: Mixture) -> dict[str, obje
             "examples": len(each),
             "documents": len(each.documents),
             "batches_per_epoch": mixture.batches_per_set[each.name],
-            "fingerprint": _fingerprint(each),
+            "fingerprint": each.fingerprint(),
         }
         for each in sets
     }
-
-
-def _fingerprint(each: TrainingSet) -> str:
-    digest = hashlib.sha256()
-    for example in each.examples:
-        digest.update(repr((example.query_id, example.query, example.positive_ids, example.negative_ids)).encode())
-        digest.update(repr(example.scores).encode() if example.scores else b"")
-    for doc_id in sorted(each.documents):
-        document = each.documents[doc_id]
-        digest.update(repr((doc_id, document.title, document.text)).encode())
-    return digest.hexdigest()[:16]

@@ -88,6 +88,7 @@ class LikelihoodRecipe:
         model: the backbone, causal and with a language-modelling head; lora_rank 0 trains all of its weights.
         data: training sets; their judged pairs, without negatives.
         held_out: sets whose development and test queries must not be trained on.
+        held_out_documents: nor their relevant documents.
         optimisation: steps, batches and the learning rate.
         attention_stop: queries see the passage through [E] alone; off for the ablation.
         corruption: of the text in front of [E].
@@ -107,6 +108,7 @@ class LikelihoodRecipe:
     model: ModelRecipe
     data: tuple[DataRecipe, ...]
     held_out: tuple[str, ...] = ()
+    held_out_documents: bool = False
     optimisation: Optimisation = field(default_factory=Optimisation)
     attention_stop: bool = True
     corruption: Corruption = field(default_factory=Corruption)

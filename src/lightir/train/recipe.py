@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from lightir.contract import DocumentPolicy, Fusion, from_json, to_json
+from lightir.data.hub import PREFIX as HUB_PREFIX
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.text import PROMPT, QueryPolicy
 
@@ -57,10 +58,13 @@ class DataRecipe:
     """One training set.
 
     Attributes:
-        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a JSONL file of training
-            examples, which brings its own negatives and has no splits, pairs or listed instructions.
+        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a file of training
+            examples, which brings its own negatives and has no pairs or listed instructions: JSONL, or MS MARCO's
+            triples as TSV (ids, with collection.tsv and queries.tsv beside them, or texts), gzipped or not; or a
+            Hugging Face data set with Tevatron's or sentence-transformers' columns, `hf:owner/name`,
+            `hf:owner/name:config`, or `hf:` and a folder that save_to_disk wrote (extra `datasets`).
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
-        split: whose relevant pairs are trained on.
+        split: whose relevant pairs are trained on; files of examples have none.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
         instructions: one is drawn for each batch; empty takes the recipe's query instruction, ["listed"] those that
             are listed under the set's name (Appendix A.4).
@@ -302,6 +306,8 @@ class Recipe:
         data: training sets.
         held_out: sets whose development and test queries must not be trained on: every training query too close to
             one of them is dropped.
+        held_out_documents: drop training queries too whose positive is, or nearly is, a document that is relevant to
+            one of these queries.
         optimisation: steps, batches and the learning rate.
         losses: and their weights.
         teacher: a retriever to learn from beside the labels.
@@ -319,6 +325,7 @@ class Recipe:
     model: ModelRecipe
     data: tuple[DataRecipe, ...]
     held_out: tuple[str, ...] = ()
+    held_out_documents: bool = False
     optimisation: Optimisation = field(default_factory=Optimisation)
     losses: Losses = field(default_factory=Losses)
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
@@ -401,6 +408,10 @@ class DataStage(Protocol):
     @property
     def held_out(self) -> tuple[str, ...]:
         """Sets whose queries must not be trained on."""
+
+    @property
+    def held_out_documents(self) -> bool:
+        """Whether these queries' relevant documents must not be either."""
 
     @property
     def optimisation(self) -> Optimisation:
@@ -535,12 +546,27 @@ def recipe_yaml(recipe: object) -> str:
     return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)
 
 
+EXAMPLES_SUFFIXES = (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
+"""Of files of training examples: JSON lines, and triples."""
+
+
 def examples_file(name: str) -> Path | None:
-    """The JSONL file of training examples that a data set's name means, found as folders are; None for a folder."""
-    if not name.endswith(".jsonl"):
+    """The file of training examples that a data set's name means, found as folders are; None for a folder.
+
+    Raises:
+        NotFound: the name is a file's, but there is none.
+    """
+    if not name.endswith(EXAMPLES_SUFFIXES):
         return None
     found = [path for path in (Path(name), Path(os.environ.get(DATA_VARIABLE, "")) / name) if path.is_file()]
+    if not found and not Path(name).is_dir():
+        raise NotFound(f"data set {name!r}: there is no such file, nor in the folder that {DATA_VARIABLE} names")
     return found[0] if found else None
+
+
+def brings_examples(name: str) -> bool:
+    """Whether a data set's name means a file or table of whole examples, not a folder with judgements."""
+    return name.startswith(HUB_PREFIX) or examples_file(name) is not None
 
 
 def data_folder(name: str) -> Path:

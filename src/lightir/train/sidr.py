@@ -118,6 +118,7 @@ class SidrRecipe:
         model: the backbone, with a language-modelling or masked-LM head.
         data: training sets.
         held_out: sets whose development and test queries must not be trained on.
+        held_out_documents: nor their relevant documents.
         optimisation: steps, batches and the learning rate.
         losses: and their weights.
         heads: the vocabulary vector.
@@ -132,6 +133,7 @@ class SidrRecipe:
     model: ModelRecipe
     data: tuple[DataRecipe, ...]
     held_out: tuple[str, ...] = ()
+    held_out_documents: bool = False
     optimisation: Optimisation = field(default_factory=Optimisation)
     losses: SidrLosses = field(default_factory=SidrLosses)
     heads: SidrHead = field(default_factory=SidrHead)

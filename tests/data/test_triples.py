@@ -1,0 +1,165 @@
+"""MS MARCO's triples, as ids and as texts: the examples that the lines say, and little of them in memory."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lightir.data import Dataset, Mixture, TrainingSet, decontaminate_sets, open_triples
+from lightir.errors import InvalidInput, NotFound
+
+
+def write(path: Path, *rows: str) -> Path:
+    """A file of lines, gzipped where its name says so."""
+    content = "".join(f"{row}\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture(params=["", ".gz"])
+def marco(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Eight triples of three queries over six passages, by id; the file of triples."""
+    write(tmp_path / f"collection.tsv{request.param}", *(f"p{i}\tpassage number {i}" for i in range(6)))
+    write(tmp_path / f"queries.train.tsv{request.param}", *(f"q{i}\twhat is {i}" for i in range(4)))
+    rows = ["q2 p2 p0", "q0 p0 p3", "q2 p2 p1", "q0 p1 p3", "q2 p2 p0", "q1 p1 p0", "q0 p0 p1", "q1 p1 p4"]
+    return write(tmp_path / f"triples.tsv{request.param}", *(row.replace(" ", "\t") for row in rows))
+
+
+def test_lines_of_one_query_are_one_example(marco: Path) -> None:
+    found = open_triples(marco, instructions=("",))
+    assert found.name == "triples"
+    assert [(e.query_id, e.query, e.positive_ids, e.negative_ids) for e in found.examples] == [
+        ("q2", "what is 2", ("p2",), ("p0", "p1")),
+        ("q0", "what is 0", ("p0", "p1"), ("p3",)),  # p1 is a negative in one line, a positive in another
+        ("q1", "what is 1", ("p1",), ("p0", "p4")),
+    ]
+    assert {doc_id: document.text for doc_id, document in found.documents.items()} == {
+        f"p{i}": f"passage number {i}" for i in range(6)
+    }
+    assert sorted(found.doc_ids) == sorted(found.documents)
+    assert "p9" not in found.documents
+    assert [query.query_id for query in found.queries()] == ["q2", "q0", "q1"]
+
+
+def test_texts_and_ids_train_on_the_same_texts(marco: Path, tmp_path: Path) -> None:
+    by_id = open_triples(marco, instructions=("",))
+    lines = []
+    for example in by_id.examples:
+        texts = [by_id.documents[doc_id].text for doc_id in (*example.positive_ids, *example.negative_ids)]
+        n = len(example.positive_ids)
+        lines += [f"{example.query}\t{a}\t{b}" for a in texts[:n] for b in texts[n:]]
+    random.Random(0).shuffle(lines)
+    by_text = open_triples(write(tmp_path / "texts.tsv.gz", *lines), instructions=("",))
+
+    def texts_of(training: TrainingSet) -> dict[str, tuple[set[str], set[str]]]:
+        documents: Mapping = training.documents
+        return {
+            e.query: ({documents[d].text for d in e.positive_ids}, {documents[d].text for d in e.negative_ids})
+            for e in training.examples
+        }
+
+    assert texts_of(by_text) == texts_of(by_id)
+    assert by_text.name == "texts"
+
+
+def test_batches_come_from_the_seed_and_negatives_from_the_lines(marco: Path) -> None:
+    found = open_triples(marco, instructions=("a", "b"))
+    examples = {each.query_id: each for each in found.examples}
+    batches = [Mixture([found], batch_size=3, n_negatives=1, seed=4).batch(step) for step in range(6)]
+    again = Mixture([open_triples(marco, instructions=("a", "b"))], batch_size=3, n_negatives=1, seed=4)
+    for step in (5, 0, 3):
+        assert again.batch(step).documents == batches[step].documents
+        assert again.batch(step).instruction == batches[step].instruction
+    assert {batch.instruction for batch in batches} == {"a", "b"}
+    for batch in batches:
+        for row, query_id in enumerate(batch.query_ids):
+            assert batch.documents[row].doc_id in examples[query_id].positive_ids
+            assert batch.documents[3 + row].doc_id in examples[query_id].negative_ids
+    three = Mixture([found], batch_size=3, n_negatives=3, seed=4).batch(0)  # more than the lines have: the corpus helps
+    assert all(len({d.doc_id for d in three.documents[3 + 3 * row : 6 + 3 * row]}) == 3 for row in range(3))
+
+
+def test_dropped_queries_are_gone_and_change_the_fingerprint(marco: Path) -> None:
+    found = open_triples(marco, instructions=("",))
+    fewer = found.without(["q2", "nowhere"])
+    assert [each.query_id for each in fewer.examples] == ["q0", "q1"]
+    assert fewer.examples[0] == found.examples[1]
+    assert [each.query_id for each in fewer.examples[1:]] == ["q1"]
+    assert open_triples(marco, instructions=("",)).fingerprint() == found.fingerprint() != fewer.fingerprint()
+
+
+def test_triples_are_cleaned_of_held_out_queries(marco: Path, beir: Path) -> None:
+    write(beir / "queries.jsonl", '{"_id": "q24", "text": "What is 0?"}', '{"_id": "q25", "text": "other words"}')
+    write(beir / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q24\td1\t1", "q25\td1\t1")
+    (beir / "qrels" / "train.tsv").unlink()
+    (clean,), report = decontaminate_sets([open_triples(marco, instructions=("",))], [Dataset.open(beir)])
+    assert [each.query_id for each in clean.examples] == ["q2", "q1"]
+    assert report.sets["triples"].dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("triples.tsv", "q1\tp1", "triples.tsv, line 3: 2 fields between tabs; expected 3"),
+        ("triples.tsv", "q1\t\tp1", "triples.tsv, line 3: field 2 is empty"),
+        ("triples.tsv", "q1\tp9\tp1", "triples.tsv, line 3: document 'p9' is not in the collection"),
+        ("triples.tsv", "q9\tp1\tp1", "triples.tsv, line 3: query 'q9' is not among the queries"),
+        ("collection.tsv", "p1\tanother", "collection.tsv, line 3: document 'p1' came before"),
+        ("collection.tsv", "p1", "collection.tsv, line 3: 1 fields between tabs; expected 2"),
+        ("queries.tsv", "q1", "queries.tsv, line 3: 'q1'; expected a query's id and text"),
+        ("queries.tsv", "q1\tanother", "queries.tsv, line 3: query 'q1' came before with another text"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, name: str, line: str, message: str) -> None:
+    files = {
+        "triples.tsv": ["q0\tp0\tp1", "q1\tp1\tp0"],
+        "collection.tsv": ["p0\tnone", "p1\tone"],
+        "queries.tsv": ["q0\tnought", "q1\tone"],
+    }
+    files[name].append(line)
+    for each, lines in files.items():
+        write(tmp_path / each, *lines)
+    with pytest.raises(InvalidInput, match=message):
+        open_triples(tmp_path / "triples.tsv", instructions=("",))
+
+
+def test_ids_without_their_texts_and_empty_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "triples.tsv", "q0\tp0\tp1")
+    with pytest.raises(NotFound, match=r"collection\.tsv"):
+        open_triples(path, instructions=("",))
+    with pytest.raises(InvalidInput, match="has no example"):
+        open_triples(write(tmp_path / "empty.tsv", "", " "), instructions=("",))
+    with pytest.raises(NotFound, match="does not exist"):
+        open_triples(tmp_path / "none.tsv", instructions=("",))
+
+
+def test_bytes_that_are_no_text_and_a_cut_gzip_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes.tsv").write_bytes(b"a b\tc d\te\nf g\t\xff\th\n")
+    with pytest.raises(InvalidInput, match=r"line 2: not UTF-8"):
+        open_triples(tmp_path / "bytes.tsv", instructions=("",))
+    (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"a b\tc\td\n" * 1000)[:-20])
+    with pytest.raises(InvalidInput, match="gzip stream is broken"):
+        open_triples(tmp_path / "cut.tsv.gz", instructions=("",))
+
+
+def test_texts_stay_in_the_file(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    passages = [f"{i} " + "".join(rng.choices("abcdefgh ", k=2000)) for i in range(2000)]
+    lines = [f"query {i // 2}\t{passages[i]}\t{passages[-i - 1]}" for i in range(2000)]
+    path = write(tmp_path / "large.tsv", *lines)
+    del passages, lines
+    tracemalloc.start()
+    found = open_triples(path, instructions=("",))
+    batch = Mixture([found], batch_size=8, n_negatives=1, seed=0).batch(7)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 1000
+    assert len(found.documents) == 2000
+    assert len(batch.documents) == 16
+    assert path.stat().st_size > 8e6
+    assert peak < 1e6

@@ -1,0 +1,137 @@
+"""Every form of training data goes through a whole run, by the name that a recipe gives it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collections_for_training import TOPICS
+from lightir.errors import InvalidInput, NotFound
+from lightir.train.contrastive import train
+from lightir.train.loop import Loop
+from lightir.train.mining import negatives_files
+from lightir.train.preparation import open_sets
+from lightir.train.recipe import DataRecipe, Recipe
+
+
+def triples() -> Iterator[tuple[str, str, str]]:
+    """Query, positive and negative of each topic, with two negatives each."""
+    for number, topic in enumerate(TOPICS):
+        for step in (1, 2):
+            other = TOPICS[(number + step) % len(TOPICS)]
+            yield f"what is a {topic}", f"text about the {topic} alone", f"text about the {other} alone"
+
+
+@pytest.fixture
+def forms(tmp_path: Path) -> dict[str, DataRecipe]:
+    """The same examples as text triples, as id triples, and as two kinds of Hugging Face data sets."""
+    rows = list(triples())
+    (tmp_path / "texts.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    folder = tmp_path / "marco"
+    folder.mkdir()
+    passages = sorted({text for row in rows for text in row[1:]})
+    queries = sorted({row[0] for row in rows})
+    (folder / "collection.tsv").write_text("".join(f"p{i}\t{text}\n" for i, text in enumerate(passages)))
+    (folder / "queries.tsv").write_text("".join(f"q{i}\t{text}\n" for i, text in enumerate(queries)))
+    ids = [f"q{queries.index(a)}\tp{passages.index(b)}\tp{passages.index(c)}\n" for a, b, c in rows]
+    (folder / "ids.tsv").write_text("".join(ids))
+    found = {"texts": DataRecipe(str(tmp_path / "texts.tsv")), "ids": DataRecipe(str(folder / "ids.tsv"))}
+    datasets = pytest.importorskip("datasets")
+    names = ("anchor", "positive", "negative")
+    plain = datasets.Dataset.from_list([dict(zip(names, row, strict=True)) for row in rows])
+    datasets.DatasetDict({"part": plain}).save_to_disk(tmp_path / "plain")
+    passage = {text: {"docid": f"p{i}", "title": "", "text": text} for i, text in enumerate(passages)}
+    tevatron = [
+        {"query_id": a, "query": a, "positive_passages": [passage[b]], "negative_passages": [passage[c]]}
+        for a, b, c in rows
+    ]
+    datasets.Dataset.from_list(tevatron).save_to_disk(tmp_path / "tevatron")
+    return found | {
+        "plain": DataRecipe(f"hf:{tmp_path / 'plain'}", split="part"),
+        "tevatron": DataRecipe(f"hf:{tmp_path / 'tevatron'}"),
+    }
+
+
+def losses(model: Path) -> list[float]:
+    records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
+    return [each["loss"] for each in records if "loss" in each]
+
+
+@pytest.mark.parametrize("form", ["texts", "ids", "plain", "tevatron"])
+def test_a_run_on_it_is_resumed_in_the_middle_of_an_epoch(
+    form: str, forms: dict[str, DataRecipe], recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = dataclasses.replace(recipe.heads, standardize=False, calibrate=0.0, recalibrate=False)
+    settings = dataclasses.replace(recipe.optimisation, steps=4)
+    chosen = dataclasses.replace(
+        recipe, data=(forms[form],), optimisation=settings, heads=heads, evaluation=type(recipe.evaluation)()
+    )
+    whole = train(chosen, tmp_path / "whole", device="cpu")
+
+    def cut(self: Loop) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "evaluate", cut)  # after the last step; the checkpoint is of step 4 then
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen, tmp_path / "cut", device="cpu")
+    (tmp_path / "cut.run" / "checkpoints" / "step-0000004").rename(tmp_path / "aside")
+    resumed = train(chosen, tmp_path / "cut", resume=True, device="cpu")
+    assert losses(resumed) == losses(whole)
+    assert json.loads((whole / "training" / "data.json").read_text()) == json.loads(
+        (resumed / "training" / "data.json").read_text()
+    )
+
+
+def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: Recipe) -> None:
+    found = []
+    for data in forms.values():
+        (training,), _ = open_sets(dataclasses.replace(recipe, data=(data,)), negatives=[None])
+        documents = training.documents
+        found.append(
+            {
+                each.query: (
+                    [documents[d].text for d in each.positive_ids],
+                    [documents[d].text for d in each.negative_ids],
+                )
+                for each in training.examples
+            }
+        )
+    assert len(found[0]) == len(TOPICS)
+    assert all(each == found[0] for each in found)
+
+
+def test_held_out_documents_are_not_trained_on(
+    forms: dict[str, DataRecipe], recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    (held / "qrels").mkdir(parents=True)
+    (held / "corpus.jsonl").write_text('{"_id": "x", "text": "Text about the river alone!"}\n')
+    (held / "queries.jsonl").write_text('{"_id": "y", "text": "words of its own"}\n')
+    (held / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\ny\tx\t1\n")
+    plain = dataclasses.replace(recipe, data=(forms["ids"],), held_out=(str(held),))
+    (kept,), _ = open_sets(plain, negatives=[None])
+    (fewer,), report = open_sets(dataclasses.replace(plain, held_out_documents=True), negatives=[None])
+    gone = {e.query for e in kept.examples} - {e.query for e in fewer.examples}
+    assert gone == {"what is a river"}
+    assert report is not None
+    assert report.sets["ids"].by_rule["shared_document"] == 1
+
+
+def test_what_whole_examples_have_not_is_refused(forms: dict[str, DataRecipe], recipe: Recipe, tmp_path: Path) -> None:
+    def opened(data: DataRecipe) -> None:
+        chosen = dataclasses.replace(recipe, data=(data,))
+        open_sets(chosen, negatives=negatives_files(chosen, tmp_path))
+
+    with pytest.raises(InvalidInput, match="no negatives are mined"):
+        opened(dataclasses.replace(forms["ids"], negatives="bm25"))
+    with pytest.raises(InvalidInput, match="has no split 'dev'"):
+        opened(dataclasses.replace(forms["texts"], split="dev"))
+    with pytest.raises(InvalidInput, match="brings whole examples"):
+        opened(dataclasses.replace(forms["plain"], pairs="titles"))
+    with pytest.raises(NotFound, match=r"'nowhere\.tsv\.gz': there is no such file"):
+        opened(DataRecipe("nowhere.tsv.gz"))
