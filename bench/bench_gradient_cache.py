@@ -67,7 +67,7 @@ def data(n: int, length: int) -> Batch:
     documents = tuple(Document(str(i), text) for i, text in enumerate(texts))
     queries = tuple(text[:12] for text in texts[:n])
     names = tuple(map(str, range(n)))
-    return Batch("none", "find it", names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
+    return Batch("none", ("find it",) * n, names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
 
 
 def resident(field: str) -> int:

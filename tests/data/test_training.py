@@ -95,7 +95,7 @@ def test_the_step_alone_decides_the_batch(tiny: TrainingSet) -> None:
     in_order = [forward.batch(step) for step in range(30)]
     for step in (29, 3, 17, 0):  # a fresh one, in any order, as after a restart
         again = mixture().batch(step)
-        assert (again.query_ids, again.instruction) == (in_order[step].query_ids, in_order[step].instruction)
+        assert (again.query_ids, again.instructions) == (in_order[step].query_ids, in_order[step].instructions)
         assert again.documents == in_order[step].documents
         assert np.array_equal(again.false_negatives, in_order[step].false_negatives)
     assert [mixture(6).batch(step).query_ids for step in range(30)] != [batch.query_ids for batch in in_order]
@@ -135,7 +135,7 @@ def test_one_pass_takes_every_example_once_and_positives_change(tiny: TrainingSe
         if q == "q2"
     }
     assert len(drawn) > 1
-    assert {batch.instruction for batches in epochs for batch in batches} == set(tiny.instructions)
+    assert {batch.instructions[0] for batches in epochs for batch in batches} == set(tiny.instructions)
 
 
 def test_ratios_set_the_shares_of_an_epoch(tiny: TrainingSet) -> None:
@@ -147,6 +147,58 @@ def test_ratios_set_the_shares_of_an_epoch(tiny: TrainingSet) -> None:
     # Half of the set an epoch: the second epoch goes on with the other half.
     seen = [q for step in range(34) for b in [mixture.batch(step)] if b.dataset == "other" for q in b.query_ids]
     assert len(seen) == len(set(seen)) == 40
+
+
+def test_mixed_batches_deal_out_each_sets_share_of_an_epoch(tiny: TrainingSet) -> None:
+    def mixture() -> Mixture:
+        ratios = {"other": 0.5, "tiny": 2}
+        return Mixture([tiny, another(40)], batch_size=4, n_negatives=2, seed=0, ratios=ratios, mixed=True)
+
+    dealt = mixture()
+    assert dealt.batches_per_epoch == 12 + 5
+    batches = [dealt.batch(step) for step in range(2 * 17)]
+    names = [[_set_of(query_id) for query_id in batch.query_ids] for batch in batches]
+    for epoch in (names[:17], names[17:]):
+        assert Counter(name for batch in epoch for name in batch) == {"tiny": 48, "other": 20}
+    assert {"tiny+other", "tiny"} <= {batch.dataset for batch in batches}
+    asked = Counter(query_id for batch in batches for query_id in batch.query_ids)
+    assert {count for query_id, count in asked.items() if _set_of(query_id) == "other"} == {1}  # 20 and 20 of 40
+    assert {count for query_id, count in asked.items() if _set_of(query_id) == "tiny"} == {4}  # four passes over 24
+    for step in (33, 2, 17):
+        again = mixture().batch(step)
+        assert (again.query_ids, again.instructions) == (batches[step].query_ids, batches[step].instructions)
+        assert again.documents == batches[step].documents
+
+
+def _set_of(query_id: str) -> str:
+    return "other" if query_id.startswith("title:") else "tiny"
+
+
+def test_a_mixed_batchs_queries_keep_to_their_own_sets(tiny: TrainingSet) -> None:
+    documents = [Document(f"d{i}", f"another text of {i}", f"title {i}") for i in range(40)]  # the ids of tiny's
+    other = TrainingSet.from_pairs("other", title_pairs(documents), instructions=("",))
+    mixture = Mixture([tiny, other], batch_size=6, n_negatives=2, seed=1, mixed=True)
+    positives = {each.query_id: set(each.positive_ids) for each in (*tiny.examples, *other.examples)}
+    for step in range(mixture.batches_per_epoch):
+        batch = mixture.batch(step)
+        owners = [_set_of(query_id) for query_id in batch.query_ids]
+        of_tiny = {i for q, i in zip(batch.query_ids, batch.instructions, strict=True) if _set_of(q) == "tiny"}
+        assert len(of_tiny) <= 1
+        assert of_tiny <= {"find it", "look it up"}
+        assert all(i == "" for o, i in zip(owners, batch.instructions, strict=True) if o == "other")
+        columns = [*owners, *(owner for owner in owners for _ in range(2))]
+        for column, (owner, document) in enumerate(zip(columns, batch.documents, strict=True)):
+            assert document.text.startswith("another") == (owner == "other")
+            for row, query_id in enumerate(batch.query_ids):
+                answers = owner == owners[row] and document.doc_id in positives[query_id]
+                assert batch.false_negatives[row, column] == (answers and column != row)
+
+
+def test_a_mixed_batch_of_one_set_may_meet_the_next_pass(tiny: TrainingSet) -> None:
+    mixture = Mixture([tiny], batch_size=7, n_negatives=0, seed=0, mixed=True)
+    asked = [query_id for step in range(24) for query_id in mixture.batch(step).query_ids]
+    for a_pass in range(7):
+        assert len(set(asked[24 * a_pass : 24 * (a_pass + 1)])) == 24
 
 
 def test_false_negatives_are_the_other_documents_that_answer_too(tiny: TrainingSet) -> None:

@@ -74,8 +74,8 @@ def test_batches_come_from_the_seed_and_negatives_from_the_lines(marco: Path) ->
     again = Mixture([open_triples(marco, instructions=("a", "b"))], batch_size=3, n_negatives=1, seed=4)
     for step in (5, 0, 3):
         assert again.batch(step).documents == batches[step].documents
-        assert again.batch(step).instruction == batches[step].instruction
-    assert {batch.instruction for batch in batches} == {"a", "b"}
+        assert again.batch(step).instructions == batches[step].instructions
+    assert {batch.instructions[0] for batch in batches} == {"a", "b"}
     for batch in batches:
         for row, query_id in enumerate(batch.query_ids):
             assert batch.documents[row].doc_id in examples[query_id].positive_ids

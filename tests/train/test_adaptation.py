@@ -167,6 +167,7 @@ def test_four_processes_have_the_loss_and_gradient_of_one(adapting: AdaptationRe
         ({"relu_weight": -1.0}, "relu_weight is -1"),
         ({"optimisation": {"negatives": 3}}, "no queries"),
         ({"optimisation": {"steps": 0}}, "steps is 0"),
+        ({"optimisation": {"mixed_batches": True}}, "shuffled together"),
         ({"model": {"address": "a", "attention": "bidirectional"}}, "must be causal"),
         ({"model": {"address": "a", "lora_rank": 0}}, "lora_rank is 0"),
     ],

@@ -15,8 +15,16 @@ from torch import Tensor
 from lightir.data import Batch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.text import query_term_ids
 from lightir.train import batch as batch_module
-from lightir.train.batch import batch_losses, batch_terms, full_query_states
+from lightir.train.batch import (
+    _light_query_vectors,
+    batch_losses,
+    batch_terms,
+    framed_queries,
+    full_query_states,
+    share_of,
+)
 from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
 from lightir.train.recipe import Recipe, TeacherRecipe
 from lightir.train.teacher import Teacher, load_teacher
@@ -66,6 +74,25 @@ def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(prepared: tuple
     torch.testing.assert_close(
         retriever.sparse_from(states, batch, terms=terms), retriever.sparse_from(states, batch)[:, terms]
     )
+
+
+def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+) -> None:
+    retriever, data = prepared
+    mixed = dataclasses.replace(data, instructions=("find a", "look for b", "find a", "c"))
+    share = share_of(mixed, process=0, processes=1)
+    light = _light_query_vectors(retriever, share, plain)
+    framed = framed_queries(retriever, mixed.queries, mixed.instructions)
+    for row, (query, instruction) in enumerate(zip(mixed.queries, mixed.instructions, strict=True)):
+        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [query])
+        alone = retriever.light_queries(term_ids, instruction=instruction)
+        torch.testing.assert_close(light[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+        assert framed[row] == retriever.frame_queries([query], instruction=instruction)[0]
+    same = _light_query_vectors(retriever, share_of(data, process=0, processes=1), plain)
+    assert float((same - light).detach().abs().max()) > 1e-3
+    parts, _ = batch_losses(retriever, mixed, plain, step=3)
+    assert float(parts["dense"].detach()) != float(batch_losses(retriever, data, plain, step=3)[0]["dense"].detach())
 
 
 def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
@@ -134,7 +161,7 @@ def test_the_full_encoder_follows_the_teachers_scores(
         return torch.cat(rows).detach().double()
 
     wanted = encoded(judge, judge.frame_queries(data.queries)) @ encoded(judge, judge.frame_documents(data.documents)).T
-    queries = full_query_states(retriever, data.queries, data.instruction, recipe)
+    queries = full_query_states(retriever, framed_queries(retriever, data.queries, data.instructions), recipe)
     full = F.normalize(retriever.dense_from(*queries), dim=-1).detach().double()
     scores = full @ encoded(retriever, retriever.frame_documents(data.documents)).T
     excluded = torch.from_numpy(data.false_negatives)
@@ -202,7 +229,7 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(pla
             rows.append(torch.log1p(torch.relu(logits.amax(0) + retriever.heads.term_bias.double())))
         return torch.stack(rows)
 
-    queries = weights(retriever.frame_queries(data.queries, instruction=data.instruction))
+    queries = weights(retriever.frame_queries(data.queries, instruction=data.instructions[0]))
     documents = weights(retriever.frame_documents(data.documents))
     scores = (queries @ documents.T).masked_fill(torch.from_numpy(data.false_negatives), -torch.inf)
     contrast = F.cross_entropy(scores, torch.arange(len(data.queries)))

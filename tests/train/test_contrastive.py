@@ -183,9 +183,12 @@ def _process(rank: int, world: int, meeting: Path, recipe: Recipe, path: str) ->
     dist.destroy_process_group()
 
 
-def test_four_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_four_processes_have_the_gradient_of_one(mixed: bool, recipe: Recipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(
         recipe,
+        data=tuple(dataclasses.replace(each, instructions=(each.name[-5:],)) for each in recipe.data),
+        optimisation=dataclasses.replace(recipe.optimisation, mixed_batches=mixed),
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
     )

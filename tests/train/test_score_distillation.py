@@ -154,7 +154,7 @@ def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path,
     batch = make_mixture(wanted, sets).batch(0)
     parts, _ = batch_losses(retriever, batch, wanted, step=3)
     documents = retriever.batch(retriever.frame_documents(batch.documents))
-    queries = retriever.full_queries(batch.queries, instruction=batch.instruction)
+    queries = retriever.full_queries(batch.queries, instruction=batch.instructions[0])
     vectors = retriever.dense_from(retriever.states(documents), documents)
     cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(vectors).T
     scores = cosines.detach().double().numpy() / wanted.losses.temperature

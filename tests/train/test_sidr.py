@@ -129,7 +129,7 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
         return dict(zip(trained, found, strict=True))
 
     parts, _ = batch_losses(retriever, batch, sidr, generator=np.random.default_rng(0))
-    framed_queries = retriever.frame_queries(batch.queries, instruction=batch.instruction)
+    framed_queries = retriever.frame_queries(batch.queries, instruction=batch.instructions[0])
     framed_documents = retriever.frame_documents(batch.documents)
     queries = torch.stack([plain_parametric(retriever, each) for each in framed_queries])
     documents = torch.stack([plain_parametric(retriever, each) for each in framed_documents])
@@ -278,7 +278,7 @@ def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_h
     batch_losses(retriever, batch, recipe, index=index, generator=np.random.default_rng(0))
     assert [(row > 0).sum().item() for row in seen[0]] == [3] * len(batch.queries)
     parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
-    light = light_queries(retriever, batch.queries, instruction=batch.instruction)
+    light = light_queries(retriever, batch.queries, instruction=batch.instructions[0])
     framed = retriever.frame_documents(batch.documents)
     bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
     few = pruned(parametric(retriever, framed), bags, recipe.heads)
@@ -300,7 +300,7 @@ def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -
     example = TrainingExample("q", "red", ("p", "also"), (), "s", answers=("planet",))
     training = TrainingSet("s", (example,), documents, ("",))
     index = BagOfTokens(training, retriever)
-    batch = Batch("s", "", ("q",), ("red",), (documents["p"],), np.zeros((1, 1), dtype=np.bool_))
+    batch = Batch("s", ("",), ("q",), ("red",), (documents["p"],), np.zeros((1, 1), dtype=np.bool_))
     weights = torch.zeros(1, 258)
     weights[0, retriever.backbone.tokenizer.term_ids([" red"]).row(0).astype(np.int64)] = 1.0
     for seed in range(20):
@@ -412,6 +412,8 @@ def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
         dataclasses.replace(sidr, losses=SidrLosses(light=0.5))
+    with pytest.raises(InvalidInput, match="mixed_batches"):
+        dataclasses.replace(sidr, optimisation=dataclasses.replace(sidr.optimisation, mixed_batches=True))
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -113,6 +113,8 @@ def check_packed_text(
             raise InvalidInput(f"optimisation.{name} is {getattr(optimisation, name)}; at least 1 is needed")
     if optimisation.packed_tokens:
         raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
+    if optimisation.mixed_batches:
+        raise InvalidInput("documents of all corpora are shuffled together here: leave optimisation.mixed_batches off")
     if optimisation.gradient_cache:
         raise InvalidInput(
             "packed rows are independent of each other here: accumulation does what gradient_cache would"

@@ -43,6 +43,9 @@ LIGHT_TOKENS_STEP = 256
 """The same for the distinct tokens of a batch's light queries."""
 
 
+Framed = tuple[list[int], int, int]
+"""A text's token ids, and where its own begin and end."""
+
 WATCHED = 64
 """Documents whose sparse vectors' mean cosine is logged where there are no dense ones: they are wide."""
 
@@ -74,7 +77,7 @@ def batch_losses(
         torch.from_numpy(share.excluded).to(device),
         _given_scores(share, recipe, device),
     )
-    full, weights = _full_query_vectors(retriever, share.queries, batch.instruction, recipe)
+    full, weights = _full_query_vectors(retriever, share, recipe)
     parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates, full)
     if teacher is not None and full_scores is not None:
         scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
@@ -174,25 +177,36 @@ def _document_vectors(
     return in_pieces(encode, retriever.frame_documents(documents), size=recipe.optimisation.gradient_cache)
 
 
-def _full_query_vectors(retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: Recipe) -> Vectors:
+def _full_query_vectors(retriever: LightRetriever, share: Share, recipe: Recipe) -> Vectors:
     """Dense and sparse vectors of this process's queries through the whole model; None where no loss wants them."""
     dense, sparse = recipe.losses.symmetric > 0, recipe.losses.symmetric_sparse > 0
     if not (dense or sparse):
         return None, None
 
-    def encode(some: Sequence[str]) -> Vectors:
-        states, batch = full_query_states(retriever, some, instruction, recipe)
+    def encode(framed: Sequence[Framed]) -> Vectors:
+        states, batch = full_query_states(retriever, framed, recipe)
         soft = recipe.heads.straight_through
         return (
             retriever.dense_from(states, batch) if dense else None,
             retriever.sparse_from(states, batch, straight_through=soft) if sparse else None,
         )
 
-    return in_pieces(encode, queries, size=recipe.optimisation.gradient_cache)
+    framed = framed_queries(retriever, share.queries, share.instructions)
+    return in_pieces(encode, framed, size=recipe.optimisation.gradient_cache)
 
 
-def _light_query_vectors(retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: Recipe) -> Tensor:
-    """(n, H) means of token vectors; each distinct token of the queries is encoded once."""
+def _light_query_vectors(retriever: LightRetriever, share: Share, recipe: Recipe) -> Tensor:
+    """(n, H) means of token vectors; each distinct token behind an instruction is encoded once."""
+    groups = by_instruction(share.instructions)
+    blocks = [
+        _light_vectors(retriever, [share.queries[row] for row in rows], instruction, recipe)
+        for instruction, rows in groups.items()
+    ]
+    order = torch.tensor([row for rows in groups.values() for row in rows], device=blocks[0].device)
+    return torch.cat(blocks)[order.argsort()]
+
+
+def _light_vectors(retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: Recipe) -> Tensor:
     term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
     pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
     tokens, mixing = token_means(term_ids)
@@ -238,7 +252,7 @@ def _dense_losses(
         full_scores = scaled_scores(full)
         parts |= _distilled("symmetric", full_scores, recipe, candidates)
     if losses.dense > 0:
-        light = gather(_light_query_vectors(retriever, share.queries, batch.instruction, recipe))
+        light = gather(_light_query_vectors(retriever, share, recipe))
         parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
         parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
         if losses.dense_alignment > 0 and full_scores is not None:
@@ -320,11 +334,25 @@ def _distilled(branch: str, scores: Tensor, recipe: Recipe, candidates: Candidat
     return {f"{branch}_distillation": weight * loss}
 
 
-def full_query_states(
-    retriever: LightRetriever, queries: Sequence[str], instruction: str | None, recipe: Recipe
-) -> tuple[Tensor, Batch]:
-    """The queries' last hidden states through the whole model, and the batch that they are of."""
-    framed = retriever.frame_queries(queries, instruction=instruction)
+def by_instruction(instructions: Sequence[str]) -> dict[str, list[int]]:
+    """Which queries have each instruction."""
+    found: dict[str, list[int]] = {}
+    for row, instruction in enumerate(instructions):
+        found.setdefault(instruction, []).append(row)
+    return found
+
+
+def framed_queries(retriever: LightRetriever, queries: Sequence[str], instructions: Sequence[str]) -> list[Framed]:
+    """Each query behind the prompt of its own instruction, as `frame_queries` frames it."""
+    framed: dict[int, Framed] = {}
+    for instruction, rows in by_instruction(instructions).items():
+        some = retriever.frame_queries([queries[row] for row in rows], instruction=instruction)
+        framed.update(zip(rows, some, strict=True))
+    return [framed[row] for row in range(len(queries))]
+
+
+def full_query_states(retriever: LightRetriever, framed: Sequence[Framed], recipe: Recipe) -> tuple[Tensor, Batch]:
+    """Framed queries' last hidden states through the whole model, and the batch that they are of."""
     longest = max(len(ids) for ids, _, _ in framed)
     batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
     return retriever.states(batch), batch
@@ -349,6 +377,7 @@ class Share:
 
     Attributes:
         queries: this process's.
+        instructions: theirs.
         documents: their positives, then their negatives.
         positives: (n,) int64, each query's positive among the gathered documents.
         excluded: (n, D) bool over the gathered documents.
@@ -356,6 +385,7 @@ class Share:
     """
 
     queries: tuple[str, ...]
+    instructions: tuple[str, ...]
     documents: tuple[Any, ...]
     positives: np.ndarray[Any, np.dtype[np.int64]]
     excluded: np.ndarray[Any, np.dtype[np.bool_]]
@@ -380,6 +410,7 @@ def share_of(batch: DataBatch, *, process: int, processes: int) -> Share:
     positives = np.argsort(order, kind="stable")[:n]
     return Share(
         batch.queries[process * own : (process + 1) * own],
+        batch.instructions[process * own : (process + 1) * own],
         tuple(batch.documents[column] for column in blocks[process]),
         positives,
         batch.false_negatives[:, order],

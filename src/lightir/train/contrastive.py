@@ -183,7 +183,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
         if sparse is not None:
             sparse_rows.append(sparse[:, read])
     chunks = _chunks(texts, settings.batch_size, recipe.model.compile) if dense_rows or by_model else []
-    queries = [full_query_states(retriever, chunk, None, recipe) for chunk in chunks]
+    queries = [full_query_states(retriever, retriever.frame_queries(chunk), recipe) for chunk in chunks]
     scores = {}
     if dense_rows:
         documents = torch.cat(dense_rows)[: len(development.documents)]

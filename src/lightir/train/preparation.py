@@ -149,6 +149,7 @@ def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
         n_negatives=settings.negatives,
         seed=settings.seed,
         ratios=ratios,
+        mixed=settings.mixed_batches,
     )
 
 

@@ -36,7 +36,7 @@ from lightir.models.likelihood import (
 )
 from lightir.models.losses import rank, world_size
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.batch import SHAPE_STEP
+from lightir.train.batch import SHAPE_STEP, framed_queries
 from lightir.train.development import Development, load_development
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.preparation import (
@@ -260,7 +260,8 @@ def batch_losses(
         parts |= {"query": found[0]} | ({"passage_lm": found[1]} if found[1] is not None else {})
         monitored["query_token"] = float(found[0].detach()) * len(own) / max(1, sum(map(len, targets)))
     if recipe.direction != "passage_to_query":
-        framed = hidden(retriever, queries, recipe, seeds=[[*seed, 1] for seed in seeds], instruction=batch.instruction)
+        instructions = [batch.instructions[i] for i in own]
+        framed = hidden(retriever, queries, recipe, seeds=[[*seed, 1] for seed in seeds], instructions=instructions)
         targets = [ids[start:stop] for ids, start, stop in retriever.frame_documents(documents)]
         found = _losses(retriever, framed, targets, recipe)
         parts |= {"passage": found[0]} | ({"query_lm": found[1]} if found[1] is not None else {})
@@ -274,18 +275,18 @@ def hidden(
     recipe: LikelihoodRecipe,
     *,
     seeds: Sequence[Sequence[int]],
-    instruction: str | None = None,
+    instructions: Sequence[str] | None = None,
 ) -> list[Framed]:
-    """Corrupted texts in their frame: as queries with an instruction, as documents without.
+    """Corrupted texts in their frame: as queries with an instruction each, as documents without.
 
     Raises:
         InvalidInput: the unit is the token, but the mask is not one token.
     """
 
     def frame(texts: Sequence[str]) -> list[Framed]:
-        if instruction is None:
+        if instructions is None:
             return retriever.frame_documents(texts)
-        return retriever.frame_queries(texts, instruction=instruction)
+        return framed_queries(retriever, texts, instructions)
 
     corruption = recipe.corruption
     ratio, generators = corruption.ratio, [np.random.default_rng(seed) for seed in seeds]

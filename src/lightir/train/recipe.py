@@ -66,7 +66,7 @@ class DataRecipe:
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on; files of examples have none.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
-        instructions: one is drawn for each batch; empty takes the recipe's query instruction, ["listed"] those that
+        instructions: one is drawn for each batch that holds queries of the set; empty takes the recipe's query instruction, ["listed"] those that
             are listed under the set's name (Appendix A.4).
         negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
         scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: a cross-encoder's, or
@@ -89,6 +89,8 @@ class Optimisation:
     Attributes:
         steps: optimizer steps.
         batch_size: queries in a forward pass, on all processes together; each brings 1 positive and `negatives` more.
+        mixed_batches: a batch holds examples of several training sets, each query behind an instruction of its own set;
+            otherwise each batch is of one set, whose queries have harder negatives in each other's documents.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
         gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
             so that a contrastive batch of any size fits into the memory of these.
@@ -108,6 +110,7 @@ class Optimisation:
 
     steps: int = 1000
     batch_size: int = 32
+    mixed_batches: bool = False
     accumulation: int = 1
     gradient_cache: int = 0
     packed_tokens: int = 0

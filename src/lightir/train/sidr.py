@@ -147,6 +147,8 @@ class SidrRecipe:
     def __post_init__(self) -> None:
         if self.optimisation.packed_tokens:
             raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
+        if self.optimisation.mixed_batches:
+            raise InvalidInput("SiDR's negatives come from one corpus a batch: leave optimisation.mixed_batches off")
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
@@ -349,8 +351,8 @@ def batch_losses(
         seconds that searching and drawing took.
     """
     device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
-    own = share_of(batch, process=rank(), processes=world_size()).queries
-    framed = retriever.frame_queries(own, instruction=batch.instruction)
+    own, instruction = share_of(batch, process=rank(), processes=world_size()).queries, batch.instructions[0]
+    framed = retriever.frame_queries(own, instruction=instruction)
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
     queries = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
@@ -379,7 +381,7 @@ def batch_losses(
         parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
         parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
     if recipe.losses.light > 0:
-        light = gather(_encoded_light(retriever, own, batch.instruction, recipe, pad_to=tokens))
+        light = gather(_encoded_light(retriever, own, instruction, recipe, pad_to=tokens))
         temperature = recipe.losses.light_temperature or recipe.losses.temperature
         parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
         parts["light_documents"] = recipe.losses.light * loss(light, few, temperature=temperature)
