@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,9 @@ def recipe_page() -> str:
     for kind in STAGES.values():
         if kind.recipe not in records:
             records += records_of(kind.recipe.__module__)
+        kinds = [hint for hint in typing.get_type_hints(kind.recipe).values() if isinstance(hint, type)]
+        elsewhere = [each for each in kinds if dataclasses.is_dataclass(each) and each not in records]
+        records += [each for each in elsewhere if each.__module__.startswith("lightir.train")]
     intro = [
         "# A training recipe",
         NOTE,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_expansions.hpp"
 #include "bind_fusion.hpp"
 #include "bind_query.hpp"
 #include "dense.hpp"
@@ -195,4 +196,5 @@ NB_MODULE(_native, m) {
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     bind_fusion(m);
     bind_query(m);
+    bind_expansions(m);
 }

@@ -11,6 +11,7 @@
 
 #include "dispatch.hpp"
 #include "errors.hpp"
+#include "expansions.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
 #include "words.hpp"
@@ -151,6 +152,25 @@ void terms_are_counted() {
     expect(thrown, "a term outside the vocabulary");
 }
 
+void expansions_are_averaged() {
+    const std::vector<uint32_t> row_ids{5, 2, 4095, 2, 70, 70};
+    const std::vector<float> weights{1.0f, 0.5f, 0.0f, 3.0f, 0.25f, 0.5f};
+    const Expansions rows{row_ids.data(), weights.data(), Element::float32, 2, 3};
+    const std::vector<uint32_t> tokens{0, 1, 1, 0};
+    const std::vector<int64_t> indptr{0, 3, 3, 4};
+    const SparseQueries means = mean_expansions(rows, span(tokens), span(indptr), 4096, 2);
+    expect(means.indptr == std::vector<int64_t>{0, 3, 3, 5}, "terms of weight 0 are left out");
+    expect(means.term_ids == std::vector<uint32_t>{2, 5, 70, 2, 5}, "terms ascend");
+    expect(means.weights[2] == 0.5f && means.weights[3] == 0.5f && means.weights[4] == 1.0f, "means");
+    bool thrown = false;
+    try {
+        mean_expansions(rows, span(tokens), span(indptr), 4095, 1);
+    } catch (const InvalidInput&) {
+        thrown = true;
+    }
+    expect(thrown, "an expansion outside the vocabulary");
+}
+
 void words_are_cut_and_numbered() {
     std::string many;
     for (int i = 0; i < 3000; ++i) many += "w" + std::to_string(i) + " ";
@@ -175,6 +195,7 @@ int main() {
         }
     }
     terms_are_counted();
+    expansions_are_averaged();
     pairs_are_merged_by_rank();
     pieces_are_the_longest();
     any_text_fits_its_buffers();

@@ -1,4 +1,4 @@
-"""The compiled functions over plain numpy arrays: inverting, exact top k, means of table rows, scores of pairs.
+"""The compiled functions over plain numpy arrays: inverting, exact top k, means of dense and sparse rows, pair scores.
 
 Every function has a slow readable twin of the same name in `lightir.kernel.reference`. The processor's best
 instruction set is picked when this module is loaded; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512)
@@ -345,6 +345,37 @@ def mean_rows(
     out = np.empty((max(len(indptr) - 1, 0), width), dtype=np.float32)
     _native.mean_rows(table, scales, weights, token_ids, indptr, normalize, threads, out)
     return out
+
+
+def mean_expansions(
+    row_ids: npt.NDArray[np.uint32],
+    row_weights: npt.NDArray[np.float16] | npt.NDArray[np.float32],
+    token_ids: npt.NDArray[np.uint32],
+    indptr: npt.NDArray[np.int64],
+    *,
+    vocab_size: int,
+    threads: int = 1,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """The mean of each query's rows of a sparse table (SiDR's queries without a model), as sparse rows.
+
+    Args:
+        row_ids: (n_rows, width) uint32 below vocab_size, in any order; the same id twice counts twice.
+        row_weights: (n_rows, width) float16 or float32.
+        token_ids: (total,) uint32 below n_rows, all queries' tokens one after the other, repeats counted each time.
+        indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
+        vocab_size: width of the result.
+        threads: at most this many work at the same time.
+
+    Returns:
+        indptr (n + 1,) int64, term ids uint32 that ascend within a row, and weights float32, none of them 0. Sums are
+        in float64 and in the order of the tokens, so a row depends on its query alone.
+
+    Raises:
+        InvalidInput: a token without a row, or a term id outside the vocabulary.
+    """
+    return _native.mean_expansions(
+        row_ids, row_weights, token_ids, indptr, _count("vocab_size", vocab_size), _threads(threads)
+    )
 
 
 def split_words(

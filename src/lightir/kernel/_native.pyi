@@ -61,6 +61,15 @@ def mean_rows(
     out: npt.NDArray[np.float32],
     /,
 ) -> None: ...
+def mean_expansions(
+    row_ids: _Array,
+    row_weights: _Array,
+    token_ids: _Array,
+    indptr: _Array,
+    vocab_size: int,
+    n_threads: int,
+    /,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]: ...
 def pair_scores(doc_ords: _Array, query: tuple[Any, ...], /) -> npt.NDArray[np.float32]: ...
 def fuse(
     lists: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from lightir.errors import InvalidInput
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings, Rows, Scores, Weights
 
 
@@ -182,6 +184,32 @@ def mean_rows(
             total = np.sqrt(_sum_of_squares(row))
         row *= np.float32(1) / total if total > 0 else np.float32(0)
     return out
+
+
+def mean_expansions(
+    row_ids: npt.NDArray[np.uint32],
+    row_weights: npt.NDArray[np.float16] | npt.NDArray[np.float32],
+    token_ids: npt.NDArray[np.uint32],
+    indptr: npt.NDArray[np.int64],
+    *,
+    vocab_size: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """See `lightir.kernel.mean_expansions`; the same bits, since it rounds the same sums in the same order."""
+    means: list[list[tuple[int, np.float32]]] = []
+    for first, last in itertools.pairwise(indptr.tolist()):
+        sums: dict[int, float] = {}
+        for token in token_ids[first:last]:
+            for term, weight in zip(row_ids[token].tolist(), row_weights[token].tolist(), strict=True):
+                if term >= vocab_size:
+                    raise InvalidInput(f"term id {term} of an expansion is outside the vocabulary of {vocab_size}")
+                sums[term] = sums.get(term, 0.0) + weight
+        rounded = [(term, np.float32(total / (last - first))) for term, total in sorted(sums.items())]
+        means.append([(term, mean) for term, mean in rounded if mean != 0])
+    return (
+        np.cumsum([0, *map(len, means)], dtype=np.int64),
+        np.array([term for row in means for term, _ in row], dtype=np.uint32),
+        np.array([mean for row in means for _, mean in row], dtype=np.float32),
+    )
 
 
 def _floats(row: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:

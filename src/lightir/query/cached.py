@@ -208,7 +208,8 @@ class CachedQueryEncoder:
     def _sparse(self, found: EncodedTexts) -> SparseVectors | None:
         if self.expansions is not None:
             queries = Ragged(found.term_ids, found.indptr)
-            return self.expansions.means(queries, vocab_size=self.contract.backbone.vocab_size)
+            vocab_size = self.contract.backbone.vocab_size
+            return self.expansions.means(queries, vocab_size=vocab_size, threads=self.threads)
         if found.sparse_indptr is None or found.sparse_term_ids is None or found.sparse_weights is None:
             return None
         vocab_size = self.contract.backbone.vocab_size

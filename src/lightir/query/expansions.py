@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lightir import kernel
 from lightir.errors import InvalidInput
 from lightir.vectors import Ragged, SparseVectors
 
@@ -44,29 +45,21 @@ class CachedExpansions:
         """Number of terms."""
         return len(self.term_ids)
 
-    def means(self, queries: Ragged, *, vocab_size: int) -> SparseVectors:
+    def means(self, queries: Ragged, *, vocab_size: int, threads: int = 1) -> SparseVectors:
         """The mean of each query's rows, repeats counted; a query without terms is empty.
-
-        Sums are in float64 and in the order of the query, so a query's row does not depend on its batch.
 
         Args:
             queries: term ids below len(self).
             vocab_size: width of the result.
+            threads: at most this many work at the same time.
 
         Returns:
-            One row a query, float32, term ids ascending, no zero weights.
+            One row a query, float32, term ids ascending, no zero weights; it depends on the query alone.
 
         Raises:
-            InvalidInput: a term id without a row.
+            InvalidInput: a term id without a row, or an expansion outside the vocabulary.
         """
-        if len(queries.term_ids) and int(queries.term_ids.max()) >= len(self):
-            raise InvalidInput(f"term id {queries.term_ids.max()} has no expansion; there are {len(self)}")
-        query_of = np.repeat(np.arange(len(queries), dtype=np.int64), queries.lengths)
-        keys = query_of[:, None] * vocab_size + self.term_ids[queries.term_ids]
-        found, place = np.unique(keys.ravel(), return_inverse=True)
-        weights = self.weights[queries.term_ids].astype(np.float64).ravel()
-        sums = np.bincount(place, weights, minlength=len(found))
-        means = sums / queries.lengths[found // vocab_size]
-        indptr = np.searchsorted(found, np.arange(len(queries) + 1, dtype=np.int64) * vocab_size).astype(np.int64)
-        term_ids = (found % vocab_size).astype(np.uint32)
-        return SparseVectors(indptr, term_ids, means.astype(np.float32), vocab_size).without_zeros()
+        found = kernel.mean_expansions(
+            self.term_ids, self.weights, queries.term_ids, queries.indptr, vocab_size=vocab_size, threads=threads
+        )
+        return SparseVectors(*found, vocab_size)
