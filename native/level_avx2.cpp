@@ -30,6 +30,10 @@ struct Avx2 {
     static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
+    static void clear_line(void* p) {
+        _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_setzero_si256());
+        _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, _mm256_setzero_si256());
+    }
 
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         __m256i sums = _mm256_setzero_si256();

@@ -30,6 +30,7 @@ struct Avx512 {
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
+    static void clear_line(void* p) { _mm512_storeu_si512(p, _mm512_setzero_si512()); }
 
     // VNNI multiplies unsigned by signed: a row's bytes get 128 added, and the sums start that much lower.
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
@@ -50,9 +51,10 @@ struct Avx512 {
     }
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));
-        const uint64_t low = _mm512_cmpgt_epu16_mask(_mm512_loadu_si512(scores), limit);
-        const uint64_t high = _mm512_cmpgt_epu16_mask(_mm512_loadu_si512(scores + 32), limit);
-        return high << 32 | low;
+        const __m512i low = _mm512_loadu_si512(scores), high = _mm512_loadu_si512(scores + 32);
+        if (_mm512_cmpgt_epu16_mask(_mm512_max_epu16(low, high), limit) == 0) return 0;
+        const uint64_t mask = _mm512_cmpgt_epu16_mask(high, limit);
+        return mask << 32 | _mm512_cmpgt_epu16_mask(low, limit);
     }
     static uint64_t above_f32(const float* scores, float threshold) {
         const __m512 limit = _mm512_set1_ps(threshold);

@@ -97,20 +97,55 @@ void scale(const float* values, size_t n, float factor, float* out, bool stream)
     for (; j < n; ++j) out[j] = factor * values[j];
 }
 
-// The products come first, many at a time: the additions that follow cannot be vectorised.
-void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
-    constexpr size_t step = 8;
-    const uint16_t factor = static_cast<uint16_t>(weight);
-    size_t i = 0;
-    for (; i + step <= n; i += step) {
-        uint16_t products[step];
-        for (size_t l = 0; l < step; ++l) products[l] = static_cast<uint16_t>(factor * impacts[i + l]);
-        for (size_t l = 0; l < step; ++l) {
-            uint16_t& score = scores[offsets[i + l]];
-            score = static_cast<uint16_t>(score + products[l]);
-        }
+// A term's postings go on in its next run, so what lies ahead is fetched whether this run ends before it or not.
+constexpr size_t fetched_ahead = 1024;  // postings
+constexpr size_t fetched_line = 64;     // bytes
+constexpr size_t fetch_step = 64;       // postings between two fetches: two lines of offsets
+
+// A macro, see LIGHTIR_FETCH_ROW.
+#define LIGHTIR_FETCH_POSTINGS(offsets, weights, i)                                                    \
+    __builtin_prefetch((offsets) + (i) + fetched_ahead);                                               \
+    __builtin_prefetch((offsets) + (i) + fetched_ahead + fetch_step / 2);                              \
+    for (size_t line = 0; line < fetch_step; line += fetched_line / sizeof(*(weights))) {              \
+        __builtin_prefetch((weights) + (i) + fetched_ahead + line);                                    \
     }
-    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + factor * impacts[i]);
+
+// What a posting adds: its impact, or that many times as much.
+struct Once {
+    uint16_t operator()(uint8_t impact) const { return impact; }
+};
+
+struct Times {
+    uint16_t factor;
+    uint16_t operator()(uint8_t impact) const { return static_cast<uint16_t>(factor * impact); }
+};
+
+// The products come first: the additions that follow cannot overtake each other.
+template <typename Product>
+inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, const Product& product) {
+    uint16_t products[8];
+    for (size_t l = 0; l < 8; ++l) products[l] = product(impacts[l]);
+    for (size_t l = 0; l < 8; ++l) {
+        uint16_t& score = scores[offsets[l]];
+        score = static_cast<uint16_t>(score + products[l]);
+    }
+}
+
+template <typename Product>
+void add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, const Product& product) {
+    size_t i = 0;
+    for (; i + fetch_step <= n; i += fetch_step) {
+        LIGHTIR_FETCH_POSTINGS(offsets, impacts, i)
+        for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets + j, impacts + j, product);
+    }
+    for (; i + 8 <= n; i += 8) add_eight(scores, offsets + i, impacts + i, product);
+    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + product(impacts[i]));
+}
+
+void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
+    const uint16_t factor = static_cast<uint16_t>(weight);
+    if (factor == 1) add_products(scores, offsets, impacts, n, Once{});
+    else add_products(scores, offsets, impacts, n, Times{factor});
 }
 
 template <typename V>
@@ -124,18 +159,26 @@ inline typename V::Floats load_weights(const float* weights) {
 }
 
 template <typename V, typename W>
-void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t n, float weight) {
+inline void add_many(float* scores, const uint16_t* offsets, const W* weights, typename V::Floats factor) {
     alignas(64) float products[n_lanes];
+    for (size_t l = 0; l < n_lanes; l += V::width) {
+        V::store(products + l, V::mul(factor, load_weights<V>(weights + l)));
+    }
+    for (size_t l = 0; l < n_lanes; ++l) scores[offsets[l]] += products[l];
+}
+
+template <typename V, typename W>
+void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t n, float weight) {
     const typename V::Floats factor = V::set(weight);
     size_t i = 0;
-    for (; i + n_lanes <= n; i += n_lanes) {
-        for (size_t l = 0; l < n_lanes; l += V::width) {
-            V::store(products + l, V::mul(factor, load_weights<V>(weights + i + l)));
-        }
-        for (size_t l = 0; l < n_lanes; ++l) scores[offsets[i + l]] += products[l];
+    for (; i + fetch_step <= n; i += fetch_step) {
+        LIGHTIR_FETCH_POSTINGS(offsets, weights, i)
+        for (size_t j = i; j < i + fetch_step; j += n_lanes) add_many<V>(scores, offsets + j, weights + j, factor);
     }
+    for (; i + n_lanes <= n; i += n_lanes) add_many<V>(scores, offsets + i, weights + i, factor);
     for (; i < n; ++i) scores[offsets[i]] += weight * static_cast<float>(weights[i]);
 }
+#undef LIGHTIR_FETCH_POSTINGS
 
 template <Element E>
 inline float row_factor(const RowSum& what, uint32_t id) {
@@ -147,7 +190,6 @@ inline float row_factor(const RowSum& what, uint32_t id) {
 constexpr size_t long_row_bytes = 4096;  // rows up to this are fetched a query ahead, longer ones some strips ahead
 constexpr size_t strips_ahead = 4;
 constexpr size_t fetched_at_end = 8;  // rows of a next query that has more of them
-constexpr size_t fetched_line = 64;
 
 // Which bytes to ask for while a strip is summed: those `ahead` further on, in this query's rows or in the next one's.
 struct Fetch {
@@ -239,8 +281,8 @@ size_t take_above(Score* scores, size_t n, Score threshold, uint32_t* positions,
             positions[n_taken] = static_cast<uint32_t>(at);
             values[n_taken++] = static_cast<float>(scores[at]);
         }
+        for (size_t l = 0; l < scan_width; l += fetched_line / sizeof(Score)) V::clear_line(scores + i + l);
     }
-    __builtin_memset(scores, 0, n * sizeof(Score));  // all at once: the compiler's own code for short ones is slow
     return n_taken;
 }
 

@@ -45,6 +45,7 @@ struct Scalar {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
+    static void clear_line(void* p) { __builtin_memset(p, 0, 64); }
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         constexpr size_t strip = 256;
         float total = 0.0f;

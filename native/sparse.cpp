@@ -101,26 +101,45 @@ void prefetch(const PostingsView<W>& postings, size_t posting) {
     __builtin_prefetch(postings.weights.data + posting);
 }
 
+// Where a term stands among those that occur, or where it would. Term ids ascend and differ, so term t is not behind
+// place t, and before it no more are missing than the vocabulary has terms that do not occur.
+template <typename W>
+size_t place_of(const PostingsView<W>& postings, uint32_t term_id) {
+    const size_t n_terms = postings.term_ids.size;
+    const size_t n_missing = postings.vocab_size > n_terms ? postings.vocab_size - n_terms : 0;
+    const size_t last = std::min<size_t>(n_terms, size_t{term_id} + 1);
+    const size_t first = std::min(last, term_id > n_missing ? term_id - n_missing : 0);
+    const uint32_t* ids = postings.term_ids.begin();
+    return static_cast<size_t>(std::lower_bound(ids + first, ids + last, term_id) - ids);
+}
+
+// Each step asks for the memory of the next for all terms, so that terms wait for theirs together.
 template <typename W>
 std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vector<QueryTerm>& query) {
     std::vector<Cursor> cursors;
-    const uint32_t* from = postings.term_ids.begin();
     for (const QueryTerm& term : query) {
         if (term.term_id >= postings.vocab_size) {
             throw InvalidInput("term id " + std::to_string(term.term_id) + " is outside the vocabulary of " +
                                std::to_string(postings.vocab_size));
         }
-        from = std::lower_bound(from, postings.term_ids.end(), term.term_id);
-        if (from == postings.term_ids.end() || *from != term.term_id) continue;
-        const size_t at = static_cast<size_t>(from - postings.term_ids.begin());
-        const int64_t begin = postings.term_indptr[at], end = postings.term_indptr[at + 1];
+        const size_t place = place_of(postings, term.term_id);
+        if (place == postings.term_ids.size || postings.term_ids[place] != term.term_id) continue;
+        __builtin_prefetch(postings.term_indptr.data + place);
+        cursors.push_back({place, 0, term.weight});
+    }
+    for (Cursor& cursor : cursors) {
+        const size_t place = cursor.run;
+        const int64_t begin = postings.term_indptr[place], end = postings.term_indptr[place + 1];
         if (begin < 0 || end < begin || static_cast<size_t>(end) > postings.run_blocks.size) {
-            throw DamagedArrays("postings are damaged: term id " + std::to_string(term.term_id) +
+            throw DamagedArrays("postings are damaged: term id " + std::to_string(postings.term_ids[place]) +
                                 " points outside the runs");
         }
-        cursors.push_back({static_cast<size_t>(begin), static_cast<size_t>(end), term.weight});
+        cursor.run = static_cast<size_t>(begin);
+        cursor.end_run = static_cast<size_t>(end);
         __builtin_prefetch(postings.run_blocks.data + begin);
-        __builtin_prefetch(postings.run_indptr.data + begin);
+        for (size_t run = cursor.run; run < std::min(cursor.end_run + 1, cursor.run + 32); run += 8) {
+            __builtin_prefetch(postings.run_indptr.data + run);
+        }
     }
     for (const Cursor& cursor : cursors) {
         if (cursor.run < cursor.end_run) prefetch(postings, run_span(postings, cursor.run).first);
