@@ -66,8 +66,8 @@ class DataRecipe:
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on; files of examples have none.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
-        instructions: one is drawn for each batch that holds queries of the set; empty takes the recipe's query instruction, ["listed"] those that
-            are listed under the set's name (Appendix A.4).
+        instructions: one is drawn for each batch that holds queries of the set; empty takes the recipe's query
+            instruction, ["listed"] those that are listed under the set's name (Appendix A.4).
         negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
         scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: a cross-encoder's, or
             what `lightir rerank` wrote. A file of examples brings its own.
