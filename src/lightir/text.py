@@ -50,6 +50,8 @@ class QueryPolicy:
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
         expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
+        bigrams: the hash of the pairs of terms that have rows of their own in the table, beside the terms' rows; "" for
+            none. `lightir distill` sets it.
         top_k: strongest terms that are kept of a query that goes through the sparse head (beside its own terms where
             the head keeps those); 0 for as many as of a document.
     """
@@ -67,6 +69,7 @@ class QueryPolicy:
     token_vectors: Literal["encoded", "embeddings"] = field(default="encoded", metadata=LATER)
     expansion_terms: int = field(default=48, metadata=LATER)
     top_k: int = field(default=0, metadata=LATER)
+    bigrams: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("count", "binary", "expansion"):

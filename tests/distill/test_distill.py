@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
-from lightir.contract import Contract
+from lightir.cli import main
+from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.data import read_documents
 from lightir.encode import encode_corpus
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.models.encoder import LightRetriever
+from lightir.models.backbones import load_backbone
+from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
-from lightir.text import query_term_ids
+from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.distill import distill
 from lightir.train.table_fit import FitConfig
 from lightir.train.teacher import load_teacher
 from lightir.types import Document
-from tiny_models import BOS, EOS, write_sentence_transformer
+from lightir.vectors import Ragged
+from tiny_models import BOS, EOS, save_tiny, write_sentence_transformer
 
 WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper"]
 FIT = FitConfig(steps=30, batch_size=16, candidates=20)
@@ -63,6 +69,61 @@ def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection
     assert report.documents == 1
     assert VectorsReader(tmp_path / "v").contract.document_fingerprint == model.contract.document_fingerprint
     assert (tmp_path / "v" / "query-encoder" / "model.safetensors").is_file()
+
+
+def language_model(folder: Path, name: str) -> Path:
+    """A random causal model as training writes it: our own folder, no query table."""
+    save_tiny(name, folder / "base")
+    backbone = load_backbone(str(folder / "base"), dtype=torch.float32)
+    record, query = backbone_record(backbone), QueryPolicy("Find it")
+    contract = Contract("lightretriever", record, query, DocumentPolicy(), DenseHead("mean"), None)
+    LightRetriever(backbone, contract).save(folder / "model")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("kind", ["sentence-transformers", "llama", "qwen3"])
+def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
+    kind: str, teacher: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the corpus is there: what it is asked with later finds what the teacher's own queries find."""
+    corpus, model = tmp_path / "corpus.jsonl", tmp_path / "m"
+    shutil.copy(collection / "corpus.jsonl", corpus)
+    address = teacher if kind == "sentence-transformers" else language_model(tmp_path, kind)
+    options = ["--spans", "300", "--bigrams", "40", "--dtype", "fp16"]
+    assert main(["distill", str(address), "--corpus", str(corpus), *options, "-o", str(model)]) == 0
+    assert main(["encode", str(model), str(corpus), "--out", str(tmp_path / "v"), "--dtype", "fp32"]) == 0
+    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i")]) == 0
+    facts = read_json(model / "distillation.json")
+    assert facts["decontamination"] is None
+    assert facts["bigrams"] == 40
+    assert "bigrams" in read_json(model / "query-encoder" / "config.json")["left_out"]
+    encoder = CachedQueryEncoder.load(model / "query-encoder")
+    texts = ["river stone cloud", "engine violin harbor planet copper"]
+    full = load_teacher(model).full_queries(texts).detach().numpy()
+    cosine = (encoder.encode(texts).dense * full).sum(1) / np.linalg.norm(full, axis=1)
+    assert cosine.min() > 0.9
+    capsys.readouterr()
+    assert main(["search", str(tmp_path / "i"), "violin harbor", "--mode", "dense", "-k", "3", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+
+
+def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    queries = [each.text for each in read_documents(collection)]
+    (tmp_path / "q.txt").write_text("\n".join(queries))
+    full = load_teacher(teacher).full_queries(queries).detach().numpy()
+    full /= np.linalg.norm(full, axis=1, keepdims=True)
+    near = []
+    for n in (0, 500):
+        out = tmp_path / str(n)
+        config = dataclasses.replace(FIT, bigrams=n, steps=0)
+        distill(teacher, [collection], out=out, queries=[tmp_path / "q.txt"], spans=0, config=config)
+        encoder = CachedQueryEncoder.load(out / "query-encoder")
+        near.append(float((encoder.encode(queries).dense * full).sum(1).mean()))
+    assert near[0] < near[1] - 1e-4
+    assert (tmp_path / "500" / "query-encoder" / "bigrams.safetensors").is_file()
+    assert not (tmp_path / "0" / "query-encoder" / "bigrams.safetensors").exists()
+    with pytest.raises(InvalidInput, match="rows for bigrams"):
+        LightRetriever.load(tmp_path / "500").light_queries(Ragged.from_lists([[5]]))
 
 
 def test_the_same_command_gives_the_same_bytes_with_and_without_kept_vectors(

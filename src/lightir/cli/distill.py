@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spans", type=int, default=8000, metavar="N", help="spans of each corpus as queries (default %(default)s)"
     )
+    parser.add_argument(
+        "--bigrams",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rows for the N most frequent pairs of terms, beside the terms' (default: none)",
+    )
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="int8", help="of the table (default %(default)s)")
     parser.add_argument("--work", metavar="DIR", help="keep the teacher's vectors here, so that another run is quick")
     parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
@@ -45,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit and name the model's folder."""
     from lightir.train.distill import distill
+    from lightir.train.table_fit import FitConfig
 
     model = distill(
         args.teacher,
@@ -53,6 +61,7 @@ def run(args: argparse.Namespace) -> None:
         queries=args.queries,
         test=args.test,
         spans=args.spans,
+        config=FitConfig(bigrams=args.bigrams),
         table_dtype=args.dtype,
         work=args.work,
     )

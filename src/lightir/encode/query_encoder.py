@@ -6,12 +6,13 @@
     model.safetensors    the default table
     table-001.safetensors ...  the others
     sparse.safetensors   term_weights (V,) float32, where the query policy says idf
+    bigrams.safetensors  where the policy names them: pairs (n, 2) uint32, ascending, and their rows as a table's
     expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), where its weighting says expansion
     config.json          so that model2vec reads the default table
 
 A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the rows'
 scales. Those are model2vec's names, so it and sentence-transformers' StaticEmbedding read the folder too (what the
-query policy does to a text is then the caller's to do).
+query policy does to a text is then the caller's to do, and bigrams are left out, as config.json says).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
 from lightir.query import CachedExpansions
-from lightir.query.cached import EXPANSIONS_FILE
+from lightir.query.bigrams import Bigrams
+from lightir.query.cached import BIGRAMS_FILE, EXPANSIONS_FILE, PAIRS_KEY
 from lightir.text import TextTokenizer
 from lightir.vectors import Floats
 
@@ -54,6 +56,19 @@ class QueryTable:
     rows: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class BigramTable:
+    """Pairs of terms and their rows.
+
+    Attributes:
+        bigrams: n pairs.
+        rows: (n, dim) float32.
+    """
+
+    bigrams: Bigrams
+    rows: Floats
+
+
 def write_query_encoder(
     folder: Path | str,
     contract: Contract,
@@ -63,6 +78,7 @@ def write_query_encoder(
     dtype: TableDtype = "fp16",
     term_weights: Floats | None = None,
     expansions: CachedExpansions | None = None,
+    bigrams: BigramTable | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write the folder, whole or not at all.
@@ -75,6 +91,7 @@ def write_query_encoder(
         dtype: of the stored rows. int8 rows have a scale each: largest magnitude / 127.
         term_weights: (V,) float32, wanted exactly when the policy says idf.
         expansions: wanted exactly when the policy's weighting is expansion.
+        bigrams: wanted exactly when the policy names their hash.
         overwrite: replace a folder that is there.
 
     Raises:
@@ -86,6 +103,9 @@ def write_query_encoder(
     if (contract.query.weighting == "expansion") != (expansions is not None):
         given = "were" if expansions is not None else "were not"
         raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
+    if contract.query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
+        given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
+        raise InvalidInput(f"the policy says bigrams={contract.query.bigrams!r}, but {given} given")
     if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
         raise InvalidInput(f"two tables have the task {min(repeated)!r}")
     if len({table.rows.shape for table in tables}) > 1:
@@ -110,7 +130,11 @@ def write_query_encoder(
         if expansions is not None:
             arrays = {"term_ids": expansions.term_ids, "weights": expansions.weights}
             save_file(arrays, str(aside / EXPANSIONS_FILE))
-        write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True})
+        if bigrams is not None:
+            arrays = {PAIRS_KEY: np.ascontiguousarray(bigrams.bigrams.pairs), **stored_rows(bigrams.rows, dtype=dtype)}
+            save_file(arrays, str(aside / BIGRAMS_FILE))
+        left_out = {} if bigrams is None else {"left_out": f"{BIGRAMS_FILE}: {len(bigrams.bigrams)} rows of bigrams"}
+        write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **left_out})
 
 
 def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any]]:

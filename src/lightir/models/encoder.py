@@ -369,7 +369,12 @@ class LightRetriever(nn.Module):
         """(n, H) float32: the mean of each query's token vectors (Eq. 4), not yet normalised; empty queries are 0.
 
         Each distinct token of the batch is encoded once, all in one shared-prompt forward.
+
+        Raises:
+            InvalidInput: the query policy has bigrams, whose rows are in a fitted table alone.
         """
+        if self.contract.query.bigrams:
+            raise InvalidInput("this model's query table has rows for bigrams: its light queries are the table's alone")
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
         return mixing.to(rows) @ rows

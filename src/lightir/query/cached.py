@@ -15,7 +15,9 @@ import numpy.typing as npt
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json
+from lightir.kernel import mean_rows
 from lightir.kernel.query import EncodedTexts, TextEncoder
+from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
 from lightir.text import TextTokenizer, query_library, query_text_policy
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
@@ -25,6 +27,8 @@ TOKENIZER_FILE = "tokenizer.json"
 TABLES_VERSION = 1
 TERM_WEIGHTS_FILE = "sparse.safetensors"
 EXPANSIONS_FILE = "expansions.safetensors"
+BIGRAMS_FILE = "bigrams.safetensors"
+PAIRS_KEY = "pairs"
 SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
 
 # numpy has no bfloat16: its bits come as uint16.
@@ -70,6 +74,44 @@ class CachedTable:
         return int(self.embeddings.shape[1])
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBigrams:
+    """Rows of pairs of terms: a dense query is the mean of its terms' rows and of its known pairs' rows.
+
+    Attributes:
+        bigrams: the pairs.
+        table: a row a pair.
+    """
+
+    bigrams: Bigrams
+    table: CachedTable
+
+    def __post_init__(self) -> None:
+        if len(self.bigrams) != len(self.table.embeddings):
+            raise InvalidInput(f"there are {len(self.bigrams)} bigrams, but {len(self.table.embeddings)} rows for them")
+
+    def means(self, queries: Ragged, table: CachedTable, *, dim: int | None, threads: int) -> Floats:
+        """(n, dim) float32 rows of length 1; zeros for a query without terms.
+
+        Args:
+            queries: term ids.
+            table: the terms' rows.
+            dim: width of the prefix that is taken.
+            threads: at most so many.
+        """
+        pairs, _ = self.bigrams.find(queries)
+        sums = _sums(table, queries, dim=dim, threads=threads) + _sums(self.table, pairs, dim=dim, threads=threads)
+        lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+        return np.asarray(sums / np.where(lengths > 0, lengths, 1), dtype=np.float32)
+
+
+def _sums(table: CachedTable, rows: Ragged, *, dim: int | None, threads: int) -> Floats:
+    means = mean_rows(
+        table.embeddings, rows.term_ids, rows.indptr, normalize=False, scales=table.scales, dim=dim, threads=threads
+    )
+    return np.asarray(means * rows.lengths[:, None], dtype=np.float32)
+
+
 class CachedQueryEncoder:
     """Queries become vectors by looking terms up: dense is the mean of rows, sparse counts or a mean of expansions."""
 
@@ -81,6 +123,7 @@ class CachedQueryEncoder:
         tables: Mapping[str, CachedTable] = MappingProxyType({}),
         term_weights: Floats | None = None,
         expansions: CachedExpansions | None = None,
+        bigrams: CachedBigrams | None = None,
         dim: int | None = None,
         threads: int = 1,
     ) -> None:
@@ -94,6 +137,7 @@ class CachedQueryEncoder:
                 term_weights are "idf".
             expansions: a row for each of the tokenizer's terms, wanted exactly when the policy's weighting is
                 "expansion".
+            bigrams: wanted exactly when the policy names their hash; there is one table then.
             dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
             threads: for a batch; queries of a small one are not divided.
 
@@ -106,14 +150,16 @@ class CachedQueryEncoder:
         self.tables = dict(tables)
         self.term_weights = term_weights
         self.expansions = expansions
+        self.bigrams = bigrams
         self.threads = threads
         _check_tokenizer(contract, tokenizer)
         _check_tables(contract, tokenizer, self.tables)
         _check_term_weights(contract, term_weights)
         _check_expansions(contract, tokenizer, expansions)
+        _check_bigrams(contract, tokenizer, self.tables, bigrams)
         self.dim = self._checked_dim(dim)
         self._encoders: dict[str | None, TextEncoder] = {
-            name: self._text_encoder(table) for name, table in self.tables.items()
+            name: self._text_encoder(None if bigrams else table) for name, table in self.tables.items()
         }
         if not self.tables:
             self._encoders[None] = self._text_encoder(None)
@@ -123,8 +169,8 @@ class CachedQueryEncoder:
         """Open a query-encoder folder; tables are memory-mapped.
 
         Args:
-            folder: lightir.json, tokenizer.json, tables.json and the tables that it names, and what the policy's
-                sparse queries need of term weights or expansions.
+            folder: lightir.json, tokenizer.json, tables.json and the tables that it names, and what the policy needs
+                of term weights, expansions or bigrams.
             dim: see `__init__`.
             threads: see `__init__`.
 
@@ -142,12 +188,14 @@ class CachedQueryEncoder:
         expanding = contract.query.weighting == "expansion"
         try:
             expansions = _load_expansions(folder / EXPANSIONS_FILE) if expanding else None
+            bigrams = _load_bigrams(folder / BIGRAMS_FILE) if contract.query.bigrams else None
             return cls(
                 contract,
                 tokenizer,
                 tables=tables,
                 term_weights=weights,
                 expansions=expansions,
+                bigrams=bigrams,
                 dim=dim,
                 threads=threads,
             )
@@ -181,7 +229,19 @@ class CachedQueryEncoder:
         texts = tuple(texts)
         by_library = query_library(self.tokenizer, self.contract.query, texts)
         found = self._encoder(task).encode(texts, by_library, threads=self.threads, out=out)
-        return QueryVectors(Ragged(found.term_ids, found.indptr), found.dense, self._sparse(found))
+        queries = Ragged(found.term_ids, found.indptr)
+        dense = found.dense if self.bigrams is None else self._dense_with_bigrams(queries, self.bigrams, out)
+        return QueryVectors(queries, dense, self._sparse(found))
+
+    def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
+        (table,) = self.tables.values()
+        dense = bigrams.means(queries, table, dim=self.dim, threads=self.threads)
+        if out is None:
+            return dense
+        if out.shape != dense.shape or out.dtype != np.float32:
+            raise InvalidInput(f"out must be a writable C-contiguous float32 array of {dense.shape}")
+        out[:] = dense
+        return out
 
     def _encoder(self, task: str | None) -> TextEncoder:
         name = next(iter(self._encoders)) if task is None else task
@@ -291,6 +351,36 @@ def _check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: 
     vocab_size = contract.backbone.vocab_size
     if (largest := int(expansions.term_ids.max(initial=0))) >= vocab_size:
         raise ContractMismatch(f"an expansion names term {largest}, but the contract's vocabulary has {vocab_size}")
+
+
+def _check_bigrams(
+    contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable], bigrams: CachedBigrams | None
+) -> None:
+    found = "" if bigrams is None else bigrams.bigrams.hash
+    if found != contract.query.bigrams:
+        raise ContractMismatch(
+            f"the bigrams have hash {found!r}, but the contract's query policy says {contract.query.bigrams!r}"
+        )
+    if bigrams is None:
+        return
+    if len(tables) != 1:
+        raise InvalidInput(f"bigrams belong to one table, but there are {len(tables)}")
+    (table,) = tables.values()
+    if bigrams.table.dim != table.dim:
+        raise InvalidInput(f"the bigrams' rows are {bigrams.table.dim} wide, the terms' {table.dim}")
+    if (largest := int(bigrams.bigrams.pairs.max(initial=0))) >= tokenizer.vocab_size:
+        raise ContractMismatch(f"a bigram names term {largest}, but the tokenizer has {tokenizer.vocab_size} terms")
+
+
+def _load_bigrams(path: Path) -> CachedBigrams:
+    tensors = map_safetensors(path)
+    if not {PAIRS_KEY, "embeddings"} <= tensors.keys():
+        raise FormatError(f"{path} holds {sorted(tensors)}; the keys {PAIRS_KEY!r} and 'embeddings' are needed")
+    try:
+        table = CachedTable(tensors["embeddings"], tensors.get(SCALES_KEY))
+        return CachedBigrams(Bigrams(tensors[PAIRS_KEY]), table)
+    except InvalidInput as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
 def _load_expansions(path: Path) -> CachedExpansions:

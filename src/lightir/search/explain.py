@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.contract import Fusion
 from lightir.kernel import Weights
 from lightir.query import CachedQueryEncoder
+from lightir.query.cached import CachedBigrams
 from lightir.search.fusion import Fused
 from lightir.search.modes import fusion_text
 from lightir.search.snippets import snippet
 from lightir.text import query_term_ids
 from lightir.types import Branch, BranchScore, Document, Hit, TermScore
-from lightir.vectors import Floats, IntArray, TermIds
+from lightir.vectors import Floats, IntArray, Ragged, TermIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def term_vectors(
         dim: width of the parts; None for the encoder's.
 
     Returns:
-        Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1.
+        Term ids (n,) uint32 ascending, counts (n,) int64, and parts (n, dim) float32 whose sum has length 1. Half of a
+        bigram's row belongs to either of its terms.
     """
     table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
     found = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
@@ -137,8 +140,22 @@ def term_vectors(
         table.embeddings, term_ids, each_alone, normalize=False, scales=table.scales, dim=dim or encoder.dim
     )
     parts = rows.astype(np.float64) * counts[:, None]
+    if encoder.bigrams is not None:
+        parts += _halves(encoder.bigrams, found, term_ids, dim=dim or encoder.dim)
     length = float(np.linalg.norm(parts.sum(axis=0)))
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
+
+
+def _halves(bigrams: CachedBigrams, found: TermIds, term_ids: TermIds, *, dim: int | None) -> npt.NDArray[np.float64]:
+    """(n, dim) half of the rows of the bigrams in a text `found`, summed for each of its distinct terms."""
+    pairs, places = bigrams.bigrams.find(Ragged(found, np.asarray([0, len(found)], dtype=np.int64)))
+    alone = np.arange(len(places) + 1, dtype=np.int64)
+    table = bigrams.table
+    rows = kernel.mean_rows(table.embeddings, pairs.term_ids, alone, normalize=False, scales=table.scales, dim=dim)
+    halves = np.zeros((len(term_ids), rows.shape[1]))
+    for ends in (found[places], found[places + 1]):
+        np.add.at(halves, np.searchsorted(term_ids, ends), rows / 2)
+    return halves
 
 
 def _branch_scores(fused: Fused, place: int, estimated: bool) -> dict[Branch, BranchScore]:

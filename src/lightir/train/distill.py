@@ -31,18 +31,32 @@ from lightir.data import (
 )
 from lightir.encode.cache import cached_table, stored_term_weights
 from lightir.encode.documents import QUERY_ENCODER, length_batches
-from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
+from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
 from lightir.models.encoder import LightRetriever
+from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import query_term_ids
-from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start
+from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start, with_bigrams
 from lightir.train.teacher import load_teacher
 from lightir.types import Document, Query
 from lightir.vectors import Floats, Ragged
 
 CHUNK = 4096  # texts that are encoded, and at most lost, together
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """What a fit gives.
+
+    Attributes:
+        rows: (V, dim) float32, the terms'.
+        bigrams: pairs of terms with their rows, or None.
+    """
+
+    rows: Floats
+    bigrams: BigramTable | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +119,21 @@ def distill(
     gathered = [*_labelled(queries), *_pseudo_queries(documents, spans, config.seed)]
     gathered, report = _clean(gathered, test)
     table = fitted_query_table(model, gathered, documents, config, work=work, encoded=encoded)
-    contract = dataclasses.replace(model.contract, method="distilled")
+    known = "" if table.bigrams is None else table.bigrams.bigrams.hash
+    query = dataclasses.replace(model.contract.query, bigrams=known)
+    contract = dataclasses.replace(model.contract, method="distilled", query=query)
     facts = {
         "teacher": str(teacher),
         "fit": dataclasses.asdict(config),
         "corpora": {name: len(each) for name, each in documents.items()},
         "spans": spans,
         "queries": len(gathered),
+        "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
         "decontamination": None if report is None else report.to_json(),
     }
     with new_folder(Path(out), overwrite=overwrite) as folder:
         _save_model(model, contract, teacher, folder)
-        fitted = QueryTable("", contract.query.instruction, table)
+        fitted = QueryTable("", contract.query.instruction, table.rows)
         write_query_encoder(
             folder / QUERY_ENCODER,
             contract,
@@ -124,6 +141,7 @@ def distill(
             [fitted],
             dtype=table_dtype,
             term_weights=stored_term_weights(model),
+            bigrams=table.bigrams,
         )
         write_json(folder / "distillation.json", facts)
     return Path(out)
@@ -138,10 +156,11 @@ def fitted_query_table(
     work: Path | str | None = None,
     start: Floats | None = None,
     encoded: Mapping[str, Floats] | None = None,
-) -> Floats:
-    """The fitted table, (V, dim) float32.
+) -> FittedTable:
+    """The fitted table, with rows for frequent bigrams where the config asks for them.
 
-    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other.
+    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other;
+    bigrams begin at zero, so that the ridge gives them what the terms' rows leave over.
 
     Args:
         model: the teacher.
@@ -161,10 +180,15 @@ def fitted_query_table(
     if start is None:
         ours = model.contract.method != "distilled" and model.backbone.kind == "causal"
         start = cached_table(model) if ours else memory.tokens(model.backbone.tokenizer.vocab_size)
-    weighted = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start)))
-    return fit_table(
+    weighted, n_terms = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start))), len(start)
+    bigrams = Bigrams.most_frequent(term_ids, config.bigrams) if config.bigrams else None
+    if bigrams is not None:
+        weighted = np.concatenate([weighted, np.zeros((len(bigrams), weighted.shape[1]), dtype=np.float32)])
+        term_ids = with_bigrams(term_ids, bigrams, vocab_size=n_terms)
+    rows = fit_table(
         weighted, term_ids, memory.queries(texts), document_vectors, config, positives=_positives(queries, documents)
     )
+    return FittedTable(rows[:n_terms], None if bigrams is None else BigramTable(bigrams, rows[n_terms:]))
 
 
 class _Memory:

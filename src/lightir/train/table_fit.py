@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import fast_dtype
+from lightir.query.bigrams import Bigrams
 from lightir.vectors import Floats, Ragged
 
 SIF_CONSTANT = 1e-3  # Arora, Liang & Ma, ICLR 2017
@@ -33,6 +34,7 @@ class FitConfig:
         temperature: of both softmaxes.
         learning_rate: peak; falls to zero along a cosine.
         contrastive: weight of InfoNCE for the queries that have labels.
+        bigrams: rows for the pairs of terms that come most often in the queries, at most so many, beside the terms'.
         seed: of the batches and candidates.
     """
 
@@ -44,13 +46,14 @@ class FitConfig:
     temperature: float = 0.05
     learning_rate: float = 5e-3
     contrastive: float = 0.5
+    bigrams: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("ridge", "temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("ridge_iterations", "steps", "candidates", "contrastive"):
+        for name in ("ridge_iterations", "steps", "candidates", "contrastive", "bigrams"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.batch_size < 1:
@@ -178,6 +181,13 @@ def fit_table(
     positives = select_rows(positives, full) if positives is not None else None
     table = ridge_table(start, queries, targets, config)
     return kl_table(table, queries, targets, documents, config, positives=positives) if config.steps else table
+
+
+def with_bigrams(queries: Ragged, bigrams: Bigrams, *, vocab_size: int) -> Ragged:
+    """Each query's terms, then the known pairs in it as vocab_size + their row, for a table of both."""
+    pairs, _ = bigrams.find(queries)
+    rows = [[*queries.row(i).tolist(), *(pairs.row(i) + np.uint32(vocab_size)).tolist()] for i in range(len(queries))]
+    return Ragged.from_lists(rows)
 
 
 def select_rows(rows: Ragged, positions: npt.NDArray[np.int64]) -> Ragged:

@@ -1,0 +1,171 @@
+"""Pairs of terms with rows of their own: found as by a loop, averaged with the terms' rows, refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from lightir.contract import Contract
+from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
+from lightir.query import CachedQueryEncoder, CachedTable
+from lightir.query.bigrams import Bigrams
+from lightir.query.cached import CachedBigrams
+from lightir.search.explain import term_vectors
+from lightir.vectors import Ragged
+from small_collections import DIM, word_contract, word_table, word_tokenizer, write_folder
+
+PAIRS = [[1, 4], [1, 6], [6, 1], [6, 6]]
+QUERIES = ["the cat the cat", "cat runs", "", "dog", "the the the", "the zebra cat"]
+TERMS = [[6, 1, 6, 1], [1, 4], [], [2], [6, 6, 6], [6, 1]]  # an unknown word is dropped before pairs are formed
+
+
+def known(pairs: list[list[int]]) -> Bigrams:
+    return Bigrams(np.asarray(pairs, dtype=np.uint32).reshape(-1, 2))
+
+
+def contract_with(bigrams: Bigrams) -> Contract:
+    contract = word_contract()
+    return dataclasses.replace(contract, query=dataclasses.replace(contract.query, bigrams=bigrams.hash))
+
+
+def cached(seed: int = 1, *, dtype: type = np.float32) -> CachedBigrams:
+    rows = np.random.default_rng(seed).standard_normal((len(PAIRS), DIM)).astype(dtype)
+    return CachedBigrams(known(PAIRS), CachedTable(rows))
+
+
+def encoder(**changes: Any) -> CachedQueryEncoder:
+    tables = {"": CachedTable(word_table(dtype=np.float32))}
+    options = {"tables": tables, "bigrams": cached(), **changes}
+    return CachedQueryEncoder(contract_with(known(PAIRS)), word_tokenizer(), **options)
+
+
+def expected(dim: int = DIM) -> np.ndarray:
+    """The mean of the terms' and the pairs' rows, by loops in double precision."""
+    rows, pairs = word_table(dtype=np.float32).astype(np.float64), cached().table.embeddings.astype(np.float64)
+    found = np.zeros((len(TERMS), dim))
+    for i, terms in enumerate(TERMS):
+        chosen = [rows[term, :dim] for term in terms]
+        chosen += [pairs[PAIRS.index([*pair]), :dim] for pair in itertools.pairwise(terms) if [*pair] in PAIRS]
+        if chosen:
+            mean = np.mean(chosen, axis=0)
+            found[i] = mean / np.linalg.norm(mean)
+    return found
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=6)
+
+
+@given(TEXTS, st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=9))
+def test_pairs_are_found_as_by_a_loop(texts: list[list[int]], pairs: set[tuple[int, int]]) -> None:
+    ordered = sorted(pairs)
+    rows, places = known([list(pair) for pair in ordered]).find(Ragged.from_lists(texts))
+    wanted = [[ordered.index(p) for p in itertools.pairwise(text) if p in pairs] for text in texts]
+    assert [rows.row(i).tolist() for i in range(len(texts))] == wanted
+    flat = [term for text in texts for term in text]
+    assert [(flat[place], flat[place + 1]) for place in places] == [ordered[row] for row in rows.term_ids]
+
+
+@given(TEXTS, st.integers(0, 6), st.integers(1, 3))
+def test_the_most_frequent_pairs_are_counted_within_texts(texts: list[list[int]], n: int, least: int) -> None:
+    counts = Counter(pair for text in texts for pair in itertools.pairwise(text))
+    ranked = sorted((pair for pair in counts if counts[pair] >= least), key=lambda pair: (-counts[pair], pair))
+    found = Bigrams.most_frequent(Ragged.from_lists(texts), n, min_count=least)
+    assert [tuple(pair) for pair in found.pairs.tolist()] == sorted(ranked[:n])
+
+
+def test_the_widest_term_ids_are_no_others_pairs() -> None:
+    last = 2**32 - 1
+    bigrams = known([[0, last], [last, 0], [last, last]])
+    rows, _ = bigrams.find(Ragged.from_lists([[last, 0, last, last]]))
+    assert rows.term_ids.tolist() == [1, 0, 2]
+
+
+def test_dense_is_the_mean_of_terms_and_pairs_and_sparse_is_as_without() -> None:
+    found = encoder().encode(QUERIES)
+    assert [found.term_ids.row(i).tolist() for i in range(len(TERMS))] == TERMS
+    np.testing.assert_allclose(found.dense, expected(), atol=1e-6)
+    plain = CachedQueryEncoder(
+        word_contract(), word_tokenizer(), tables={"": CachedTable(word_table(dtype=np.float32))}
+    )
+    without = plain.encode(QUERIES)
+    assert found.sparse is not None
+    assert without.sparse is not None
+    np.testing.assert_array_equal(found.sparse.weights, without.sparse.weights)
+    assert np.abs(found.dense - without.dense).max() > 0.1
+    np.testing.assert_allclose(encoder(dim=2).encode(QUERIES).dense, expected(2), atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate([encoder().encode([q]).dense for q in QUERIES]), found.dense)
+    out = np.empty((len(QUERIES), DIM), dtype=np.float32)
+    assert encoder(threads=3).encode(QUERIES, out=out).dense is out
+    np.testing.assert_array_equal(out, found.dense)
+
+
+def test_terms_share_their_pairs_in_an_explanation() -> None:
+    for query, terms in zip(QUERIES, TERMS, strict=True):
+        ids, counts, parts = term_vectors(encoder(), query, task=None, dim=None)
+        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == Counter(terms)
+        np.testing.assert_allclose(parts.sum(axis=0), encoder().encode([query]).dense[0], atol=1e-6)
+
+
+def write(tmp_path: Path, contract: Contract, **tensors: np.ndarray) -> Path:
+    folder = write_folder(tmp_path / "q", contract, {"": {"embeddings": word_table()}})
+    if tensors:
+        save_file(tensors, str(folder / "bigrams.safetensors"))
+    return folder
+
+
+def test_a_folder_brings_them_and_misfits_are_refused(tmp_path: Path) -> None:
+    bigrams = known(PAIRS)
+    rows = np.random.default_rng(0).integers(-127, 127, (len(PAIRS), DIM)).astype(np.int8)
+    scales = np.full(len(PAIRS), 0.5, dtype=np.float32)
+    folder = write(tmp_path, contract_with(bigrams), pairs=bigrams.pairs, embeddings=rows, weights=scales)
+    loaded = CachedQueryEncoder.load(folder)
+    by_hand = CachedBigrams(bigrams, CachedTable(rows.astype(np.float32) / 2))
+    expecting = encoder(tables={"": CachedTable(word_table())}, bigrams=by_hand)
+    np.testing.assert_allclose(loaded.encode(QUERIES).dense, expecting.encode(QUERIES).dense, atol=1e-6)
+    (folder / "bigrams.safetensors").unlink()
+    with pytest.raises(NotFound, match="bigrams"):
+        CachedQueryEncoder.load(folder)
+    save_file({"pairs": bigrams.pairs}, str(folder / "bigrams.safetensors"))
+    with pytest.raises(FormatError, match="'embeddings' are needed"):
+        CachedQueryEncoder.load(folder)
+    save_file(
+        {"pairs": bigrams.pairs[::-1].copy(), "embeddings": word_table()[:4]}, str(folder / "bigrams.safetensors")
+    )
+    with pytest.raises(FormatError, match="ascend"):
+        CachedQueryEncoder.load(folder)
+    save_file({"pairs": bigrams.pairs[1:].copy(), "embeddings": word_table()[:3]}, str(folder / "bigrams.safetensors"))
+    with pytest.raises(ContractMismatch, match=bigrams.hash):
+        CachedQueryEncoder.load(folder)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="4 bigrams, but 3 rows"):
+        CachedBigrams(known(PAIRS), CachedTable(word_table()[:3]))
+    with pytest.raises(InvalidInput, match="uint32 of"):
+        Bigrams(np.zeros((2, 2), dtype=np.int64))
+    with pytest.raises(InvalidInput, match="2 wide, the terms' 4"):
+        encoder(bigrams=CachedBigrams(known(PAIRS), CachedTable(word_table()[:4, :2].copy())))
+    with pytest.raises(ContractMismatch, match="bigrams have hash ''"):
+        encoder(bigrams=None)
+    tables = {name: CachedTable(word_table(dtype=np.float32)) for name in ("a", "b")}
+    with pytest.raises(InvalidInput, match="one table, but there are 2"):
+        encoder(tables=tables)
+    beyond = known([[1, 99]])
+    with pytest.raises(ContractMismatch, match="names term 99"):
+        CachedQueryEncoder(
+            contract_with(beyond),
+            word_tokenizer(),
+            tables={"": CachedTable(word_table())},
+            bigrams=CachedBigrams(beyond, CachedTable(word_table()[:1])),
+        )
+    with pytest.raises(InvalidInput, match="out must be"):
+        encoder().encode(["cat"], out=np.empty((2, DIM), dtype=np.float32))
