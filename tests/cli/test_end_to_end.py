@@ -201,6 +201,8 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
     assert main(["worker", str(index), "--once", "--model", str(model), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["committed"], report["failed"], report["pending"]) == (10, {}, 0)
+    assert main(["worker", str(index), "--once", "--model", str(model)]) == 0
+    assert f"{index}: nothing is pending\n" in capsys.readouterr().err
     more.write_text('{"_id": "late", "text": "a late river"}\n')
     assert main(["add", str(index), str(more)]) == 0
     assert "1 pending: their tokens alone" in capsys.readouterr().err

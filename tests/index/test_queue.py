@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from lightir.errors import FormatError, IndexLocked
 from lightir.index import Demand, Index, IndexWriter
-from lightir.index.queue import HALF_LIFE_S, Queue, keys_of_pending, pending_keys
+from lightir.index.pending import keys_of_pending, pending_keys
+from lightir.index.queue import HALF_LIFE_S, Queue
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index
 

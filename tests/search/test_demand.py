@@ -9,7 +9,8 @@ import pytest
 
 from lightir.cli import main
 from lightir.index import Demand, Index, IndexWriter
-from lightir.index.queue import DEMAND_TOP, Queue
+from lightir.index.demand import DEMAND_TOP
+from lightir.index.queue import Queue
 from lightir.index.worker import work
 from lightir.search import Searcher
 from lightir.types import Document

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
 from lightir.contract import Contract, SparseHead
-from lightir.data import Batch, TrainingExample, TrainingSet
+from lightir.data import Batch, Dataset, TrainingExample, TrainingSet
+from lightir.encode.cache import cache_vocabulary
+from lightir.encode.evaluate import FullQueryEncoder
 from lightir.encode.query_encoder import write_query_encoder
+from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
@@ -439,3 +443,51 @@ def test_states_may_meet_the_input_embeddings_also_of_a_model_without_a_head(
         head = dataclasses.replace(recipe, heads=SidrHead(top_k=40))
         with pytest.raises(InvalidInput, match=r"heads\.projection"):
             prepared(head)
+
+
+@pytest.mark.parametrize(("name", "projection"), [("llama", "head"), ("llama", "embeddings"), ("bert", "embeddings")])
+def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model_that_was_trained(
+    sidr: SidrRecipe, datasets: tuple[Path, Path], tmp_path: Path, name: str, projection: Literal["head", "embeddings"]
+) -> None:
+    save_tiny(name, tmp_path / "backbone")
+    attention: Literal["causal", "bidirectional"] = "causal" if name == "llama" else "bidirectional"
+    recipe = dataclasses.replace(
+        sidr,
+        model=dataclasses.replace(sidr.model, address=str(tmp_path / "backbone"), attention=attention),
+        optimisation=dataclasses.replace(sidr.optimisation, steps=2),
+        losses=SidrLosses(temperature=2.0, light=0.5),
+        heads=dataclasses.replace(sidr.heads, projection=projection, own_terms=True),
+        query=QueryPolicy(weighting="expansion", expansion_terms=5, leading_blank=False),
+        evaluation=SidrEvaluation(),
+    )
+    model = train(recipe, tmp_path / "model", device="cpu")
+    cached = cache_vocabulary(model, tmp_path / "query-encoder")
+    contract = Contract.load(model)
+    documents = list(Dataset.open(datasets[0]).corpus())
+    index = tmp_path / "index"
+    build_index(
+        document_shards(documents), index, contract=contract, query_encoder=cached, analyzer="bag", progress=False
+    )
+    retriever, texts = LightRetriever.load(model), ["the river", "copper and bread"]
+    with torch.no_grad():
+        light = light_queries(retriever, texts)
+        full = FullQueryEncoder(retriever, sparse=True)
+        bags = bag_of_tokens(retriever.frame_documents(documents), vocab_size=258, device=torch.device("cpu"))
+        queries = full.encode(texts).sparse
+        assert queries is not None
+        expected = (torch.from_numpy(queries.to_dense()) @ bags.T, light @ bags.T)
+    with Index.open(index) as reader:
+        assert reader.info().pending == len(documents)
+        for encoder, scores in zip((full, None), expected, strict=True):
+            run = Searcher(reader, encoder).search(texts, 5, mode="tokens")
+            for row in range(len(texts)):
+                best = scores[row].sort(descending=True).values[:5]
+                np.testing.assert_allclose(run[str(row)].scores, best, rtol=2e-3)
+        assert encode_pending(index, model=model, once=True, dtype="fp32", progress=False).committed == len(documents)
+        reader.refresh()
+        _, stored = retriever.encode_batch(retriever.batch(retriever.frame_documents(documents)))
+        assert stored is not None
+        run = Searcher(reader, full).search(texts, 5, mode="sparse")
+        for row in range(len(texts)):
+            scores = np.sort(queries.to_dense()[row] @ stored.to_dense().T.astype(np.float32))[::-1]
+            np.testing.assert_allclose(run[str(row)].scores, scores[:5], rtol=2e-3)

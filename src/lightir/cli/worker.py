@@ -15,8 +15,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from lightir.cli.terminal import MODEL_HELP, add_json, positive, print_json, say
+
+if TYPE_CHECKING:
+    from lightir.index.worker import WorkReport
 
 HELP = "encode an index's pending documents while it is searched (needs the extra `train`)"
 EXAMPLES = """
@@ -88,15 +92,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return int(bool(report.failed))
-    say(
-        f"{args.index}: {report.committed:,} documents got their vectors at {report.documents_per_s:.1f} a second; "
-        f"{report.pending:,} are pending"
-    )
+    say(f"{args.index}: {said(report)}")
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
         say(f"  failed: {doc_id}: {error}")
     if report.failed:
         say(f"{len(report.failed):,} failed and stay searchable by tokens: lightir worker {args.index} --retry-failed")
     return int(bool(report.failed))
+
+
+def said(report: WorkReport) -> str:
+    """What a worker did, in a line."""
+    left = f"{report.pending:,} are pending" if report.pending else "nothing is pending"
+    if not report.committed:
+        return left
+    return f"{report.committed:,} documents got their vectors at {report.documents_per_s:.1f} a second; {left}"
 
 
 @contextmanager

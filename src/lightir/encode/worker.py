@@ -14,7 +14,7 @@ from lightir.contract import Contract, require_same_documents
 from lightir.encode.documents import compile_if_worth, encode_shard, load_encoder
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
-from lightir.index.queue import pending_keys
+from lightir.index.pending import pending_keys
 from lightir.index.worker import PIECE, WorkReport, work
 from lightir.models.encoder import LightRetriever
 from lightir.shards import Shard

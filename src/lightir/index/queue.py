@@ -12,16 +12,13 @@ another key, so what is said here of its old text is not taken for the new one.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import logging
 import math
 import os
 import secrets
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,42 +26,20 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lightir.errors import FormatError, WriteFailed
-from lightir.files import fsync_path
-from lightir.index.rows import take
-from lightir.index.store import BUSY_S, Keys, connect, read_mode
+from lightir.errors import WriteFailed
+from lightir.index.parked import Vectors
+from lightir.index.pending import pending_keys
+from lightir.index.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, named, opened
+from lightir.index.store import BUSY_S, Keys, read_mode
 from lightir.index.view import View
-from lightir.shards import Shard
-from lightir.vectors import SparseVectors
 
-QUEUE_FOLDER = "queue"
-QUEUE_FILE = "queue.sqlite"
 WORKERS_FOLDER = "workers"
-QUEUE_VERSION = 1
 
 HALF_LIFE_S = 3600.0
 """A query of an hour ago counts half as much as one of now."""
 
-DEMAND_TOP = 20
-"""A query asks for the pending documents among so many of its best: SiDR's m."""
-
-TELL_EVERY_S = 1.0
 MAX_ERROR_CHARACTERS = 500
-
-# auto_vacuum gives the space of parked vectors back.
-_SCHEMA = f"""
-PRAGMA auto_vacuum = FULL;
-PRAGMA user_version = {QUEUE_VERSION};
-CREATE TABLE claims (doc_key INTEGER PRIMARY KEY, worker TEXT NOT NULL);
-CREATE TABLE failures (doc_key INTEGER PRIMARY KEY, error TEXT NOT NULL, at REAL NOT NULL);
-CREATE TABLE demand (doc_key INTEGER PRIMARY KEY, heat REAL NOT NULL);
-CREATE INDEX hottest ON demand (heat DESC, doc_key);
-CREATE TABLE parked (doc_key INTEGER PRIMARY KEY, dense BLOB, term_ids BLOB, impacts BLOB);
-"""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +70,6 @@ class Claim:
     keys: tuple[int, ...]
     view: View
     free: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Documents' vectors without the documents.
-
-    Attributes:
-        dense: (n, dim) float16, or None.
-        sparse: n rows of uint8 impacts, or None.
-    """
-
-    dense: npt.NDArray[np.float16] | None
-    sparse: SparseVectors | None
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard]) -> Vectors:
-        """Those of the documents of all shards, which have the same kinds."""
-        dense = [shard.dense for shard in shards if shard.dense is not None]
-        rows = [shard.sparse for shard in shards if shard.sparse is not None]
-        sparse = None
-        if rows:
-            indptr = np.concatenate([np.zeros(1, np.int64), *(np.diff(each.indptr) for each in rows)]).cumsum()
-            term_ids = np.concatenate([each.term_ids for each in rows])
-            weights = np.concatenate([each.weights for each in rows])
-            sparse = SparseVectors(indptr, term_ids, weights, rows[0].vocab_size)
-        return cls(np.concatenate(dense) if dense else None, sparse)
-
-    def take(self, places: npt.NDArray[np.int64]) -> Vectors:
-        """Some rows, in the given order."""
-        dense = None if self.dense is None else self.dense[places]
-        return Vectors(dense, None if self.sparse is None else take(self.sparse, places))
 
 
 class Queue:
@@ -159,10 +103,10 @@ class Queue:
         try:
             (folder / WORKERS_FOLDER).mkdir(parents=True, exist_ok=True)
             if not (folder / QUEUE_FILE).exists():
-                _create(folder)
+                create(folder)
         except (OSError, sqlite3.OperationalError) as error:
             raise WriteFailed(f"{folder} cannot be made: {error}") from error
-        connection = _opened(folder / QUEUE_FILE, "rw", busy_s)
+        connection = opened(folder / QUEUE_FILE, "rw", busy_s)
         # After a power failure the file is whole, but its last second may be lost.
         connection.execute("PRAGMA synchronous = NORMAL")
         return cls(folder, connection)
@@ -245,11 +189,7 @@ class Queue:
 
     def park(self, keys: Sequence[int], vectors: Vectors) -> None:
         """Keep claimed documents' vectors until somebody who has the writer's lock commits them."""
-        rows = []
-        for i, key in enumerate(keys):
-            terms, impacts = (None, None) if vectors.sparse is None else vectors.sparse.row(i)
-            dense = None if vectors.dense is None else vectors.dense[i].astype(np.float16, copy=False)
-            rows.append((key, _bytes(dense), _bytes(terms), _bytes(impacts)))
+        rows = [(key, *vectors.blobs(place)) for place, key in enumerate(keys)]
         with self._threads, self._changing():
             self._connection.executemany("INSERT OR REPLACE INTO parked VALUES (?, ?, ?, ?)", rows)
             self._connection.executemany("DELETE FROM claims WHERE doc_key = ?", [(key,) for key in keys])
@@ -257,7 +197,7 @@ class Queue:
     def parked(self, vocab_size: int) -> tuple[list[int], Vectors]:
         """The keys and vectors of all that is parked, by key."""
         rows = self._select("SELECT doc_key, dense, term_ids, impacts FROM parked ORDER BY doc_key")
-        return [row[0] for row in rows], _parked([row[1:] for row in rows], vocab_size)
+        return [row[0] for row in rows], Vectors.from_blobs([row[1:] for row in rows], vocab_size)
 
     @property
     def n_parked(self) -> int:
@@ -327,7 +267,7 @@ class Queue:
             self._connection.executemany(statement, [(key,) for key in keys])
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        with self._threads, _named(self.folder / QUEUE_FILE):
+        with self._threads, named(self.folder / QUEUE_FILE):
             return self._connection.execute(statement, arguments).fetchall()
 
     @contextmanager
@@ -344,69 +284,6 @@ class Queue:
             raise
 
 
-class Demand:
-    """What searches ask for of an index's pending documents, told to its queue.
-
-    Searching never waits for it: after a ranking is made, and at most once a second, what was counted since goes out in
-    one small transaction; where the queue is busy, with a search of a later second. `close` tells the rest. On a medium
-    that cannot be written nothing is told, which the log says once.
-    """
-
-    def __init__(self, index: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        """For an index folder."""
-        self._index = Path(index)
-        self._clock = clock
-        self._asked: Counter[int] = Counter()
-        self._counting = threading.Lock()
-        self._told_at = -math.inf
-        self._telling = threading.Lock()
-        self._queue: Queue | None = None
-        self._refused = False
-
-    def note(self, view: View, doc_ords: npt.NDArray[np.uint32]) -> None:
-        """Count the pending ones among documents that a search listed high."""
-        if self._refused or not view.n_pending:
-            return
-        with self._counting:
-            self._asked.update(keys_of_pending(view, doc_ords).tolist())
-        if self._asked and self._clock() - self._told_at >= TELL_EVERY_S:
-            self.tell()
-
-    def tell(self) -> None:
-        """Tell what is not told yet, unless another thread is about it or the queue is busy."""
-        if self._refused or not self._asked or not self._telling.acquire(blocking=False):
-            return
-        try:
-            self._told_at = self._clock()
-            with self._counting:
-                asked, self._asked = self._asked, Counter()
-            if self._queue is None:
-                self._queue = Queue.open(self._index, busy_s=0.0)
-            self._queue.note(asked, at=self._told_at)
-        except WriteFailed as error:
-            if is_busy(error):
-                with self._counting:
-                    self._asked.update(asked)
-                return
-            self._refused = True
-            logger.warning("what queries ask for is not noted, so a worker goes by age alone: %s", error)
-        finally:
-            self._telling.release()
-
-    def close(self) -> None:
-        """Tell the rest and close the queue."""
-        self.tell()
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
-
-    def __enter__(self) -> Demand:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
 def failures_of(view: View) -> list[Failure]:
     """The pending documents that could not be encoded, by key; read without making a queue.
 
@@ -416,101 +293,16 @@ def failures_of(view: View) -> list[Failure]:
     path = view.folder / QUEUE_FOLDER / QUEUE_FILE
     if not view.n_pending or not path.is_file():
         return []
-    queue = Queue(path.parent, _opened(path, read_mode(path), BUSY_S))
+    queue = Queue(path.parent, opened(path, read_mode(path), BUSY_S))
     try:
         return queue.failures(view)
     finally:
         queue.close()
 
 
-def pending_keys(view: View) -> Keys:
-    """The keys of the documents that wait for their vectors, ascending: the oldest first."""
-    waiting = [each for each in view.segments if each.n_pending]
-    found = [each.segment.doc_keys[each.segment.pending & each.live] for each in waiting]
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
-
-
-def keys_of_pending(view: View, doc_ords: npt.NDArray[np.uint32]) -> Keys:
-    """The keys of those of the documents that wait for their vectors, in the order of the documents."""
-    at, places = view.locate(doc_ords)
-    keys = np.full(len(doc_ords), -1, dtype=np.int64)
-    for i in np.unique(at).tolist():
-        here = np.flatnonzero(at == i)
-        segment = view.segments[i].segment
-        waiting = here[segment.pending[places[here]]]
-        keys[waiting] = segment.doc_keys[places[waiting]]
-    return keys[keys >= 0]
-
-
-def is_busy(error: WriteFailed) -> bool:
-    """Whether a change failed only since another process was about one for too long."""
-    cause = error.__cause__
-    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY
-
-
 def _has(ascending: Keys, key: int) -> bool:
     place = int(np.searchsorted(ascending, key))
     return place < len(ascending) and int(ascending[place]) == key
-
-
-def _bytes(array: npt.NDArray[Any] | None) -> bytes | None:
-    return None if array is None else array.tobytes()
-
-
-def _parked(rows: Sequence[tuple[bytes | None, bytes | None, bytes | None]], vocab_size: int) -> Vectors:
-    if not rows:
-        return Vectors(None, None)
-    dense = sparse = None
-    if rows[0][0] is not None:
-        dense = np.frombuffer(b"".join(row[0] or b"" for row in rows), np.float16).reshape(len(rows), -1)
-    if rows[0][1] is not None:
-        impacts = [np.frombuffer(row[2] or b"", np.uint8) for row in rows]
-        indptr = np.concatenate([[0], np.cumsum([len(each) for each in impacts])]).astype(np.int64)
-        term_ids = np.frombuffer(b"".join(row[1] or b"" for row in rows), np.uint32)
-        sparse = SparseVectors(indptr, term_ids, np.concatenate(impacts), vocab_size)
-    return Vectors(dense, sparse)
-
-
-def _create(folder: Path) -> None:
-    """A new file, made aside and linked to its place: others see it whole; one that was there first stays."""
-    aside = folder / f".{QUEUE_FILE}.{secrets.token_hex(8)}"
-    connection = sqlite3.connect(aside)
-    try:
-        connection.execute("PRAGMA synchronous = OFF")  # flushed once, when it is whole
-        connection.executescript(_SCHEMA)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.close()
-        fsync_path(aside)
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, folder / QUEUE_FILE)
-    finally:
-        connection.close()
-        aside.unlink(missing_ok=True)
-
-
-def _opened(path: Path, mode: str, busy_s: float) -> sqlite3.Connection:
-    with _named(path):
-        connection = connect(path, mode, busy_s=busy_s)
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != QUEUE_VERSION:
-        connection.close()
-        raise FormatError(
-            f"{path} has format {version}; this release reads {QUEUE_VERSION}. Remove {path.parent}: the documents and "
-            "their vectors are elsewhere"
-        )
-    return connection
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise WriteFailed(f"{path} cannot be used: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise FormatError(
-            f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
-        ) from error
 
 
 def _taken(path: Path) -> IO[bytes] | None:

@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import IndexLocked, InvalidInput
-from lightir.index.queue import Queue, Vectors, pending_keys
+from lightir.index.parked import Vectors
+from lightir.index.pending import pending_keys
+from lightir.index.queue import Queue
 from lightir.index.reader import Index
 from lightir.index.view import View
 from lightir.index.writer import IndexWriter

@@ -12,7 +12,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Demand, Filter, Index, TokenQueries, View, normalized
-from lightir.index.queue import DEMAND_TOP
+from lightir.index.demand import DEMAND_TOP
 from lightir.index.view import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries

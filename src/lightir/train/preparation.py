@@ -281,8 +281,9 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 def fit_heads(retriever: LightRetriever, recipe: FittedStage, sets: Sequence[TrainingSet]) -> None:
     """Fit standardisation, term bias and term weights on documents of the training corpora, as far as asked for."""
-    heads = recipe.heads
-    if heads.standardize or heads.calibrate:
+    heads, contract = recipe.heads, retriever.contract
+    standardized = contract.dense is not None and contract.dense.standardized
+    if standardized or (contract.sparse is not None and contract.sparse.bias_hash):
         sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
         retriever.calibrate(sample, quantile=heads.calibrate or 0.5)
     if recipe.query.term_weights == "idf":

@@ -433,10 +433,6 @@ class FittedHeads(Protocol):
     """What fitting the heads reads."""
 
     @property
-    def standardize(self) -> bool:
-        """Fit a mean and a deviation."""
-
-    @property
     def calibrate(self) -> float:
         """The term bias's quantile; 0 for none."""
 

@@ -68,12 +68,6 @@ class SidrHead:
     scale: float = 32.0
     projection: Literal["head", "embeddings"] = "head"
 
-    # What fitting the heads reads of a contrastive recipe's `heads`.
-    @property
-    def standardize(self) -> bool:
-        """There is no dense vector."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
 class SidrLosses:

@@ -1,0 +1,90 @@
+"""What searches ask for of an index's pending documents: counted here, told to its queue."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import WriteFailed
+from lightir.index.pending import keys_of_pending
+from lightir.index.queue import Queue
+from lightir.index.queue_file import is_busy
+from lightir.index.view import View
+
+DEMAND_TOP = 20
+"""A query asks for the pending documents among so many of its best: SiDR's m."""
+
+TELL_EVERY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Demand:
+    """What searches ask for of an index's pending documents, told to its queue.
+
+    Searching never waits for it: after a ranking is made, and at most once a second, what was counted since goes out in
+    one small transaction; where the queue is busy, with a search of a later second. `close` tells the rest. On a medium
+    that cannot be written nothing is told, which the log says once.
+    """
+
+    def __init__(self, index: Path | str, *, clock: Callable[[], float] = time.time) -> None:
+        """For an index folder."""
+        self._index = Path(index)
+        self._clock = clock
+        self._asked: Counter[int] = Counter()
+        self._counting = threading.Lock()
+        self._told_at = -math.inf
+        self._telling = threading.Lock()
+        self._queue: Queue | None = None
+        self._refused = False
+
+    def note(self, view: View, doc_ords: npt.NDArray[np.uint32]) -> None:
+        """Count the pending ones among documents that a search listed high."""
+        if self._refused or not view.n_pending:
+            return
+        with self._counting:
+            self._asked.update(keys_of_pending(view, doc_ords).tolist())
+        if self._asked and self._clock() - self._told_at >= TELL_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what is not told yet, unless another thread is about it or the queue is busy."""
+        if self._refused or not self._asked or not self._telling.acquire(blocking=False):
+            return
+        try:
+            self._told_at = self._clock()
+            with self._counting:
+                asked, self._asked = self._asked, Counter()
+            if self._queue is None:
+                self._queue = Queue.open(self._index, busy_s=0.0)
+            self._queue.note(asked, at=self._told_at)
+        except WriteFailed as error:
+            if is_busy(error):
+                with self._counting:
+                    self._asked.update(asked)
+                return
+            self._refused = True
+            logger.warning("what queries ask for is not noted, so a worker goes by age alone: %s", error)
+        finally:
+            self._telling.release()
+
+    def close(self) -> None:
+        """Tell the rest and close the queue."""
+        self.tell()
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+
+    def __enter__(self) -> Demand:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""Documents' vectors by themselves: on their way to a commit, and parked as bytes until there can be one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.index.rows import take
+from lightir.shards import Shard
+from lightir.vectors import SparseVectors
+
+Blobs = tuple[bytes | None, bytes | None, bytes | None]
+"""A document's dense row, term ids and impacts; None for a kind that it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Documents' vectors without the documents.
+
+    Attributes:
+        dense: (n, dim) float16, or None.
+        sparse: n rows of uint8 impacts, or None.
+    """
+
+    dense: npt.NDArray[np.float16] | None
+    sparse: SparseVectors | None
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Vectors:
+        """Those of the documents of all shards, which have the same kinds."""
+        dense = [shard.dense for shard in shards if shard.dense is not None]
+        rows = [shard.sparse for shard in shards if shard.sparse is not None]
+        sparse = None
+        if rows:
+            indptr = np.concatenate([np.zeros(1, np.int64), *(np.diff(each.indptr) for each in rows)]).cumsum()
+            term_ids = np.concatenate([each.term_ids for each in rows])
+            weights = np.concatenate([each.weights for each in rows])
+            sparse = SparseVectors(indptr, term_ids, weights, rows[0].vocab_size)
+        return cls(np.concatenate(dense) if dense else None, sparse)
+
+    @classmethod
+    def from_blobs(cls, rows: Sequence[Blobs], vocab_size: int) -> Vectors:
+        """Those that `blobs` gave, row by row."""
+        if not rows:
+            return cls(None, None)
+        dense = sparse = None
+        if rows[0][0] is not None:
+            dense = np.frombuffer(b"".join(row[0] or b"" for row in rows), np.float16).reshape(len(rows), -1)
+        if rows[0][1] is not None:
+            impacts = [np.frombuffer(row[2] or b"", np.uint8) for row in rows]
+            indptr = np.concatenate([[0], np.cumsum([len(each) for each in impacts])]).astype(np.int64)
+            term_ids = np.frombuffer(b"".join(row[1] or b"" for row in rows), np.uint32)
+            sparse = SparseVectors(indptr, term_ids, np.concatenate(impacts), vocab_size)
+        return cls(dense, sparse)
+
+    def blobs(self, place: int) -> Blobs:
+        """The bytes of one row."""
+        terms, impacts = (None, None) if self.sparse is None else self.sparse.row(place)
+        dense = None if self.dense is None else self.dense[place].astype(np.float16, copy=False)
+        return _bytes(dense), _bytes(terms), _bytes(impacts)
+
+    def take(self, places: npt.NDArray[np.int64]) -> Vectors:
+        """Some rows, in the given order."""
+        dense = None if self.dense is None else self.dense[places]
+        return Vectors(dense, None if self.sparse is None else take(self.sparse, places))
+
+
+def _bytes(array: npt.NDArray[Any] | None) -> bytes | None:
+    return None if array is None else array.tobytes()
