@@ -247,19 +247,15 @@ class Bench:
     def single_queries(self, n: int) -> list[dict[str, Any]]:
         """Microseconds of calls with one question: median and 99th percentile; different questions, each once."""
         encoder = make_encoder(self.tokenizer, self.half, sparse=True)
-        inner, policy = encoder._encoders[""], encoder.tokenizer.path.native
-        out, none = np.empty((1, self.width), np.float32), np.empty((0, self.width), np.float32)
+        inner = encoder._encoders[""]
 
-        def by_library(positions: object) -> Any:
-            raise AssertionError("an ASCII question was refused")
-
-        def native(texts: tuple[str, ...], out: np.ndarray) -> object:
-            return inner._native.encode(policy, texts, inner._policy, 1, by_library, out)
+        def native(texts: list[str]) -> object:
+            return inner._native.encode(texts, 1, inner._by_library, None)
 
         plain = [question for question in self.questions if question.isascii()]
         calls: dict[str, tuple[Callable[[str], object], int]] = {
-            "lightir's kernel: the call": (lambda text: native((text,), out), n),
-            "lightir's kernel: the call without a question": (lambda text: native((), none), n),
+            "lightir's kernel: the call": (lambda text: native([text]), n),
+            "lightir's kernel: the call without a question": (lambda text: native([]), n),
             "lightir, dense and sparse": (lambda text: encoder.encode([text]), n),
             "model2vec, dense": (lambda text: self.model2vec.encode([text], use_multiprocessing=False), n // 10),
             "sentence-transformers, dense": (lambda text: self.sentence_transformers.encode([text]), n // 10),

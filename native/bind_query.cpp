@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -38,10 +39,26 @@ public:
             views.emplace_back(data, static_cast<size_t>(size));
         }
     }
+    const nb::tuple& kept() const { return kept_; }
     std::vector<std::string_view> views;
 
 private:
     nb::tuple kept_;
+};
+
+// Releases the GIL for as long as this lives, but not for a few short texts: to get it back from another thread can take
+// a thousand times as long as they do.
+class ReleasedForMany {
+public:
+    explicit ReleasedForMany(const Texts& texts) {
+        constexpr size_t few_bytes = 2048;
+        size_t n_bytes = 0;
+        for (const std::string_view text : texts.views) n_bytes += text.size();
+        if (texts.views.size() > few_bytes / 64 || n_bytes > few_bytes) released_.emplace();
+    }
+
+private:
+    std::optional<nb::gil_scoped_release> released_;
 };
 
 Split split_named(const std::string& name) {
@@ -75,13 +92,13 @@ void bind_word_piece_tokenizer(Tokenizer* self, const nb::bytes& bytes, Words fi
     new (self) Tokenizer(Split::bert, byte_map(bytes), {}, std::move(model));
 }
 
-// The ids of all texts; those of texts that the tokenizer refuses come from fallback(positions). No tokenizer refuses
-// every text.
+// The ids of all texts; those of texts that the tokenizer refuses come from fallback(texts, positions). No tokenizer
+// refuses every text.
 TokenLists read_texts(const Tokenizer* tokenizer, const Texts& texts, const TextPolicy& policy, size_t n_threads,
                       const nb::callable& fallback) {
     TokenLists lists;
     if (tokenizer != nullptr) {
-        nb::gil_scoped_release released;
+        const ReleasedForMany released(texts);
         lists = tokenizer->tokenize(texts.views, policy, n_threads);
     } else {
         lists.indptr.assign(texts.views.size() + 1, 0);
@@ -89,7 +106,7 @@ TokenLists read_texts(const Tokenizer* tokenizer, const Texts& texts, const Text
         std::iota(lists.refused.begin(), lists.refused.end(), size_t{0});
     }
     if (lists.refused.empty()) return lists;
-    const nb::tuple read = nb::cast<nb::tuple>(fallback(nb::cast(lists.refused)));
+    const nb::tuple read = nb::cast<nb::tuple>(fallback(texts.kept(), nb::cast(lists.refused)));
     const Array ids(read[0], "term_ids", 1), indptr(read[1], "indptr", 1);
     check_indptr(indptr.span<int64_t>(), ids.size(), "indptr");
     fill_refused(lists, ids.span<uint32_t>(), indptr.span<int64_t>());
@@ -159,60 +176,100 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb:
     mean_rows(rows.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
-// A table's normalised means and a vocabulary's counts for queries; a branch that isn't wanted has no table, or no
-// vocabulary. Keeps its arrays alive.
+// Makes instances of a frozen dataclass from its fields in their order, without its checks: only for what passes them.
+class Record {
+public:
+    explicit Record(nb::handle type)
+        : type_(nb::cast<nb::type_object>(type)), names_(nb::cast<nb::tuple>(type.attr("__match_args__"))) {}
+
+    template <typename... Values>
+    nb::object operator()(const Values&... values) const {
+        if (sizeof...(values) != names_.size()) throw InvalidInput("a record has other fields than the kernel fills");
+        nb::object made = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type_.ptr()), 0));
+        if (!made.is_valid()) nb::raise_python_error();
+        size_t i = 0;
+        for (const nb::handle value : {nb::handle(values)...}) {
+            if (PyObject_GenericSetAttr(made.ptr(), names_[i++].ptr(), value.ptr()) != 0) nb::raise_python_error();
+        }
+        return made;
+    }
+
+private:
+    nb::type_object type_;
+    nb::tuple names_;
+};
+
+// Query vectors of texts: a table's normalised means and a vocabulary's counts; a branch that isn't wanted has no table,
+// or no vocabulary. Keeps its arrays alive.
 class QueryEncoder {
 public:
-    QueryEncoder(nb::object table, nb::object scales, nb::object vocab_size, bool binary, nb::object factors)
-        : table_(std::move(table)), scales_(std::move(scales)), factors_(std::move(factors)) {
-        if (!table_.is_none()) rows_ = std::make_unique<Rows>(table_, scales_, "table", true);
-        sparse_ = !vocab_size.is_none();
-        if (!sparse_) return;
-        weighting_ = {nb::cast<size_t>(vocab_size), binary, nullptr};
+    // records: the classes Ragged, SparseVectors and QueryVectors.
+    QueryEncoder(nb::object tokenizer, const TextPolicy& policy, nb::object table, nb::object scales, size_t dim,
+                 nb::object vocab_size, bool binary, nb::object factors, const nb::tuple& records)
+        : tokenizer_(std::move(tokenizer)), policy_(policy), table_(std::move(table)), scales_(std::move(scales)),
+          dim_(dim), vocab_size_(std::move(vocab_size)), factors_(std::move(factors)), ragged_(records[0]),
+          sparse_vectors_(records[1]), query_vectors_(records[2]) {
+        if (!tokenizer_.is_none()) native_ = &nb::cast<const Tokenizer&>(tokenizer_);
+        if (!table_.is_none()) {
+            rows_ = std::make_unique<Rows>(table_, scales_, "table", true);
+            rows_->check_dim(dim_);
+        }
+        if (vocab_size_.is_none()) return;
+        weighting_ = {nb::cast<size_t>(vocab_size_), binary, nullptr};
         if (factors_.is_none()) return;
         kept_factors_ = std::make_unique<Array>(factors_, "term weights", 1);
         same_length("term weights and vocabulary", kept_factors_->size(), weighting_.vocab_size);
         weighting_.factors = kept_factors_->span<float>().data;
     }
 
-    // (term_ids, indptr) of the queries, and (indptr, term_ids, weights) of their counts.
-    nb::tuple encode(nb::object tokenizer, nb::handle texts, const TextPolicy& policy, size_t n_threads,
-                     const nb::callable& fallback, nb::object out) const {
+    // One QueryVectors of all texts; its dense rows are in `out` if one is given.
+    nb::object encode(nb::handle texts, size_t n_threads, const nb::callable& fallback, nb::object out) const {
         const Texts borrowed(texts);
-        const Tokenizer* native = tokenizer.is_none() ? nullptr : &nb::cast<const Tokenizer&>(tokenizer);
-        TokenLists lists = read_texts(native, borrowed, policy, n_threads, fallback);
-        SparseQueries counts = rows_ == nullptr ? vectors(lists, nullptr, 0, n_threads)
-                                                : into(lists, nb::cast<Vectors>(out, false), n_threads);
-        nb::object none = nb::none();
-        return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
-                              sparse_ ? to_numpy(std::move(counts.indptr)) : none,
-                              sparse_ ? to_numpy(std::move(counts.term_ids)) : none,
-                              sparse_ ? to_numpy(std::move(counts.weights)) : none);
+        TokenLists lists = read_texts(native_, borrowed, policy_, n_threads, fallback);
+        const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
+        const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
+        if (rows_ != nullptr) fetch_rows(rows_->matrix, ids, dim_);
+        nb::object dense = rows_ == nullptr ? nb::none() : rows_for(borrowed.views.size(), std::move(out));
+        SparseQueries counts;
+        {
+            const ReleasedForMany released(borrowed);
+            if (!vocab_size_.is_none()) counts = count_terms(ids, indptr, weighting_);
+            if (rows_ != nullptr) {
+                check_ids(ids, rows_->matrix.n_rows);
+                mean_rows(rows_->matrix, nullptr, ids, indptr, dim_, true, n_threads,
+                          static_cast<float*>(array_data(dense)));
+            }
+        }
+        const nb::object term_ids = ragged_(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
+        if (vocab_size_.is_none()) return query_vectors_(term_ids, dense, nb::none());
+        return query_vectors_(term_ids, dense,
+                              sparse_vectors_(to_numpy(std::move(counts.indptr)), to_numpy(std::move(counts.term_ids)),
+                                              to_numpy(std::move(counts.weights)), vocab_size_));
     }
 
 private:
-    SparseQueries into(const TokenLists& lists, const Vectors& out, size_t n_threads) const {
-        rows_->check_dim(out.shape(1));
-        same_length("queries and out", lists.indptr.size() - 1, out.shape(0));
-        return vectors(lists, out.data(), out.shape(1), n_threads);
-    }
-
-    SparseQueries vectors(const TokenLists& lists, float* out, size_t dim, size_t n_threads) const {
-        const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
-        const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
-        nb::gil_scoped_release released;
-        if (out != nullptr) {
-            check_ids(ids, rows_->matrix.n_rows);
-            mean_rows(rows_->matrix, nullptr, ids, indptr, dim, true, n_threads, out);
+    nb::object rows_for(size_t n_texts, nb::object out) const {
+        if (out.is_none()) return new_array<float, 2>({n_texts, dim_});
+        auto* array = reinterpret_cast<PyArrayObject*>(out.ptr());
+        if (!PyArray_Check(out.ptr()) || PyArray_TYPE(array) != NPY_FLOAT32 || !PyArray_ISCARRAY(array) ||
+            PyArray_NDIM(array) != 2 || PyArray_DIM(array, 0) != static_cast<npy_intp>(n_texts) ||
+            PyArray_DIM(array, 1) != static_cast<npy_intp>(dim_)) {
+            throw InvalidInput("out must be a writable C-contiguous float32 array of (" + std::to_string(n_texts) + ", " +
+                               std::to_string(dim_) + ")");
         }
-        return sparse_ ? count_terms(ids, indptr, weighting_) : SparseQueries{};
+        return out;
     }
 
-    nb::object table_, scales_, factors_;
+    nb::object tokenizer_;
+    const Tokenizer* native_ = nullptr;
+    TextPolicy policy_;
+    nb::object table_, scales_;
+    size_t dim_;
+    nb::object vocab_size_, factors_;
     std::unique_ptr<Rows> rows_;
     std::unique_ptr<Array> kept_factors_;
-    bool sparse_ = false;
     TermWeighting weighting_;
+    Record ragged_, sparse_vectors_, query_vectors_;
 };
 
 }  // namespace
@@ -228,10 +285,11 @@ void bind_query(nb::module_& m) {
         .def("__init__", &bind_word_piece_tokenizer)
         .def("tokenize", &bind_tokenize);
     nb::class_<QueryEncoder>(m, "QueryEncoder")
-        .def(nb::init<nb::object, nb::object, nb::object, bool, nb::object>(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg(), nb::arg().none())
-        .def("encode", &QueryEncoder::encode, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none());
+        .def(nb::init<nb::object, const TextPolicy&, nb::object, nb::object, size_t, nb::object, bool, nb::object,
+                      const nb::tuple&>(),
+             nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
+             nb::arg().none(), nb::arg())
+        .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
     m.def("split_words", &bind_split_words);
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg(), nb::arg().noconvert());

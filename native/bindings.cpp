@@ -1,4 +1,6 @@
 // The border to Python: checks arguments, releases the GIL. No algorithm lives here.
+#define LIGHTIR_IMPORTS_NUMPY
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -182,6 +184,7 @@ void translate(const std::exception_ptr& failure, void*) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    if (PyArray_ImportNumPyAPI() < 0) nb::raise_python_error();
     nb::register_exception_translator(translate);
     use_level_from_environment();
     m.def("dispatch", [] { return std::string(level().name); });

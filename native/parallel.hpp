@@ -14,6 +14,10 @@ namespace lightir {
 template <typename Task>
 void parallel_for(size_t n_tasks, size_t n_threads, const Task& task) {
     n_threads = std::min(n_threads, n_tasks);
+    if (n_threads <= 1) {
+        for (size_t i = 0; i < n_tasks; ++i) task(i);
+        return;
+    }
     std::atomic<size_t> next{0};
     std::exception_ptr failure;
     std::mutex failure_lock;

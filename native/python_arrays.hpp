@@ -4,7 +4,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+// One file, which defines this name, imports numpy's functions for all.
+#ifndef LIGHTIR_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#define PY_ARRAY_UNIQUE_SYMBOL lightir_numpy_functions
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -143,15 +153,49 @@ private:
 };
 
 template <typename T>
-nb::object to_numpy(std::vector<T> values, size_t n_columns = 0) {
+constexpr int type_number() {
+    if constexpr (std::is_same_v<T, int64_t>) return NPY_INT64;
+    else if constexpr (std::is_same_v<T, uint32_t>) return NPY_UINT32;
+    else if constexpr (std::is_same_v<T, uint16_t>) return NPY_UINT16;
+    else if constexpr (std::is_same_v<T, uint8_t>) return NPY_UINT8;
+    else if constexpr (std::is_same_v<T, double>) return NPY_FLOAT64;
+    else {
+        static_assert(std::is_same_v<T, float>);
+        return NPY_FLOAT32;
+    }
+}
+
+inline void* array_data(const nb::object& array) { return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())); }
+
+// A new array, not filled.
+template <typename T, size_t n_dims>
+nb::object new_array(const std::array<size_t, n_dims>& shape) {
+    npy_intp dims[n_dims];
+    for (size_t i = 0; i < n_dims; ++i) dims[i] = static_cast<npy_intp>(shape[i]);
+    nb::object array = nb::steal(PyArray_SimpleNew(static_cast<int>(n_dims), dims, type_number<T>()));
+    if (!array.is_valid()) nb::raise_python_error();
+    return array;
+}
+
+// numpy's own functions: what nanobind does by way of DLPack takes ten times as long. Few values are copied, the memory
+// of many is handed over.
+template <typename T>
+nb::object to_numpy(std::vector<T> values) {
+    constexpr size_t few_bytes = 4096;
+    if (values.size() * sizeof(T) <= few_bytes) {
+        nb::object array = new_array<T, 1>({values.size()});
+        if (!values.empty()) std::memcpy(array_data(array), values.data(), values.size() * sizeof(T));
+        return array;
+    }
     auto* kept = new std::vector<T>(std::move(values));
     nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    if (n_columns == 0) {
-        const size_t shape[1] = {kept->size()};
-        return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 1, shape, owner));
+    npy_intp dims[1] = {static_cast<npy_intp>(kept->size())};
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(1, dims, type_number<T>(), kept->data()));
+    if (!array.is_valid() ||
+        PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner.release().ptr()) != 0) {
+        nb::raise_python_error();
     }
-    const size_t shape[2] = {kept->size() / n_columns, n_columns};
-    return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), 2, shape, owner));
+    return array;
 }
 
 // An optional bitmap over n documents.

@@ -14,6 +14,9 @@ namespace lightir {
 void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
                size_t dim, bool normalize, size_t n_threads, float* out);
 
+// Asks for the first dim columns of the rows, as far as they fit a near cache; ids beyond the table are passed over.
+void fetch_rows(const Matrix& table, Span<uint32_t> ids, size_t dim);
+
 // How a term's count becomes its weight.
 struct TermWeighting {
     size_t vocab_size = 0;           // ids from here on are InvalidInput

@@ -1,6 +1,7 @@
 #include "tokenizer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -173,21 +174,34 @@ size_t WordPieces::ids(const char* word, size_t size, uint32_t* out) const {
 
 WordCache::WordCache() : entries_(cache_entries) {}
 
-// The first n_bytes of eight, the others 0.
-inline uint64_t first_bytes(const char* from, size_t n_bytes) {
-    uint64_t bytes;
-    std::memcpy(&bytes, from, 8);
-    return n_bytes >= 8 ? bytes : bytes & ((uint64_t{1} << (8 * n_bytes)) - 1);
+struct KeyMask {
+    uint64_t low = 0, middle = 0, high = 0;  // ones over the word's bytes
+};
+
+constexpr std::array<KeyMask, key_bytes> make_key_masks() {
+    std::array<KeyMask, key_bytes> masks{};
+    for (size_t size = 0; size < key_bytes; ++size) {
+        for (size_t i = 0; i < size; ++i) {
+            uint64_t& part = i < 8 ? masks[size].low : i < 16 ? masks[size].middle : masks[size].high;
+            part |= uint64_t{0xff} << (8 * (i % 8));
+        }
+    }
+    return masks;
 }
 
+constexpr std::array<KeyMask, key_bytes> key_masks = make_key_masks();
+
+// Without a branch on the size, which no processor can foresee.
 inline WordCache::Key WordCache::key(const char* word, size_t size) {
-    Key key{first_bytes(word, size), 0, static_cast<uint64_t>(size) << 56};
-    if (size > 8) key.middle = first_bytes(word + 8, size - 8);
-    if (size > 16) key.high |= first_bytes(word + 16, size - 16);
-    return key;
+    uint64_t parts[3];
+    std::memcpy(parts, word, sizeof(parts));
+    const KeyMask& mask = key_masks[size];
+    return {parts[0] & mask.low, parts[1] & mask.middle, (parts[2] & mask.high) | static_cast<uint64_t>(size) << 56};
 }
 
-inline size_t WordCache::place(Key key) const { return mix(key.low ^ (key.middle + key.high) * 0xc2b2ae3d27d4eb4full) & (cache_entries - 1); }
+inline size_t WordCache::place(Key key) const {
+    return mix(key.low ^ (key.middle + key.high) * 0xc2b2ae3d27d4eb4full) & (cache_entries - 1);
+}
 
 inline const WordCache::Entry* WordCache::find(Key key) const {
     const size_t at = place(key);
@@ -211,6 +225,7 @@ struct Tokenizer::Work {
     WordCache cache;
     std::vector<char> text;  // prepared, with key_bytes zeros behind it
     size_t size = 0;         // of the prepared text
+    std::vector<uint32_t> ids;
 };
 
 class Tokenizer::Lease {
@@ -256,18 +271,24 @@ Tokenizer::~Tokenizer() = default;
 
 TokenLists Tokenizer::tokenize(const std::vector<std::string_view>& texts, const TextPolicy& policy,
                                size_t n_threads) const {
-    const size_t n_chunks = (texts.size() + texts_chunk - 1) / texts_chunk;
-    std::vector<TokenLists> chunks(std::max<size_t>(n_chunks, 1));
-    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
+    const auto read = [&](size_t first, size_t last, TokenLists& out) {
         const Lease work(*this);
-        TokenLists out;
-        for (size_t t = chunk * texts_chunk; t < std::min(texts.size(), (chunk + 1) * texts_chunk); ++t) {
-            append(texts[t], policy, *work, out);
-        }
+        out.indptr.reserve(last - first + 1);
+        for (size_t t = first; t < last; ++t) append(texts[t], policy, *work, out);
+    };
+    TokenLists all;
+    const size_t n_chunks = (texts.size() + texts_chunk - 1) / texts_chunk;
+    if (std::min(n_threads, n_chunks) <= 1) {
+        read(0, texts.size(), all);
+        return all;
+    }
+    std::vector<TokenLists> chunks(n_chunks);
+    parallel_for(n_chunks, n_threads, [&](size_t chunk) {
+        TokenLists out;  // of its own, so that threads write to cache lines of their own
+        read(chunk * texts_chunk, std::min(texts.size(), (chunk + 1) * texts_chunk), out);
         chunks[chunk] = std::move(out);
     });
-    TokenLists all = std::move(chunks[0]);
-    for (size_t chunk = 1; chunk < n_chunks; ++chunk) {
+    for (size_t chunk = 0; chunk < n_chunks; ++chunk) {
         const TokenLists& part = chunks[chunk];
         const int64_t n_before = static_cast<int64_t>(all.ids.size());
         all.ids.insert(all.ids.end(), part.ids.begin(), part.ids.end());
@@ -278,12 +299,11 @@ TokenLists Tokenizer::tokenize(const std::vector<std::string_view>& texts, const
 }
 
 void Tokenizer::append(std::string_view text, const TextPolicy& policy, Work& work, TokenLists& out) const {
-    const size_t n_before = out.ids.size();
     bool refused = !prepare(text, policy, work);
     if (!refused) {
-        const size_t most = std::min(work.size, std::min(policy.max_ids, work.size) + max_word_bytes);
-        out.ids.resize(n_before + most + WordCache::max_ids);
-        uint32_t* ids = out.ids.data() + n_before;
+        const size_t most = std::min(work.size, std::min(policy.max_ids, work.size) + max_word_bytes) + WordCache::max_ids;
+        if (work.ids.size() < most) work.ids.resize(most);
+        uint32_t* ids = work.ids.data();
         size_t n_ids = 0;
         each_word(split_, work.text.data(), work.size, [&](const char* word, size_t size) {
             if (size > max_word_bytes) {
@@ -309,7 +329,7 @@ void Tokenizer::append(std::string_view text, const TextPolicy& policy, Work& wo
         n_ids = refused ? 0 : std::min(n_ids, policy.max_ids);
         const auto dropped = [&](uint32_t id) { return std::binary_search(policy.drop.begin(), policy.drop.end(), id); };
         if (!policy.drop.empty()) n_ids = static_cast<size_t>(std::remove_if(ids, ids + n_ids, dropped) - ids);
-        out.ids.resize(n_before + n_ids);
+        out.ids.insert(out.ids.end(), ids, ids + n_ids);
     }
     if (refused) out.refused.push_back(out.indptr.size() - 1);
     out.indptr.push_back(static_cast<int64_t>(out.ids.size()));

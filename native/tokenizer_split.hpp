@@ -1,10 +1,12 @@
 // How pre-tokenisers cut ASCII text into words. Each function calls use(word, size) for one word after the other, up
-// to the end or until use returns false; together the words are the text, but for what bert leaves out.
+// to the end or until use returns false; together the words are the text, but for what bert leaves out. Seven bytes
+// behind the text must be readable.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "tokenizer.hpp"
 
@@ -38,7 +40,37 @@ inline size_t end_of_run(const char* text, size_t i, size_t end, const Is& is) {
     return i;
 }
 
+// Bit 7 of each of eight ASCII bytes that is a letter, or a digit: sums of bytes below 0x80 carry into no neighbour.
+inline uint64_t letters(uint64_t bytes) {
+    const uint64_t lower = bytes | 0x2020202020202020u;
+    return (lower + 0x1f1f1f1f1f1f1f1fu) & ~(lower + 0x0505050505050505u) & 0x8080808080808080u;
+}
+
+inline uint64_t digits(uint64_t bytes) {
+    return (bytes + 0x5050505050505050u) & ~(bytes + 0x4646464646464646u) & 0x8080808080808080u;
+}
+
+// As end_of_run, eight bytes at a time: stops(bytes) has bit 7 of each byte that ends the run. Seven bytes behind the end
+// are read.
+template <typename Stops>
+inline size_t end_of_long_run(const char* text, size_t i, size_t end, const Stops& stops) {
+    for (; i < end; i += 8) {
+        uint64_t bytes;
+        std::memcpy(&bytes, text + i, 8);
+        const uint64_t found = stops(bytes & 0x7f7f7f7f7f7f7f7fu);
+        if (found == 0) continue;
+        const size_t stop = i + static_cast<size_t>(__builtin_ctzll(found)) / 8;
+        return stop < end ? stop : end;
+    }
+    return end;
+}
+
+inline size_t end_of_letters(const char* text, size_t i, size_t end) {
+    return end_of_long_run(text, i, end, [](uint64_t bytes) { return letters(bytes) ^ 0x8080808080808080u; });
+}
+
 inline size_t end_of_kind(const char* text, size_t i, size_t end, Kind wanted) {
+    if (wanted == Kind::letter) return end_of_letters(text, i, end);
     return end_of_run(text, i, end, [wanted](char c) { return kind(c) == wanted; });
 }
 
@@ -91,7 +123,7 @@ bool each_gpt2_digits_word(const char* text, size_t i, size_t end, const Use& us
             ++i;
             continue;
         }
-        const size_t digit = end_of_run(text, i, end, [](char c) { return kind(c) != Kind::digit; });
+        const size_t digit = end_of_long_run(text, i, end, digits);
         if (!each_gpt2_word(text, i, digit, use)) return false;
         i = digit;
     }

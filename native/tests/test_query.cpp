@@ -1,4 +1,5 @@
 // What sanitizers should see of query encoding: tokenisers at the borders of their buffers, on exactly sized texts.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "expansions.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
+#include "tokenizer_split.hpp"
 #include "words.hpp"
 
 using namespace lightir;
@@ -103,6 +105,46 @@ void any_text_fits_its_buffers() {
             }
         }
     }
+}
+
+// Against one byte after the other, for every byte at every place of the eight, and every end.
+void runs_end_where_they_should() {
+    size_t n_wrong = 0;
+    for (size_t run = 0; run < 20; ++run) {
+        for (int byte = 0; byte < 128; ++byte) {
+            const char c = static_cast<char>(byte);
+            for (size_t end = 0; end <= run + 2; ++end) {
+                const std::string word = std::string(run, 'q') + c + "z" + std::string(8, '\0');
+                const std::string number = std::string(run, ';') + c + "z" + std::string(8, '\0');
+                const size_t letters_end = std::min(end, run + (kind(c) == Kind::letter ? 2 : 0));
+                const size_t digit = std::min(end, kind(c) == Kind::digit ? run : run + 2);
+                n_wrong += end_of_letters(word.data(), 0, end) != letters_end;
+                n_wrong += end_of_long_run(number.data(), 0, end, digits) != digit;
+            }
+        }
+    }
+    expect(n_wrong == 0, "ends of runs");
+}
+
+void long_and_short_lists_are_counted_alike() {
+    std::mt19937 random(2);
+    for (size_t size = 0; size < 60; ++size) {
+        std::vector<uint32_t> ids(size);
+        for (uint32_t& id : ids) id = static_cast<uint32_t>(random() % 9);
+        const std::vector<int64_t> indptr{0, static_cast<int64_t>(size)};
+        const SparseQueries counted = count_terms(span(ids), span(indptr), {9, false, nullptr});
+        std::vector<float> found(9, 0.0f), expected(9, 0.0f);
+        for (const uint32_t id : ids) expected[id] += 1;
+        for (size_t i = 0; i < counted.term_ids.size(); ++i) found[counted.term_ids[i]] = counted.weights[i];
+        expect(found == expected && std::is_sorted(counted.term_ids.begin(), counted.term_ids.end()), "counts");
+    }
+}
+
+void rows_beyond_the_table_are_not_fetched() {
+    const std::vector<uint8_t> data(8, 0);
+    const std::vector<uint32_t> ids{0, 1, 2, 0xffffffffu};
+    fetch_rows({data.data(), 2, 4, Element::int8, nullptr}, span(ids), 4);
+    fetch_rows({data.data(), 2, 0, Element::int8, nullptr}, span(ids), 0);
 }
 
 void refused_texts_are_filled_in() {
@@ -196,6 +238,9 @@ int main() {
     }
     terms_are_counted();
     expansions_are_averaged();
+    long_and_short_lists_are_counted_alike();
+    runs_end_where_they_should();
+    rows_beyond_the_table_are_not_fetched();
     pairs_are_merged_by_rank();
     pieces_are_the_longest();
     any_text_fits_its_buffers();

@@ -167,9 +167,8 @@ class TextTokenizer:
         Raises:
             InvalidInput: a text is no str, or holds lone surrogates, which UTF-8 cannot say.
         """
-        texts = tuple(texts)
 
-        def by_library(positions: Sequence[int]) -> tuple[TermIds, IntArray]:
+        def by_library(texts: Sequence[str], positions: Sequence[int]) -> tuple[TermIds, IntArray]:
             checked = [check_text(texts[position], f"text {position}") for position in positions]
             rows = self.library_term_ids(checked, max_tokens=max_tokens)
             return rows.term_ids, rows.indptr
@@ -181,10 +180,11 @@ class TextTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
 
-    def read(self, texts: tuple[str, ...], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:
+    def read(self, texts: Sequence[str], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:
         """The texts' term ids: the kernel's under the policy, the library's where the kernel refuses the text."""
         if self.path.native is None:
-            return Ragged(*by_library(range(len(texts))))
+            texts = tuple(texts)
+            return Ragged(*by_library(texts, range(len(texts))))
         return Ragged(*self.path.native.tokenize(texts, policy, threads, by_library))
 
     def term(self, term_id: int) -> str:
@@ -211,8 +211,7 @@ def check_text(text: object, name: str) -> str:
 
 def query_term_ids(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str], *, threads: int = 1) -> Ragged:
     """The term ids T_q of each query: the query text alone, no instruction, no special tokens, order kept."""
-    texts = tuple(texts)
-    by_library = query_library(tokenizer, policy, texts)
+    by_library = query_library(tokenizer, policy)
     return tokenizer.read(texts, query_text_policy(policy), by_library, threads=threads)
 
 
@@ -227,14 +226,14 @@ def query_text_policy(policy: QueryPolicy) -> TextPolicy:
     )
 
 
-def query_library(tokenizer: TextTokenizer, policy: QueryPolicy, texts: Sequence[str]) -> ByLibrary:
+def query_library(tokenizer: TextTokenizer, policy: QueryPolicy) -> ByLibrary:
     """Reads some of the queries by the tokenizers library alone, under the policy.
 
     Raises (the function that is returned):
         InvalidInput: a query is no str, or not representable in UTF-8.
     """
 
-    def by_library(positions: Sequence[int]) -> tuple[TermIds, IntArray]:
+    def by_library(texts: Sequence[str], positions: Sequence[int]) -> tuple[TermIds, IntArray]:
         prepared = [policy.prepare(check_text(texts[position], f"query {position}")) for position in positions]
         rows = tokenizer.library_term_ids(prepared, max_tokens=policy.max_tokens)
         rows = rows.without(np.asarray(policy.drop, dtype=np.uint32)) if policy.drop else rows

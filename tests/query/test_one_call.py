@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import sys
 from functools import cache
 from typing import Any
 
@@ -17,7 +19,7 @@ from lightir.errors import InvalidInput
 from lightir.kernel import reference
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.text import QueryPolicy, TextTokenizer, query_library, sparse_queries
-from lightir.vectors import Ragged
+from lightir.vectors import QueryVectors, Ragged
 from llm_tokenizers import NATIVE, TEXTS
 from small_collections import word_tokenizer
 
@@ -60,7 +62,7 @@ def fitting(contract: Contract, tokenizer: TextTokenizer) -> Contract:
 def check(encoder: CachedQueryEncoder, texts: list[str]) -> None:
     """Against the library's ids, the slow means and the counts by numpy."""
     policy, table = encoder.contract.query, encoder.tables[""]
-    term_ids = Ragged(*query_library(encoder.tokenizer, policy, texts)(range(len(texts))))
+    term_ids = Ragged(*query_library(encoder.tokenizer, policy)(texts, range(len(texts))))
     dense = reference.mean_rows(
         table.embeddings, term_ids.term_ids, term_ids.indptr, normalize=True, scales=table.scales
     )
@@ -77,6 +79,10 @@ def check(encoder: CachedQueryEncoder, texts: list[str]) -> None:
         (found.sparse.term_ids, sparse.term_ids),
         (found.sparse.weights, sparse.weights),
     ]
+    # The kernel makes the records without their checks: these run them.
+    assert dataclasses.replace(found.sparse).vocab_size == encoder.tokenizer.vocab_size
+    assert isinstance(found, QueryVectors)
+    assert isinstance(found.term_ids, Ragged)
     for got, expected in pairs:
         assert got is not None
         assert got.dtype == expected.dtype
@@ -103,6 +109,24 @@ def test_every_policy_and_tokenizer_has_the_bits_of_the_steps(name: str, texts: 
 def test_large_batches_of_any_type_and_number_of_threads(dtype: type, threads: int) -> None:
     texts = [f"{TEXTS[i % 5][i % 40 :]} {i}" for i in range(700)]
     check(encoder_of("gpt2", dtype=dtype, threads=threads), texts)
+
+
+def test_results_are_collected_like_any_others() -> None:
+    """Records that are made outside Python count their references right: none is left, none is freed early."""
+    encoder = encoder_of("gpt2")
+    text = "".join(["a text", " of its own"])
+    found = [encoder.encode([text]) for _ in range(50)]
+    before = sys.getrefcount(text), sys.getrefcount(Ragged)
+    dense = found[0].dense
+    del found
+    for _ in range(50):
+        encoder.encode([text])
+    gc.collect()
+    assert dense is not None
+    assert dense.base is None
+    assert np.isclose(np.linalg.norm(dense), 1.0, atol=1e-5)
+    assert sys.getrefcount(text) == before[0]
+    assert sys.getrefcount(Ragged) <= before[1]
 
 
 def test_the_same_array_can_be_filled_again() -> None:

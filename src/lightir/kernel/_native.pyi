@@ -1,8 +1,11 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from lightir.kernel.query import ByLibrary
+from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
 _Array = npt.NDArray[Any]
 _Lists = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
@@ -108,23 +111,20 @@ class SparseSegments:
 class QueryEncoder:
     def __init__(
         self,
+        tokenizer: Tokenizer | None,
+        policy: TextPolicy,
         table: _Array | None,
         scales: _Array | None,
+        dim: int,
         vocab_size: int | None,
         binary: bool,
         term_weights: _Array | None,
+        records: tuple[type[Ragged], type[SparseVectors], type[QueryVectors]],
         /,
     ) -> None: ...
     def encode(
-        self,
-        tokenizer: Tokenizer | None,
-        texts: Sequence[object],
-        policy: TextPolicy,
-        n_threads: int,
-        fallback: Callable[[Sequence[int]], tuple[_Array, _Array]],
-        out: npt.NDArray[np.float32] | None,
-        /,
-    ) -> tuple[_Array, _Array, _Array | None, _Array | None, _Array | None]: ...
+        self, texts: Sequence[object], n_threads: int, fallback: ByLibrary, out: npt.NDArray[np.float32] | None, /
+    ) -> QueryVectors: ...
 
 class TextPolicy:
     def __init__(self, strip: bool, lower_case: bool, leading_blank: bool, max_ids: int, drop: _Array, /) -> None: ...
@@ -152,6 +152,6 @@ class Tokenizer:
         texts: Sequence[object],
         policy: TextPolicy,
         n_threads: int,
-        fallback: Callable[[list[int]], tuple[_Array, _Array]],
+        fallback: ByLibrary,
         /,
     ) -> tuple[_Array, _Array]: ...

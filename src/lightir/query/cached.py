@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +16,11 @@ from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.kernel import mean_rows
-from lightir.kernel.query import EncodedTexts, TextEncoder
+from lightir.kernel.query import TextEncoder
 from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
 from lightir.text import TextTokenizer, query_library, query_text_policy
-from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
+from lightir.vectors import Floats, QueryVectors, Ragged
 
 TABLES_FILE = "tables.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -161,8 +161,7 @@ class CachedQueryEncoder:
         self._encoders: dict[str | None, TextEncoder] = {
             name: self._text_encoder(None if bigrams else table) for name, table in self.tables.items()
         }
-        if not self.tables:
-            self._encoders[None] = self._text_encoder(None)
+        self._encoders[None] = next(iter(self._encoders.values()), None) or self._text_encoder(None)
 
     @classmethod
     def load(cls, folder: Path | str, *, dim: int | None = None, threads: int = 1) -> CachedQueryEncoder:
@@ -226,12 +225,16 @@ class CachedQueryEncoder:
             NotFound: no table has that name.
             InvalidInput: a text is no str, or not representable in UTF-8, or `out` does not fit.
         """
-        texts = tuple(texts)
-        by_library = query_library(self.tokenizer, self.contract.query, texts)
-        found = self._encoder(task).encode(texts, by_library, threads=self.threads, out=out)
-        queries = Ragged(found.term_ids, found.indptr)
-        dense = found.dense if self.bigrams is None else self._dense_with_bigrams(queries, self.bigrams, out)
-        return QueryVectors(queries, dense, self._sparse(found))
+        encoder = self._encoders.get(task)
+        if encoder is None:
+            raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
+        found = encoder.encode(texts, threads=self.threads, out=out)
+        if self.bigrams is not None:
+            found = replace(found, dense=self._dense_with_bigrams(found.term_ids, self.bigrams, out))
+        if self.expansions is None:
+            return found
+        vocab_size = self.contract.backbone.vocab_size
+        return replace(found, sparse=self.expansions.means(found.term_ids, vocab_size=vocab_size, threads=self.threads))
 
     def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
         (table,) = self.tables.values()
@@ -243,16 +246,11 @@ class CachedQueryEncoder:
         out[:] = dense
         return out
 
-    def _encoder(self, task: str | None) -> TextEncoder:
-        name = next(iter(self._encoders)) if task is None else task
-        if name not in self._encoders:
-            raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
-        return self._encoders[name]
-
     def _text_encoder(self, table: CachedTable | None) -> TextEncoder:
         return TextEncoder(
             self.tokenizer.path.native,
             query_text_policy(self.contract.query),
+            query_library(self.tokenizer, self.contract.query),
             table=None if table is None else table.embeddings,
             scales=None if table is None else table.scales,
             dim=self.dim,
@@ -264,16 +262,6 @@ class CachedQueryEncoder:
     @property
     def _counts_terms(self) -> bool:
         return self.contract.sparse is not None and self.expansions is None
-
-    def _sparse(self, found: EncodedTexts) -> SparseVectors | None:
-        if self.expansions is not None:
-            queries = Ragged(found.term_ids, found.indptr)
-            vocab_size = self.contract.backbone.vocab_size
-            return self.expansions.means(queries, vocab_size=vocab_size, threads=self.threads)
-        if found.sparse_indptr is None or found.sparse_term_ids is None or found.sparse_weights is None:
-            return None
-        vocab_size = self.contract.backbone.vocab_size
-        return SparseVectors(found.sparse_indptr, found.sparse_term_ids, found.sparse_weights, vocab_size)
 
     def _checked_dim(self, dim: int | None) -> int | None:
         if not self.tables:
