@@ -72,17 +72,16 @@ public:
 
     bool usable() const { return dim_ > 0; }
 
-    // bounds[i] >= the score of row first + i, as score_rows computes it; NaN where the row's scale is not a number.
-    // With errors the rows are copies, and the bounds hold for what they are copies of (Cauchy and Schwarz).
-    void bound_rows(const Matrix& rows, const float* errors, size_t first, size_t n, float* bounds) const {
-        const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_, dim_};
-        level().coarse_dot_rows(rows.row(first), n, rows.row_bytes(), query, bounds);
-        for (size_t i = 0; i < n; ++i) {
-            const float scale = rows.scales[first + i];
-            bounds[i] = scale * (bounds[i] * step_) + std::fabs(scale) * slack_ + std::numeric_limits<float>::min();
-        }
-        if (errors == nullptr) return;
-        for (size_t i = 0; i < n; ++i) bounds[i] += length_ * errors[first + i];
+    // Positions behind `first` of rows whose scores, as score_rows computes them, may be above the threshold, and of those
+    // with a scale that is not a number. With errors the rows are copies, and what counts is the score of what they are
+    // copies of (Cauchy and Schwarz).
+    size_t rows_above(const Matrix& rows, const float* errors, size_t first, size_t n, float threshold,
+                      uint32_t* positions) const {
+        const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_,
+                                dim_,           step_,        slack_,      length_};
+        const CoarseRows some{rows.row(first), rows.row_bytes(), rows.scales + first,
+                              errors == nullptr ? nullptr : errors + first};
+        return level().coarse_above(some, n, query, threshold, positions);
     }
 
 private:
@@ -105,18 +104,12 @@ public:
     }
 
     void visit(size_t first, size_t n, Bitmap allowed) {
-        alignas(64) float scores[tile];
         uint32_t positions[tile];
         float values[tile];
-        if (coarse_.usable()) {
-            coarse_.bound_rows(bytes_, errors_, first, n, scores);
-        } else {
-            score_rows(rows_, first, n, query_, dim_, scores);
-        }
-        // A scan takes whole groups of 64: what stands behind the last row is filled up and left out below.
-        std::fill(scores + n, scores + tile, 0.0f);
-        const size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
-        for (size_t i = 0; i < n_found && positions[i] < n; ++i) {
+        const size_t n_found = coarse_.usable()
+                                   ? coarse_.rows_above(bytes_, errors_, first, n, best_.threshold(), positions)
+                                   : scored_above(first, n, positions, values);
+        for (size_t i = 0; i < n_found; ++i) {
             const size_t doc = first + positions[i];
             if (errors_ != nullptr && i + rows_ahead < n_found) fetch(first + positions[i + rows_ahead]);
             if (!allowed(doc)) continue;
@@ -132,6 +125,16 @@ public:
     std::vector<Hit> finish() { return best_.finish(); }
 
 private:
+    size_t scored_above(size_t first, size_t n, uint32_t* positions, float* values) const {
+        alignas(64) float scores[tile];
+        score_rows(rows_, first, n, query_, dim_, scores);
+        // A scan takes whole groups of 64: what stands behind the last row is filled up and left out.
+        std::fill(scores + n, scores + tile, 0.0f);
+        size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
+        while (n_found > 0 && positions[n_found - 1] >= n) --n_found;
+        return n_found;
+    }
+
     // A row of which only the copy was read lies in no cache.
     void fetch(size_t doc) const {
         if (doc >= rows_.n_rows) return;

@@ -28,6 +28,7 @@ struct Avx2 {
     }
     static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+    static Floats magnitude(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
     static void store(float* p, Floats a) { _mm256_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
     static void clear_line(void* p) {
@@ -35,6 +36,7 @@ struct Avx2 {
         _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, _mm256_setzero_si256());
     }
 
+    static constexpr bool has_coarse_dots = false;
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         __m256i sums = _mm256_setzero_si256();
         size_t j = 0;

@@ -28,26 +28,47 @@ struct Avx512 {
     }
     static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+    static Floats magnitude(Floats a) { return _mm512_abs_ps(a); }
     static void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
     static void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
     static void clear_line(void* p) { _mm512_storeu_si512(p, _mm512_setzero_si512()); }
 
     // VNNI multiplies unsigned by signed: a row's bytes get 128 added, and the sums start that much lower.
-    static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
+    static __m512i lowered(const int32_t* lanes) {
+        return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_loadu_si512(lanes), 7));
+    }
+    static __m512 coarse_lanes(const int8_t* row, const CoarseQuery& query) {
         const __m512i flip = _mm512_set1_epi8(-128);
-        __m512i high = _mm512_slli_epi32(_mm512_loadu_si512(query.high_lanes), 7);
-        __m512i low = _mm512_slli_epi32(_mm512_loadu_si512(query.low_lanes), 7);
-        high = _mm512_sub_epi32(_mm512_setzero_si512(), high);
-        low = _mm512_sub_epi32(_mm512_setzero_si512(), low);
-        for (size_t j = 0; j < query.dim; j += 64) {
-            const size_t left = query.dim - j;
-            const __m512i part = left >= 64 ? _mm512_loadu_si512(row + j)
-                                            : _mm512_maskz_loadu_epi8((uint64_t{1} << left) - 1, row + j);
+        __m512i high = lowered(query.high_lanes), low = lowered(query.low_lanes);
+        size_t j = 0;
+        for (; j + 64 <= query.dim; j += 64) {
+            const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(row + j), flip);
+            high = _mm512_dpbusd_epi32(high, bytes, _mm512_loadu_si512(query.high + j));
+            low = _mm512_dpbusd_epi32(low, bytes, _mm512_loadu_si512(query.low + j));
+        }
+        if (j < query.dim) {
+            const __m512i part = _mm512_maskz_loadu_epi8((uint64_t{1} << (query.dim - j)) - 1, row + j);
             const __m512i bytes = _mm512_xor_si512(part, flip);
             high = _mm512_dpbusd_epi32(high, bytes, _mm512_loadu_si512(query.high + j));
             low = _mm512_dpbusd_epi32(low, bytes, _mm512_loadu_si512(query.low + j));
         }
-        return _mm512_reduce_add_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low)));
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low));
+    }
+    static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
+        return _mm512_reduce_add_ps(coarse_lanes(row, query));
+    }
+    // Row after row as they lie in memory, which is what the processor fetches ahead; their lanes are added together.
+    static constexpr bool has_coarse_dots = true;
+    static void coarse_dots(const int8_t* rows, size_t row_bytes, const CoarseQuery& query, float* products) {
+        const __m512 a = coarse_lanes(rows, query), b = coarse_lanes(rows + row_bytes, query);
+        const __m512 c = coarse_lanes(rows + 2 * row_bytes, query), d = coarse_lanes(rows + 3 * row_bytes, query);
+        const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        const __m512d first = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512d second = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512 sums = _mm512_add_ps(_mm512_castpd_ps(first), _mm512_castpd_ps(second));
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+        _mm_storeu_ps(products, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
     }
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m512i limit = _mm512_set1_epi16(static_cast<short>(threshold));

@@ -1,7 +1,8 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
 //   V::width, V::Floats, zero(), load_half(p), load_bfloat16(p), load_int8(p), load_uint8(p), load_float(p), set(x),
-//   add(a, b), mul(a, b), store(p, a), stream(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit
-//   l says whether entry l of scan_width is above the threshold; coarse_dot(row, query), see CoarseQuery.
+//   add(a, b), mul(a, b), magnitude(a), store(p, a), stream(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit
+//   l says whether entry l of scan_width is above the threshold; coarse_dot(row, query), see CoarseQuery;
+//   has_coarse_dots, and if so coarse_dots(rows, row_bytes, query, products) of four rows.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
 #pragma once
@@ -66,16 +67,83 @@ inline float dot(const uint8_t* row, const float* query, size_t dim) {
     return add_lanes(lanes);
 }
 
+// Rows of a scan are asked for this many bytes before they are needed: the processor's own fetching stops at the border of
+// each page, and starts again after some misses.
+constexpr size_t scanned_ahead_bytes = 4096;
+constexpr size_t fetched_line = 64;
+
+inline size_t rows_ahead(size_t row_bytes) { return scanned_ahead_bytes / (row_bytes + 1) + 1; }
+
+// A macro: gcc drops calls of functions that do nothing but fetch. What lies behind the last row is never read.
+#define LIGHTIR_FETCH(from, bytes) \
+    for (size_t byte = 0; byte < (bytes); byte += fetched_line) __builtin_prefetch((from) + byte)
+
 template <typename V, Element E>
 void dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores) {
-    for (size_t i = 0; i < n_rows; ++i) scores[i] = dot<V, E>(rows + i * row_bytes, query, dim);
+    const size_t ahead = rows_ahead(row_bytes) * row_bytes, used_bytes = n_rows > 1 ? dim * element_bytes(E) : 0;
+    for (size_t i = 0; i < n_rows; ++i) {
+        const uint8_t* row = rows + i * row_bytes;
+        LIGHTIR_FETCH(row + ahead, used_bytes);
+        scores[i] = dot<V, E>(row, query, dim);
+    }
 }
 
 template <typename V>
 void coarse_dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const CoarseQuery& query, float* products) {
-    for (size_t i = 0; i < n_rows; ++i) {
-        products[i] = V::coarse_dot(reinterpret_cast<const int8_t*>(rows + i * row_bytes), query);
+    const auto row = [&](size_t i) { return reinterpret_cast<const int8_t*>(rows + i * row_bytes); };
+    const size_t ahead = rows_ahead(row_bytes) * row_bytes;
+    size_t i = 0;
+    if constexpr (V::has_coarse_dots) {
+        for (; i + 4 <= n_rows; i += 4) {
+            for (size_t r = i; r < i + 4; ++r) {
+                LIGHTIR_FETCH(row(r) + ahead, query.dim);
+            }
+            V::coarse_dots(row(i), row_bytes, query, products + i);
+        }
     }
+    for (; i < n_rows; ++i) {
+        LIGHTIR_FETCH(row(i) + ahead, query.dim);
+        products[i] = V::coarse_dot(row(i), query);
+    }
+}
+
+// From products to bounds.
+template <typename V>
+inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const CoarseQuery& query, float* products) {
+    const typename V::Floats step = V::set(query.step), slack = V::set(query.slack), least = V::set(__FLT_MIN__);
+    const typename V::Floats length = V::set(query.length);
+    size_t i = 0;
+    for (; i + V::width <= n; i += V::width) {
+        const typename V::Floats scale = V::load_float(rows.scales + first + i);
+        const typename V::Floats score = V::mul(scale, V::mul(V::load_float(products + i), step));
+        typename V::Floats bound = V::add(V::add(score, V::mul(V::magnitude(scale), slack)), least);
+        if (rows.errors != nullptr) bound = V::add(bound, V::mul(length, V::load_float(rows.errors + first + i)));
+        V::store(products + i, bound);
+    }
+    for (; i < n; ++i) {
+        const float scale = rows.scales[first + i];
+        products[i] = scale * (products[i] * query.step) + __builtin_fabsf(scale) * query.slack + __FLT_MIN__;
+        if (rows.errors != nullptr) products[i] += query.length * rows.errors[first + i];
+    }
+}
+
+// All of it a few rows at a time: while the processor does something else for long, it fetches no rows.
+template <typename V>
+size_t coarse_above(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
+                    uint32_t* positions) {
+    alignas(64) float bounds[scan_width] = {};
+    size_t n_found = 0;
+    for (size_t first = 0; first < n_rows; first += scan_width) {
+        const size_t n = n_rows - first < scan_width ? n_rows - first : scan_width;
+        coarse_dot_rows<V>(rows.data + first * rows.row_bytes, n, rows.row_bytes, query, bounds);
+        bound_rows<V>(rows, first, n, query, bounds);
+        uint64_t mask = V::above_f32(bounds, threshold);
+        if (n < scan_width) mask &= (uint64_t{1} << n) - 1;
+        for (; mask != 0; mask &= mask - 1) {
+            positions[n_found++] = static_cast<uint32_t>(first + static_cast<size_t>(__builtin_ctzll(mask)));
+        }
+    }
+    return n_found;
 }
 
 template <typename V>
@@ -206,7 +274,6 @@ struct Fetch {
     }
 };
 
-// A macro: gcc drops calls of functions that do nothing but fetch.
 #define LIGHTIR_FETCH_ROW(what, fetch, t, bytes)                                                              \
     if ((t) < (fetch).n_ids) {                                                                                \
         const uint8_t* from = (what).table + static_cast<size_t>((fetch).ids[t]) * (what).row_bytes + (fetch).first; \
@@ -293,7 +360,7 @@ constexpr Level make_level(const char* name) {
         take_above<V, uint16_t>,
         take_above<V, float>,
         {dot_rows<V, Element::float16>, dot_rows<V, Element::float32>, dot_rows<V, Element::int8>},
-        coarse_dot_rows<V>,
+        coarse_above<V>,
         {sum_rows<V, Element::float16>, sum_rows<V, Element::float32>, sum_rows<V, Element::int8>,
          sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,
@@ -306,3 +373,5 @@ constexpr Level make_level(const char* name) {
 
 }  // namespace
 }  // namespace lightir
+
+#undef LIGHTIR_FETCH

@@ -41,11 +41,15 @@ struct Scalar {
     static Floats mul(const Floats& a, const Floats& b) {
         return each([&](size_t l) { return a.lane[l] * b.lane[l]; });
     }
+    static Floats magnitude(const Floats& a) {
+        return each([&](size_t l) { return __builtin_fabsf(a.lane[l]); });
+    }
     static void store(float* p, const Floats& a) {
         for (size_t l = 0; l < width; ++l) p[l] = a.lane[l];
     }
     static void stream(float* p, const Floats& a) { store(p, a); }
     static void clear_line(void* p) { __builtin_memset(p, 0, 64); }
+    static constexpr bool has_coarse_dots = false;
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         constexpr size_t strip = 256;
         float total = 0.0f;

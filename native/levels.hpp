@@ -19,8 +19,8 @@ constexpr size_t n_lanes = 32;
 // The scans look at this many accumulators at once; their lengths are multiples of it.
 constexpr size_t scan_width = 64;
 
-// A query rounded to 15 bits, for scores of int8 rows that are a little off: values[j] = 128 * high[j] + low[j], all
-// padded with zeros to a multiple of 64. Sums of widest_coarse columns fit 32 bits.
+// A query rounded to 15 bits, for upper bounds of int8 rows' scores: values[j] = 128 * high[j] + low[j], all padded with
+// zeros to a multiple of 64. Sums of widest_coarse columns fit 32 bits, lane by lane.
 constexpr size_t widest_coarse = 8192;
 constexpr int coarse_limit = 127 * 128;  // of |values|
 
@@ -31,6 +31,17 @@ struct CoarseQuery {
     const int32_t* high_lanes;  // (16,) lane l: sum of high[j] over j with j / 4 % 16 == l
     const int32_t* low_lanes;
     size_t dim;
+    float step;    // the query is about step * values
+    float slack;   // what a row of scale 1 can score above that
+    float length;  // of the query, at least
+};
+
+// Rows in int8, and if they are copies the errors of each.
+struct CoarseRows {
+    const uint8_t* data;
+    size_t row_bytes;
+    const float* scales;
+    const float* errors;  // or null
 };
 
 struct RowSum {
@@ -56,8 +67,11 @@ struct Level {
 
     // scores[i] = rows[i][:dim] . query[:dim], before any row scale; indexed by Element.
     void (*dot_rows[3])(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores);
-    // products[i] = rows[i][:dim] . values, but for rounding 64 times at most.
-    void (*coarse_dot_rows)(const uint8_t* rows, size_t n_rows, size_t row_bytes, const CoarseQuery& query, float* products);
+    // The positions, ascending, of rows whose score may be above the threshold, and how many; NaN scales are among them,
+    // and a NaN threshold lets all pass. A row's bound is scale * step * (row . values), but for rounding 64 times at
+    // most, and |scale| * slack + length * error.
+    size_t (*coarse_above)(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
+                           uint32_t* positions);
     // out[j] = sum over ids of weight * scale * row[j], in the order of the ids; indexed by Element.
     void (*sum_rows[4])(const RowSum& what, float* out);
     // Sum of squares, with the lanes and the tree of a dot product.
