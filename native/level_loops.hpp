@@ -70,7 +70,7 @@ inline float dot(const uint8_t* row, const float* query, size_t dim) {
 // Rows of a scan are asked for this many bytes before they are needed: the processor's own fetching stops at the border of
 // each page, and starts again after some misses.
 constexpr size_t scanned_ahead_bytes = 4096;
-constexpr size_t fetched_line = 64;
+constexpr size_t fetched_line = 64;  // bytes
 
 inline size_t rows_ahead(size_t row_bytes) { return scanned_ahead_bytes / (row_bytes + 1) + 1; }
 
@@ -167,7 +167,6 @@ void scale(const float* values, size_t n, float factor, float* out, bool stream)
 
 // A term's postings go on in its next run, so what lies ahead is fetched whether this run ends before it or not.
 constexpr size_t fetched_ahead = 1024;  // postings
-constexpr size_t fetched_line = 64;     // bytes
 constexpr size_t fetch_step = 64;       // postings between two fetches: two lines of offsets
 
 // A macro, see LIGHTIR_FETCH_ROW.
