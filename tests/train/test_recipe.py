@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from collections_for_training import write_dataset
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
-from lightir.train.masked import MaskedRecipe
-from lightir.train.recipe import DevSet, Recipe, data_folder, load_recipe, recipe_content, recipe_yaml
+from lightir.train.recipe import Recipe, data_folder, load_recipe, recipe_content, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
+from tiny_recipes import RECIPES, tiny_recipe
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
 
 
@@ -101,45 +97,10 @@ def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pyt
 def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
     """As it is, but for the size: a tiny model, tiny data, a small batch."""
     kind, given = read_recipe(path)
-    frame = len(given.documents.prompt + given.documents.suffix)
-    tiny = dataclasses.replace(
-        given,
-        model=dataclasses.replace(
-            given.model, address=recipe.model.address, first_layer=min(given.model.first_layer, 1), compile=False
-        ),
-        optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
-        documents=dataclasses.replace(given.documents, max_tokens=48 + frame),
-    )
-    shrink = on_corpora if isinstance(tiny, AdaptationRecipe | MaskedRecipe) else on_training_sets
-    out = kind.train(shrink(tiny, datasets, tmp_path), tmp_path / "model", device="cpu")
+    tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
+    out = kind.train(tiny, tmp_path / "model", device="cpu")
     assert (out / "lightir.json").is_file()
     assert (out / "training" / "decontamination.json").is_file() == bool(getattr(given, "held_out", ()))
-
-
-def on_corpora(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
-    """A recipe of a stage that reads corpora alone, on the tiny data."""
-    del folder
-    return dataclasses.replace(tiny, data=tuple(CorpusRecipe(str(each)) for each in datasets), length=64)
-
-
-def on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
-    """A recipe of a stage that reads queries with their documents, on the tiny data."""
-    held_out = write_dataset(folder / "gamma", "gamma")
-    development = (DevSet(str(datasets[0]), queries=4, documents=8),)
-    takes_negatives = tiny.stage != "query_likelihood"
-    if getattr(getattr(tiny, "losses", None), "dims", ()):
-        tiny = dataclasses.replace(tiny, losses=dataclasses.replace(tiny.losses, dims=(16,)))
-    return dataclasses.replace(
-        tiny,
-        data=tuple(
-            dataclasses.replace(tiny.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
-            for folder, negatives in zip(datasets, ("bm25" if takes_negatives else "", ""), strict=True)
-        ),
-        optimisation=dataclasses.replace(tiny.optimisation, negatives=min(tiny.optimisation.negatives, 7)),
-        held_out=tuple(str(held_out) for _ in tiny.held_out[:1]),
-        documents=dataclasses.replace(tiny.documents, train_tokens=0),
-        evaluation=dataclasses.replace(tiny.evaluation, sets=development[: len(tiny.evaluation.sets)]),
-    )
 
 
 def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:

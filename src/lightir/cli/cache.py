@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.terminal import MODEL_HELP, add_json, positive, print_json, say
+from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
 
 HELP = "compute a model's query tables (needs the extra `train`)"
 EXAMPLES = """
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dim", type=positive, metavar="N", help="width of the table (default: the model's)")
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="fp16", help="of the rows (default %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder")
+    add_device(parser)
     add_json(parser)
 
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
         instructions=args.instruction,
         dim=args.dim,
         dtype=args.dtype,
+        device=args.device,
         overwrite=args.overwrite,
     )
     if args.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.terminal import CORPUS_HELP, add_json, print_json, say
+from lightir.cli.terminal import CORPUS_HELP, add_device, add_json, print_json, say
 
 HELP = "fit a query table to a frozen document encoder (needs the extra `train`)"
 EXAMPLES = """
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="int8", help="of the table (default %(default)s)")
     parser.add_argument("--work", metavar="DIR", help="keep the teacher's vectors here, so that another run is quick")
     parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
+    add_device(parser)
     add_json(parser)
 
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         config=FitConfig(bigrams=args.bigrams),
         table_dtype=args.dtype,
         work=args.work,
+        device=args.device,
     )
     if args.json:
         print_json({"model": str(model)})

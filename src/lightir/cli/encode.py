@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_json, positive, print_json, say
+from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive, print_json, say
 
 HELP = "encode a corpus into vectors (needs the extra `train`)"
 STAYS = "what is encoded stays, but for the last minute or so: go on with the same command and --resume"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("int8", "int8-dynamic", "int4"),
         help="round the layers' weights, with -dynamic the activations too: less memory (needs the extra `quantize`)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default)")
+    add_device(parser)
     add_json(parser)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.fusion import add_fusion
-from lightir.cli.terminal import MODEL_HELP, add_json, duration, positive, print_json, say, table
+from lightir.cli.terminal import MODEL_HELP, add_device, add_json, duration, positive, print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
     parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+    add_device(parser)
     add_json(parser)
 
 
@@ -96,6 +97,8 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     if Path(args.target, STORE_FILE).is_file():
         if args.work:
             raise InvalidInput("--work keeps what a model encodes; an index needs none")
+        if args.device != "auto":
+            raise InvalidInput("--device is for a model that encodes; an index is searched on the CPU")
         with Index.open(args.target, exact=args.exact) as index:
             return evaluate_index(Searcher(index, task=args.task, threads=args.threads), dataset, **options)
     if args.exact:
@@ -104,7 +107,10 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     from lightir.encode.evaluate import evaluate_model
 
     with tempfile.TemporaryDirectory() as scratch:
-        return evaluate_model(folder, dataset, args.work or scratch, task=args.task, threads=args.threads, **options)
+        work = args.work or scratch
+        return evaluate_model(
+            folder, dataset, work, task=args.task, device=args.device, threads=args.threads, **options
+        )
 
 
 def print_table(report: EvaluationReport) -> None:

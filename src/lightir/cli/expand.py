@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_json, positive, print_json, print_json_line, say
+from lightir.cli.terminal import (
+    CORPUS_HELP,
+    MODEL_HELP,
+    add_device,
+    add_json,
+    positive,
+    print_json,
+    print_json_line,
+    say,
+)
 
 HELP = "generate queries that documents answer (needs the extra `train`)"
 EXAMPLES = """
@@ -34,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=positive, default=16, metavar="N", help="documents at a time (default %(default)s)"
     )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="of the weights")
-    parser.add_argument("--device", default="auto", help="cpu or cuda (default: a GPU where there is one)")
+    add_device(parser)
     add_json(parser)
 
 

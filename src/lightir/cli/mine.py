@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import MODEL_HELP, add_json, positive, print_json, say
+from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_searcher(parser)
     _add_filters(parser)
+    add_device(parser)
     add_json(parser)
 
 
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
             finder=finder,
             n_negatives=args.n,
             filters=filters,
-            teacher=_teacher(args.teacher),
+            teacher=_teacher(args.teacher, args.device),
             analyzer=args.analyzer,
             threads=args.threads,
         )
@@ -140,6 +141,8 @@ def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | Non
 
     if args.work and not args.model:
         raise InvalidInput("--work keeps what a model encodes: name it with --model")
+    if args.device != "auto" and not (args.model or args.teacher):
+        raise InvalidInput("--device is for a model that encodes: name it with --model or --teacher")
     if args.index:
         from lightir.index import Index
         from lightir.search import Searcher
@@ -159,6 +162,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | Non
                 mode=args.mode or "hybrid",
                 task=args.task,
                 analyzer=args.analyzer,
+                device=args.device,
                 threads=args.threads,
             ) as finder,
         ):
@@ -169,9 +173,9 @@ def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | Non
         yield None
 
 
-def _teacher(address: str | None) -> Teacher | None:
+def _teacher(address: str | None, device: str) -> Teacher | None:
     if address is None:
         return None
     from lightir.train.teacher import Teacher
 
-    return Teacher.load(address, max_tokens=TEACHER_TOKENS, device="cpu")
+    return Teacher.load(address, max_tokens=TEACHER_TOKENS, device=device)

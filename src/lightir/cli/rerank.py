@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_json, duration, positive, print_json, say
+from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_device, add_json, duration, positive, print_json, say
 from lightir.errors import InvalidInput
 from lightir.types import Run
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens of a pass (default %(default)s)"
     )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="of the weights")
-    parser.add_argument("--device", default="auto", help="cpu or cuda (default: a GPU where there is one)")
+    add_device(parser)
     parser.add_argument("--tag", metavar="WORD", help="the run's name (default: lightir- and the method)")
     add_json(parser)
 

@@ -124,6 +124,13 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.1f} GB"
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Declare --device, of a command through which a model runs."""
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, …, or auto: a GPU where there is one (default)"
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout instead of text for people")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightir.cli.terminal import add_json, print_json, say
+from lightir.cli.terminal import add_device, add_json, print_json, say
 
 HELP = "train a model from a recipe (needs the extra `train`)"
 STAYS = "the checkpoints are in MODEL.run, and the same command with --resume goes on from the last one"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; again for more"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--device", help="cpu or cuda (default: a GPU where there is one)")
+    add_device(parser)
     add_json(parser)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import MODEL_HELP, add_json, positive, print_json, say
+from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
 
 if TYPE_CHECKING:
     from lightir.index.worker import WorkReport
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
     )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (default)")
+    add_device(parser)
     add_json(parser)
 
 

@@ -33,6 +33,7 @@ def cache_vocabulary(
     dim: int | None = None,
     dtype: TableDtype = "fp16",
     batch: int = 1024,
+    device: str = "auto",
     overwrite: bool = False,
 ) -> Path:
     """Write a query-encoder/ folder with one table an instruction, and expansions; the folder's path comes back.
@@ -46,18 +47,24 @@ def cache_vocabulary(
         dim: the table's width, at most the model's; the stored rows are cut, normalising comes after the mean.
         dtype: of the stored rows; expansions are "fp16" or "fp32".
         batch: terms a forward pass.
+        device: "auto" takes a GPU where there is one. Must be "auto" for a loaded model.
         overwrite: replace a folder that is there.
 
     Raises:
-        InvalidInput: a width that the model lacks, an out folder that is missing for a loaded model, or instructions
-            or a dtype that the model's kind of queries cannot have.
+        InvalidInput: a width that the model lacks, an out folder that is missing for a loaded model, instructions or
+            a dtype that the model's kind of queries cannot have, or a device that is not there.
         AlreadyExists: the folder is there.
     """
     if out is None:
         if isinstance(model, LightRetriever):
             raise InvalidInput("a loaded model has no folder; say where the query encoder goes")
         out = resolve_model_folder(model) / QUERY_ENCODER
-    retriever = model if isinstance(model, LightRetriever) else LightRetriever.load(str(resolve_model_folder(model)))
+    if isinstance(model, LightRetriever):
+        if device != "auto":
+            raise InvalidInput("a loaded model stays on its device; give its folder to choose another")
+        retriever = model
+    else:
+        retriever = LightRetriever.load(str(resolve_model_folder(model)), device=device)
     wanted = [(task, listed_instructions(task)[0]) for task in tasks] + [(text, text) for text in instructions]
     contract, tables = retriever.contract, []
     expansions = None

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lightir.addresses import resolve_model_folder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder
-from lightir.models.backbones import fast_dtype, layer_parameters
+from lightir.models.backbones import fast_dtype, layer_parameters, usable_device
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.shards import Shard, VectorsWriter
@@ -169,7 +169,7 @@ def load_encoder(
         if dtype != "auto" or device != "auto" or quantize:
             raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")
         return model
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = usable_device(device)
     names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
     if dtype not in names:
         raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")

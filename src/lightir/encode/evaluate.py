@@ -27,7 +27,7 @@ from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index, document_shards
 from lightir.index.intake import document_term_ids
-from lightir.models.backbones import fast_dtype
+from lightir.models.backbones import fast_dtype, usable_device
 from lightir.models.encoder import Batch, LightRetriever
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
@@ -365,7 +365,7 @@ class _Prepared:
 
     @cached_property
     def model(self) -> LightRetriever:
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if self._device == "auto" else self._device
+        place = usable_device(self._device)
         return LightRetriever.load(self.folder, dtype=fast_dtype(place), device=place)
 
     def vectors(self) -> VectorsReader:

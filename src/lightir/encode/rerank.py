@@ -14,7 +14,7 @@ from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
 from lightir.encode.documents import length_batches
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of
-from lightir.models.backbones import fast_dtype, load_backbone
+from lightir.models.backbones import fast_dtype, load_backbone, usable_device
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,
@@ -118,7 +118,7 @@ def load_generator(
 
 
 def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = usable_device(device)
     names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
     if dtype not in names:
         raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")

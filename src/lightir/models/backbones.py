@@ -330,16 +330,21 @@ def saved_ends(folder: Path | str) -> Tensor | None:
     return read_tensors(path)["embeddings"] if path.is_file() else None
 
 
-def usable_device(name: str) -> str:
-    """The device's name, after a tensor has been put there.
+def usable_device(name: str = "auto") -> str:
+    """The name of a device, after a tensor has been put there; "auto" is a GPU where there is one, else the CPU.
 
     Raises:
         InvalidInput: this torch or this machine has no such device.
     """
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
-        raise InvalidInput(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
+        raise InvalidInput(
+            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}. Take one of {there}; "
+            "a GPU needs its driver and a torch that was built for it"
+        ) from error
     return name
 
 

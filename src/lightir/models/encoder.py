@@ -118,11 +118,13 @@ class LightRetriever(nn.Module):
     ) -> LightRetriever:
         """Read a model folder (or a shipped model's name) and the backbone that its contract names.
 
+        The device "auto" is a GPU where there is one.
+
         Raises:
             ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
             InvalidInput: a device that is not there.
         """
-        usable_device(device)
+        device = usable_device(device)
         folder = resolve_model_folder(address)
         contract = Contract.load(folder)
         attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
@@ -580,7 +582,8 @@ class LightRetriever(nn.Module):
             fitted = Standardization.fit(torch.cat(pooled))
             self.heads = dataclasses.replace(self.heads, mean=fitted.mean, deviation=fitted.std)
         if maxima:
-            self.heads = dataclasses.replace(self.heads, term_bias=calibrate_bias(maxima, quantile=quantile))
+            bias = calibrate_bias(maxima, quantile=quantile).to(self.backbone.device)
+            self.heads = dataclasses.replace(self.heads, term_bias=bias)
         self._rehash()
 
 

@@ -127,14 +127,14 @@ def check_packed_text(
         raise InvalidInput(f"model.lora_rank is {model.lora_rank}; at least 1 is needed")
 
 
-def train(recipe: AdaptationRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+def train(recipe: AdaptationRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
     """Adapt a model and write its folder, from which the contrastive stage can start; the path comes back.
 
     Args:
         recipe: what to do.
         out: the model folder to be.
         resume: go on from the last checkpoint in `<out>.run`.
-        device: "cpu", "cuda", …; None takes a GPU where there is one.
+        device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
 
     Raises:
         AlreadyExists: `out` is there, or an unfinished run is and resume is off.

@@ -37,7 +37,7 @@ from lightir.train.teacher import Teacher
 logger = logging.getLogger(__name__)
 
 
-def train(recipe: Recipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+def train(recipe: Recipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
     """Train a model and write its folder; the path comes back.
 
     While it runs, recipe, log and checkpoints are in `<out>.run` beside it; that folder goes when the model is whole.
@@ -48,7 +48,7 @@ def train(recipe: Recipe, out: Path | str, *, resume: bool = False, device: str 
         recipe: see `lightir.train.stages` for recipe files.
         out: the model folder to be.
         resume: go on from the last checkpoint in `<out>.run`.
-        device: "cpu", "cuda", …; None takes a GPU where there is one.
+        device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
 
     Raises:
         AlreadyExists: `out` is there, or an unfinished run is and resume is off.

@@ -85,6 +85,7 @@ def distill(
     config: FitConfig | None = None,
     table_dtype: TableDtype = "int8",
     work: Path | str | None = None,
+    device: str = "auto",
     overwrite: bool = False,
 ) -> Path:
     """A model folder whose query table is fitted to the teacher's own query encoder; documents stay as they are.
@@ -101,6 +102,7 @@ def distill(
         config: of the fit.
         table_dtype: of the stored rows.
         work: where the teacher's vectors are kept, so that another run (or the rest of a cut one) is quick.
+        device: where the teacher encodes; "auto" takes a GPU where there is one. The table is fitted on the CPU.
         overwrite: replace the folder.
 
     Raises:
@@ -110,7 +112,7 @@ def distill(
     if not corpora:
         raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
     config = config or FitConfig()
-    model = load_teacher(teacher)
+    model = load_teacher(teacher, device=device)
     read = {_name(path): _read_corpus(path, model.contract) for path in corpora}
     documents = {name: each for name, (each, _) in read.items()}
     encoded = {name: rows for name, (_, rows) in read.items() if rows is not None}

@@ -122,7 +122,7 @@ def model_finder(
     if mode == BAG_OF_TOKENS:
         if task is not None:
             raise InvalidInput(f"mode {BAG_OF_TOKENS} has no query tables to choose task {task!r} from")
-        loaded = LightRetriever.load(os.fspath(model), device="cpu" if device == "auto" else device).eval()
+        loaded = LightRetriever.load(os.fspath(model), device=device).eval()
         yield BagFinder(loaded, list(dataset.corpus()))
         return
     with model_systems(

@@ -123,7 +123,7 @@ class Stage(Protocol):
 
 
 def run_stage(
-    recipe: StageRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str | None = None
+    recipe: StageRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
 ) -> Path:
     """Train a stage and write its model folder; the path comes back.
 
@@ -132,7 +132,7 @@ def run_stage(
         out: the model folder to be; `<out>.run` beside it holds recipe, log and checkpoints while training runs.
         make: builds the stage on a device; called once the run's folder is there.
         resume: go on from the last checkpoint.
-        device: "cpu", "cuda", …; None takes a GPU where there is one.
+        device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
 
     Raises:
         AlreadyExists: `out` is there, or an unfinished run is and resume is off.
@@ -142,7 +142,7 @@ def run_stage(
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
     keep_heap_whole()
-    device = usable_device(join_processes(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    device = join_processes(usable_device(own_device(device)))
     folder = _open_folder(recipe, out, resume=resume)
     loop = Loop(recipe, make(device), folder, device)
     if resume:
@@ -414,12 +414,17 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
         parameter.grad /= world_size()
 
 
+def own_device(name: str) -> str:
+    """The device of this process: of "cuda", or "auto" where there are GPUs, its own one where torchrun started it."""
+    several = "LOCAL_RANK" in os.environ and (name == "cuda" or (name == "auto" and torch.cuda.is_available()))
+    return f"cuda:{os.environ['LOCAL_RANK']}" if several else name
+
+
 def join_processes(device: str) -> str:
-    """The device of this process; where torchrun started it, it has joined the others."""
+    """The device, after this process has joined the others where torchrun started it."""
     if "WORLD_SIZE" not in os.environ or not dist.is_available():
         return device
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")

@@ -70,7 +70,7 @@ class MaskedRecipe:
         return Evaluation()
 
 
-def train(recipe: MaskedRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+def train(recipe: MaskedRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
     """Train a model and write its folder, from which the contrastive stage can start; as `adaptation.train`."""
     return run_stage(recipe, Path(out), lambda device: MaskedNextToken(recipe, device), resume=resume, device=device)
 

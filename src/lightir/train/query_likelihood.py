@@ -144,7 +144,7 @@ class LikelihoodRecipe:
             raise InvalidInput("model.attention must be causal: what both ways have seen cannot be predicted")
 
 
-def train(recipe: LikelihoodRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+def train(recipe: LikelihoodRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
     """Train [E] and write a model folder that the contrastive stage can start from; as `contrastive.train`."""
     return run_stage(recipe, Path(out), lambda device: QueryLikelihood(recipe, device), resume=resume, device=device)
 

@@ -163,7 +163,7 @@ class SidrRecipe:
             )
 
 
-def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str | None = None) -> Path:
+def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
     """Train SiDR and write its model folder; as `lightir.train.contrastive.train`."""
     out = Path(out)
     return run_stage(
@@ -287,9 +287,11 @@ def parametric(retriever: LightRetriever, framed: Sequence[tuple[list[int], int,
 
 def bag_of_tokens(framed: Sequence[tuple[list[int], int, int]], *, vocab_size: int, device: torch.device) -> Tensor:
     """V_BoT: (n, V) float32, 1 where a term stands in the text's own tokens (no frame), else 0."""
+    own = [ids[start:stop] for ids, start, stop in framed]
+    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(ids) for ids in own], dtype=torch.int64))
+    terms = torch.tensor([term for ids in own for term in ids], dtype=torch.int64)
     bags = torch.zeros(len(framed), vocab_size, device=device)
-    for row, (ids, start, stop) in enumerate(framed):
-        bags[row, ids[start:stop]] = 1.0
+    bags[rows.to(device), terms.to(device)] = 1.0  # at once: a copy to a GPU for every row would be waited for
     return bags
 
 

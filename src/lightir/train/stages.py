@@ -57,7 +57,7 @@ def train_file(
     *,
     overrides: Sequence[str] = (),
     resume: bool = False,
-    device: str | None = None,
+    device: str = "auto",
 ) -> Path:
     """Train what a recipe file describes, whatever its stage, and write the model folder; its path comes back."""
     kind, recipe = read_recipe(path, overrides=overrides)

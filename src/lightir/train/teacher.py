@@ -16,7 +16,7 @@ from lightir.addresses import resolve_local
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.models.backbones import fast_dtype, load_backbone
+from lightir.models.backbones import fast_dtype, load_backbone, usable_device
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -37,7 +37,7 @@ class Teacher:
     @classmethod
     def load(cls, address: str, *, max_tokens: int, device: str) -> Teacher:
         """As `load_teacher`, on a device."""
-        return cls(load_teacher(address).to(device), max_tokens=max_tokens)
+        return cls(load_teacher(address, device=device), max_tokens=max_tokens)
 
     def queries(self, texts: Sequence[str]) -> Tensor:
         """(n, dim) float32."""
@@ -65,17 +65,23 @@ class Teacher:
         return F.normalize(vectors, dim=-1).half().cpu().unbind()
 
 
-def load_teacher(address: str | os.PathLike[str]) -> LightRetriever:
+def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> LightRetriever:
     """A frozen encoder: a model folder of ours, or a sentence-transformers folder under a contract that says the same.
+
+    Args:
+        address: where it lies.
+        device: where it shall be; "auto" is a GPU where there is one.
 
     Raises:
         NotFound: neither.
-        InvalidInput: a sentence-transformers folder with modules beyond transformer, mean pooling and normalisation.
+        InvalidInput: a sentence-transformers folder with modules beyond transformer, mean pooling and normalisation;
+            or a device that is not there.
     """
-    dtype = fast_dtype("cpu")
+    device = usable_device(device)
+    dtype = fast_dtype(device)
     folder = resolve_local(address)
     if folder is not None and (folder / "lightir.json").is_file():
-        return LightRetriever.load(str(folder), dtype=dtype)
+        return LightRetriever.load(str(folder), dtype=dtype, device=device)
     if folder is None or not (folder / "modules.json").is_file():
         raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
     max_tokens = _sentence_transformers_length(folder)
@@ -90,7 +96,7 @@ def load_teacher(address: str | os.PathLike[str]) -> LightRetriever:
         sparse=None,
         fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
     )
-    return LightRetriever(backbone, contract)
+    return LightRetriever(backbone, contract).to(device)
 
 
 def _sentence_transformers_length(folder: Path) -> int:

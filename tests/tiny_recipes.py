@@ -1,0 +1,54 @@
+"""The shipped recipes as they are, but for the size: a tiny model, tiny data, a small batch, two steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from collections_for_training import write_dataset
+from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
+from lightir.train.masked import MaskedRecipe
+from lightir.train.recipe import DevSet
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def tiny_recipe(given: Any, model: str, datasets: tuple[Path, Path], folder: Path) -> Any:
+    """A recipe of any stage on the model at an address and on two data sets; `folder` takes a held-out one."""
+    frame = len(given.documents.prompt + given.documents.suffix)
+    tiny = dataclasses.replace(
+        given,
+        model=dataclasses.replace(
+            given.model, address=model, first_layer=min(given.model.first_layer, 1), compile=False
+        ),
+        optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
+        documents=dataclasses.replace(given.documents, max_tokens=48 + frame),
+    )
+    shrink = _on_corpora if isinstance(tiny, AdaptationRecipe | MaskedRecipe) else _on_training_sets
+    return shrink(tiny, datasets, folder)
+
+
+def _on_corpora(tiny: Any, datasets: tuple[Path, Path], _: Path) -> Any:
+    """A recipe of a stage that reads corpora alone, on the tiny data."""
+    return dataclasses.replace(tiny, data=tuple(CorpusRecipe(str(each)) for each in datasets), length=64)
+
+
+def _on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
+    """A recipe of a stage that reads queries with their documents, on the tiny data."""
+    held_out = write_dataset(folder / "gamma", "gamma")
+    development = (DevSet(str(datasets[0]), queries=4, documents=8),)
+    takes_negatives = tiny.stage != "query_likelihood"
+    if getattr(getattr(tiny, "losses", None), "dims", ()):
+        tiny = dataclasses.replace(tiny, losses=dataclasses.replace(tiny.losses, dims=(16,)))
+    return dataclasses.replace(
+        tiny,
+        data=tuple(
+            dataclasses.replace(tiny.data[0], name=str(folder), ratio=1.0, instructions=(), negatives=negatives)
+            for folder, negatives in zip(datasets, ("bm25" if takes_negatives else "", ""), strict=True)
+        ),
+        optimisation=dataclasses.replace(tiny.optimisation, negatives=min(tiny.optimisation.negatives, 7)),
+        held_out=tuple(str(held_out) for _ in tiny.held_out[:1]),
+        documents=dataclasses.replace(tiny.documents, train_tokens=0),
+        evaluation=dataclasses.replace(tiny.evaluation, sets=development[: len(tiny.evaluation.sets)]),
+    )
