@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import pytest
 HEAVY = re.compile(
     r"^(?:from|import) (?:torch|transformers|tiny_models|yaml|lightir\.(?:models|train|encode))\b", re.MULTILINE
 )
+
+
+if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; to be said before anybody imports Triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import DefaultDeviceType
 
+from lightir.models import heads
+
 DEVICE = torch.device("cuda", 0)
 ATEN = torch.ops.aten
 MAY_MIX = {ATEN.copy_.default, ATEN._to_copy.default, ATEN.index.Tensor, ATEN.index_put.default}
@@ -181,6 +183,7 @@ def pretended_cuda(*, autocast: bool = True) -> Iterator[None]:
         "get_device_name": lambda *_: "pretended",
         "get_rng_state_all": list,
         "set_rng_state_all": lambda _: None,
+        "synchronize": lambda *_: None,
     }
     lifted = torch._C._only_lift_cpu_tensors()
     swapped = torch.__future__.get_swap_module_params_on_conversion()
@@ -198,6 +201,7 @@ def pretended_cuda(*, autocast: bool = True) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))
             stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
+            stack.enter_context(mock.patch.object(heads, "has_triton", return_value=False))  # it reads addresses
             stack.enter_context(mock.patch.object(DefaultDeviceType, "_default_device_type", "cuda"))
             stack.enter_context(factories)
             stack.enter_context(calls)

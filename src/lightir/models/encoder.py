@@ -354,7 +354,9 @@ class LightRetriever(nn.Module):
         weight, features = head.weight, head.features(states)
         if terms is not None:
             weight, bias = weight[terms], None if bias is None else bias[terms]
-        maxima, _ = projection_max(features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype)
+        maxima, _ = projection_max(
+            features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype, kernel=head.kernel
+        )
         if head.softcap is None:
             return maxima
         capped = soft_capped(maxima, head.softcap)
@@ -478,7 +480,7 @@ class LightRetriever(nn.Module):
     def _head(self) -> LMHead:
         if self.contract.sparse is not None and self.contract.sparse.projection == "embeddings":
             embeddings: Tensor = self.backbone.model.get_input_embeddings().weight  # type: ignore[assignment]
-            return LMHead(embeddings)
+            return LMHead(embeddings, kernel=self.backbone.head.kernel if self.backbone.head else "auto")
         if self.backbone.head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
         return self.backbone.head
@@ -543,6 +545,7 @@ class LightRetriever(nn.Module):
             bias=self._bias(self.heads.term_bias),
             k=sparse.top_k,
             floor=0.0 if sparse.activation == "log1p_relu" else -torch.inf,
+            kernel=head.kernel,
             also=self._own_terms(batch),
         )
         return self.kept(activate(maxima, sparse.activation), batch)

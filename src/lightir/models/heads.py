@@ -7,21 +7,24 @@ maximum and where it was, and the gradient goes back to that one position (Algor
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, MissingExtra
 
 TILE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """Size of one tile of logits: within the second-level cache of a CPU core; large enough to fill a GPU."""
 MAX_TILE_POSITIONS = {"cpu": 512, "cuda": 16384}
 
 Activation = Literal["log1p_relu", "elu1p"]
+Kernel = Literal["auto", "portable", "triton"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class LMHead:
         bias: (vocabulary,), or None.
         transform: what an encoder's masked-LM head does to the states before it projects them; None for causal models.
         softcap: logits are squeezed into -softcap..softcap by a tanh (Gemma 2); None where they are left alone.
+        kernel: what projects and takes the maximum: see projection_max.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     transform: nn.Module | None = None
     softcap: float | None = None
+    kernel: Kernel = "auto"
 
     def features(self, states: Tensor) -> Tensor:
         """The states as they meet the weight."""
@@ -55,6 +60,7 @@ def projection_max(
     mask: Tensor,
     bias: Tensor | None = None,
     search_dtype: torch.dtype | None = None,
+    kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Each term's largest logit over the allowed positions, and the position it came from.
 
@@ -67,19 +73,47 @@ def projection_max(
             2.4 times faster on CPUs with AMX; a position within bf16 rounding of the best one may then win. Values that
             are positive with their bias are computed again in fp32 at the position found, so after ReLU they are exact
             for that position, as the gradient is. None searches in fp32 (fp64 for double states).
+        kernel: "triton" takes `triton_head`, "portable" this module's tiles, "auto" Triton for tensors on CUDA where it
+            is installed (not for doubles). Either way has the same values, ties and gradients, up to rounding.
 
     Returns:
         (batch, vocabulary) maxima in fp32 (fp64 for double states), and int32 positions. Ties go to the first position.
         A row without an allowed position has maxima -inf (an activated weight of 0) and positions -1.
 
     Raises:
-        InvalidInput: shapes that don't fit, or a search_dtype other than None, float32 and bfloat16.
+        InvalidInput: shapes that don't fit, a search_dtype other than None, float32 and bfloat16, or tensors that
+            Triton does not take.
+        MissingExtra: Triton is asked for and not installed.
     """
     _check_shapes(states, weight, mask, bias)
     if search_dtype not in (None, torch.float32, torch.bfloat16):
         raise InvalidInput(f"search_dtype is {search_dtype}; expected None, torch.float32 or torch.bfloat16")
-    values, positions = _ProjectionMax.apply(states, weight, bias, mask.bool(), search_dtype == torch.bfloat16)  # type: ignore[no-untyped-call]
+    values, positions = _ProjectionMax.apply(  # type: ignore[no-untyped-call]
+        states, weight, bias, mask.bool(), search_dtype == torch.bfloat16, _triton_head(states, weight, kernel)
+    )
     return values, positions
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed; torch's builds for CUDA bring it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _triton_head(states: Tensor, weight: Tensor, kernel: Kernel) -> ModuleType | None:
+    """The module of Triton kernels, or None for the portable code."""
+    double = torch.float64 in (states.dtype, weight.dtype)
+    if kernel == "portable" or (kernel == "auto" and (states.device.type != "cuda" or double or not has_triton())):
+        return None
+    if not has_triton():
+        raise MissingExtra("Triton is needed for kernel 'triton': pip install 'lightir[gpu]'")
+    from lightir.models import triton_head
+
+    if double or (states.device.type != "cuda" and not triton_head.INTERPRETED):
+        raise InvalidInput(
+            f"kernel 'triton' takes tensors of at most 32 bits on CUDA, not {states.dtype} and {weight.dtype} on "
+            f"{states.device.type}; use 'auto'"
+        )
+    return triton_head
 
 
 @torch.no_grad()
@@ -92,6 +126,7 @@ def largest_maxima(
     k: int = 0,
     floor: float = -torch.inf,
     also: Tensor | None = None,
+    kernel: Kernel = "auto",
 ) -> Tensor:
     """The maxima of projection_max that a stored document keeps, about five times as fast; no gradient, no positions.
 
@@ -108,6 +143,7 @@ def largest_maxima(
         k: how many of a row's terms are wanted at least; 0 wants all.
         floor: terms whose maximum with its bias is not above it are not wanted.
         also: (batch, vocabulary) bool, terms that are wanted whatever their rank; None for none.
+        kernel: see projection_max.
 
     Returns:
         (batch, vocabulary) fp32 (fp64 for double states). Wanted terms have the exact maximum with their bias; any
@@ -120,6 +156,9 @@ def largest_maxima(
     if k < 0:
         raise InvalidInput(f"k is {k}; expected 0 (all) or more")
     rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
+    if (triton := _triton_head(states, weight, kernel)) is not None:
+        values: Tensor = triton.search(states, weight, mask.bool(), False)[0]
+        return values if bias is None else values + bias.to(values.dtype)
     with torch.autocast(states.device.type, enabled=False):
         found = _largest(states, weight, mask.bool(), torch.bfloat16 if rounded else _wide(states.dtype))
         values = found.to(_wide(states.dtype))
@@ -204,29 +243,41 @@ def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tenso
 class _ProjectionMax(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, rounded: bool
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        mask: Tensor,
+        rounded: bool,
+        triton: ModuleType | None,
     ) -> tuple[Tensor, Tensor]:
+        search = _search if triton is None else triton.search
+        exact = _exact_where_positive if triton is None else triton.exact_where_positive
         with torch.autocast(states.device.type, enabled=False):
-            values, positions = _search(states, weight, mask, rounded)
+            values, positions = search(states, weight, mask, rounded)
             if bias is not None:
                 values += bias.to(values.dtype)
             if rounded:
-                _exact_where_positive(values, positions, states, weight, bias)
+                exact(values, positions, states, weight, bias)
+        ctx.triton = triton
         ctx.save_for_backward(states, weight, bias, positions)
         ctx.mark_non_differentiable(positions)
         return values, positions
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         states, weight, bias, positions = ctx.saved_tensors
         need_states, need_weight, need_bias = ctx.needs_input_grad[:3]
+        to_states = _states_gradient if ctx.triton is None else ctx.triton.states_gradient
+        to_weight = _weight_gradient if ctx.triton is None else ctx.triton.weight_gradient
         with torch.autocast(states.device.type, enabled=False):
-            if bool((positions[:, :1] < 0).any()):  # a row without an allowed position; else grad is not copied
+            # A row without an allowed position gets no gradient. On a GPU to look for one is dearer than to copy.
+            if ctx.triton is not None or bool((positions[:, :1] < 0).any()):
                 grad = grad.masked_fill(positions < 0, 0.0)
-            d_states = _states_gradient(grad, positions, states, weight) if need_states else None
-            d_weight = _weight_gradient(grad, positions, states, weight) if need_weight else None
+            d_states = to_states(grad, positions, states, weight) if need_states else None
+            d_weight = to_weight(grad, positions, states, weight) if need_weight else None
             d_bias = grad.sum(dim=0).to(bias.dtype) if need_bias else None
-        return d_states, d_weight, d_bias, None, None
+        return d_states, d_weight, d_bias, None, None, None
 
 
 def _check_shapes(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None) -> None:

@@ -209,7 +209,9 @@ class Adaptation:
         n = min(WATCHED, int(batch.pieces[0, -1]) + 1)
         masks = batch.pieces[0] == torch.arange(n, device=states.device)[:, None]
         rows = states[:1].expand(n, -1, -1)
-        weights = activate(projection_max(rows, self.head.weight, mask=masks, bias=self.head.bias)[0])
+        head = self.head
+        found, _ = projection_max(rows, head.weight, mask=masks, bias=head.bias, kernel=head.kernel)
+        weights = activate(found)
         nonzeros = float((weights > 0).sum(1).float().mean())
         return {"dead": dead, "nonzeros": nonzeros, "sparse_cosine": mean_pairwise_cosine(weights)}
 

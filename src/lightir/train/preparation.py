@@ -224,6 +224,8 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
     else:
         backbone = load_backbone(model.address, dtype=dtype, attention=backbone_attention(attention))
     record = backbone_record(backbone)  # before the adapter: the hash is the backbone's own
+    if backbone.head is not None:
+        backbone = dataclasses.replace(backbone, head=dataclasses.replace(backbone.head, kernel=model.head_kernel))
     shape = {"rank": model.lora_rank, "alpha": model.lora_alpha, "first_layer": model.first_layer}
     trained = folder / "adapter" if folder is not None and contract and contract.backbone.adapter_hash else None
     if model.lora_rank == 0:
