@@ -160,7 +160,7 @@ class Bench:
             binary = dataclasses.replace(counts, weights=ones)
             weights = np.ones(counts.vocab_size, np.float32)
             many = data.SparseTask(binary, weights, {"768 weighted terms": heavy})
-            makers = [("", lambda: peers.lightir_sparse(many)), ("scipy", lambda: peers.scipy_columns(many))]
+            makers = [("", lambda: peers.lightir_bags(many)), ("scipy", lambda: peers.scipy_columns(many))]
             self._compare("bag of tokens", makers, many.queries, sparse_truths(many), many, KS[:1])
 
     def dense(self) -> None:

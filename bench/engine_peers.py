@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from engine_data import DenseTask, Documents, Floats, Query, SparseTask
 from lightir import kernel
+from lightir.kernel.fusion import SparseRows, SparseSegments
 
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Documents, best first, and their scores."""
@@ -121,6 +122,26 @@ def lightir_sparse(task: SparseTask, name: str = "lightir") -> Engine:
 
     n_bytes = sum(array.nbytes for array in postings.arrays().values())
     return Engine(name, search, batch, n_bytes, seconds)
+
+
+def lightir_bags(task: SparseTask) -> Engine:
+    """A tokens branch of bags as an index has it."""
+    documents = task.documents
+    postings, seconds = cpu_s(documents.invert)
+    parts = SparseRows(documents.indptr, documents.term_ids, documents.weights, postings, binary=True)
+    segments = SparseSegments([parts], [len(documents)])
+
+    def search(query: Query, k: int) -> Found:
+        _, doc_ords, scores = segments.top_k(np.array([0, len(query[0])]), *query, k=k)
+        return doc_ords[:k].astype(np.int64), scores[:k]
+
+    def batch(queries: Sequence[Query], k: int, threads: int) -> object:
+        indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)])
+        terms, weights = (np.concatenate(each) for each in zip(*queries, strict=True))
+        return segments.top_k(indptr, terms, weights, k=k, threads=threads)
+
+    arrays = [documents.indptr, documents.term_ids, documents.weights, *postings.arrays().values()]
+    return Engine("lightir", search, batch, sum(array.nbytes for array in arrays), seconds)
 
 
 def scipy_columns(task: SparseTask) -> Engine:

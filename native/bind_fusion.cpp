@@ -190,6 +190,7 @@ private:
             out.mean = nb::cast<double>(part[5]);
         }
         invert(nb::cast<nb::tuple>(part[4]), n_docs, out);
+        out.binary = out.byte_postings && nb::cast<bool>(part[6]);
         return out;
     }
 
@@ -197,6 +198,41 @@ private:
     Saturation saturation_;
     Kept kept_;
     std::vector<SparseSegment> segments_;
+};
+
+class DocumentIds {
+public:
+    DocumentIds(const DocumentIds&) = delete;
+    DocumentIds& operator=(const DocumentIds&) = delete;
+    // Parts: (text, indptr).
+    DocumentIds(nb::list parts, std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) {
+        same_length("parts and segments", parts.size(), firsts_.n_segments());
+        for (nb::handle part : parts) {
+            const auto arrays = nb::cast<nb::tuple>(part);
+            ids_.push_back({kept_.keep(arrays[0], "text", 1).span<uint8_t>(),
+                            kept_.keep(arrays[1], "indptr", 1).span<int64_t>()});
+            const size_t number = ids_.size() - 1;
+            same_length("indptr and documents + 1", ids_.back().indptr.size, firsts_[number + 1] - firsts_[number] + 1);
+        }
+    }
+
+    nb::object order(nb::handle doc_ords, nb::handle scores) const {
+        const Array docs(doc_ords, "doc_ords", 1), values(scores, "scores", 1);
+        same_length("doc_ords and scores", docs.size(), values.size());
+        return to_numpy(values.is<float>() ? of(docs, values.span<float>()) : of(docs, values.span<double>()));
+    }
+
+private:
+    template <typename Score>
+    std::vector<int64_t> of(const Array& docs, Span<Score> scores) const {
+        const Span<uint32_t> ords = docs.span<uint32_t>();
+        nb::gil_scoped_release released;
+        return order_of_ids(firsts_, ids_, ords, scores);
+    }
+
+    FirstOrds firsts_;
+    Kept kept_;
+    std::vector<SegmentIds> ids_;
 };
 
 // A branch's documents with a query for them: a scorer, and the arrays that it borrows.
@@ -294,6 +330,9 @@ void bind_fusion(nb::module_& m) {
         .def(nb::init<nb::list, std::vector<uint32_t>, double, double>())
         .def("top_k", &SparseSegments::top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg(), nb::arg().none());
+    nb::class_<DocumentIds>(m, "DocumentIds")
+        .def(nb::init<nb::list, std::vector<uint32_t>>())
+        .def("order", &DocumentIds::order);
     m.def("pair_scores", &bind_pair_scores);
     m.def("fuse", &bind_fuse);
 }

@@ -83,7 +83,7 @@ private:
     double least_ = 0, most_ = 0, mean_ = 0, deviation_ = 1;
 };
 
-// One branch's raw scores and ranks of all candidates.
+// One branch's raw scores and ranks of the candidates that it lists.
 void fill(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& doc_ords,
           FusedColumn& column) {
     const size_t n = doc_ords.size();
@@ -94,8 +94,12 @@ void fill(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const
         column.scores[numbers[i]] = branch.scores[i];
         column.ranks[numbers[i]] = static_cast<int64_t>(i) + 1;
     }
+}
+
+// The raw scores of the others.
+void fill_outside(const FusedBranch& branch, const std::vector<uint32_t>& doc_ords, FusedColumn& column) {
     std::vector<uint32_t> outside, at;
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0; i < doc_ords.size(); ++i) {
         if (column.ranks[i] == 0) {
             outside.push_back(doc_ords[i]);
             at.push_back(static_cast<uint32_t>(i));
@@ -153,6 +157,7 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
     for (size_t b = 0; b < branches.size(); ++b) {
         FusedColumn& column = out.columns[b];
         fill(branches[b], numbers[b], doc_ords, column);
+        if (scale != Scale::reciprocal) fill_outside(branches[b], doc_ords, column);
         const Normalizer normalized(branches[b].scores, scale, rrf_k);
         column.normalized.resize(doc_ords.size());
         for (size_t i = 0; i < doc_ords.size(); ++i) {
@@ -166,6 +171,10 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
     }
     out.doc_ords = taken(doc_ords, order);
     out.scores = taken(sums, order);
+    // Ranks alone made the sums, so only the scores of the best are asked for.
+    for (size_t b = 0; scale == Scale::reciprocal && b < branches.size(); ++b) {
+        fill_outside(branches[b], out.doc_ords, out.columns[b]);
+    }
     return out;
 }
 

@@ -170,30 +170,45 @@ constexpr size_t fetched_ahead = 1024;  // postings
 constexpr size_t fetch_step = 64;       // postings between two fetches: two lines of offsets
 
 // A macro, see LIGHTIR_FETCH_ROW.
-#define LIGHTIR_FETCH_POSTINGS(offsets, weights, i)                                                    \
-    __builtin_prefetch((offsets) + (i) + fetched_ahead);                                               \
-    __builtin_prefetch((offsets) + (i) + fetched_ahead + fetch_step / 2);                              \
-    for (size_t line = 0; line < fetch_step; line += fetched_line / sizeof(*(weights))) {              \
-        __builtin_prefetch((weights) + (i) + fetched_ahead + line);                                    \
+#define LIGHTIR_FETCH_AHEAD(array, i)                                                        \
+    for (size_t line = 0; line < fetch_step; line += fetched_line / sizeof(*(array))) {      \
+        __builtin_prefetch((array) + (i) + fetched_ahead + line);                            \
     }
 
-// What a posting adds: its impact, or that many times as much.
+// What posting i adds: its impact, that many times as much, 256ths of that, or the same as all others.
 struct Once {
-    uint16_t operator()(uint8_t impact) const { return impact; }
+    static constexpr bool reads_impacts = true;
+    uint16_t operator()(const uint8_t* impacts, size_t i) const { return impacts[i]; }
 };
 
 struct Times {
+    static constexpr bool reads_impacts = true;
     uint16_t factor;
-    uint16_t operator()(uint8_t impact) const { return static_cast<uint16_t>(factor * impact); }
+    uint16_t operator()(const uint8_t* impacts, size_t i) const { return static_cast<uint16_t>(factor * impacts[i]); }
+};
+
+struct Parts {
+    static constexpr bool reads_impacts = true;
+    uint32_t weight;
+    uint16_t operator()(const uint8_t* impacts, size_t i) const {
+        return static_cast<uint16_t>((weight * impacts[i] + 255) >> 8);
+    }
+};
+
+struct Same {
+    static constexpr bool reads_impacts = false;
+    uint16_t weight;
+    uint16_t operator()(const uint8_t*, size_t) const { return weight; }
 };
 
 // The products come first: the additions that follow cannot overtake each other.
 template <typename Product>
-inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, const Product& product) {
+inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t first,
+                      const Product& product) {
     uint16_t products[8];
-    for (size_t l = 0; l < 8; ++l) products[l] = product(impacts[l]);
+    for (size_t l = 0; l < 8; ++l) products[l] = product(impacts, first + l);
     for (size_t l = 0; l < 8; ++l) {
-        uint16_t& score = scores[offsets[l]];
+        uint16_t& score = scores[offsets[first + l]];
         score = static_cast<uint16_t>(score + products[l]);
     }
 }
@@ -202,17 +217,26 @@ template <typename Product>
 void add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, const Product& product) {
     size_t i = 0;
     for (; i + fetch_step <= n; i += fetch_step) {
-        LIGHTIR_FETCH_POSTINGS(offsets, impacts, i)
-        for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets + j, impacts + j, product);
+        LIGHTIR_FETCH_AHEAD(offsets, i)
+        if constexpr (Product::reads_impacts) LIGHTIR_FETCH_AHEAD(impacts, i)
+        for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets, impacts, j, product);
     }
-    for (; i + 8 <= n; i += 8) add_eight(scores, offsets + i, impacts + i, product);
-    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + product(impacts[i]));
+    for (; i + 8 <= n; i += 8) add_eight(scores, offsets, impacts, i, product);
+    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + product(impacts, i));
 }
 
 void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
     const uint16_t factor = static_cast<uint16_t>(weight);
     if (factor == 1) add_products(scores, offsets, impacts, n, Once{});
     else add_products(scores, offsets, impacts, n, Times{factor});
+}
+
+void add_256ths_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, uint16_t weight) {
+    add_products(scores, offsets, impacts, n, Parts{weight});
+}
+
+void add_same_to_u16(uint16_t* scores, const uint16_t* offsets, size_t n, uint16_t weight) {
+    add_products(scores, offsets, nullptr, n, Same{weight});
 }
 
 template <typename V>
@@ -239,13 +263,14 @@ void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t
     const typename V::Floats factor = V::set(weight);
     size_t i = 0;
     for (; i + fetch_step <= n; i += fetch_step) {
-        LIGHTIR_FETCH_POSTINGS(offsets, weights, i)
+        LIGHTIR_FETCH_AHEAD(offsets, i)
+        LIGHTIR_FETCH_AHEAD(weights, i)
         for (size_t j = i; j < i + fetch_step; j += n_lanes) add_many<V>(scores, offsets + j, weights + j, factor);
     }
     for (; i + n_lanes <= n; i += n_lanes) add_many<V>(scores, offsets + i, weights + i, factor);
     for (; i < n; ++i) scores[offsets[i]] += weight * static_cast<float>(weights[i]);
 }
-#undef LIGHTIR_FETCH_POSTINGS
+#undef LIGHTIR_FETCH_AHEAD
 
 template <Element E>
 inline float row_factor(const RowSum& what, uint32_t id) {
@@ -365,6 +390,8 @@ constexpr Level make_level(const char* name) {
         sum_of_squares<V>,
         scale<V>,
         add_u8_to_u16,
+        add_256ths_to_u16,
+        add_same_to_u16,
         add_to_f32<V, uint8_t>,
         add_to_f32<V, float>,
     };

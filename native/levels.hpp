@@ -80,6 +80,10 @@ struct Level {
     void (*scale)(const float* values, size_t n, float factor, float* out, bool stream);
     // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
     void (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
+    // scores[offsets[i]] += weight * impacts[i] / 256, rounded up.
+    void (*add_256ths_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, uint16_t weight);
+    // scores[offsets[i]] += weight.
+    void (*add_same_to_u16)(uint16_t* scores, const uint16_t* offsets, size_t n, uint16_t weight);
     void (*add_u8_to_f32)(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
     void (*add_f32_to_f32)(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight);
 };

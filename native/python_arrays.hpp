@@ -36,6 +36,7 @@ constexpr const char* dtype_name() {
     else if constexpr (std::is_same_v<T, uint32_t>) return "uint32";
     else if constexpr (std::is_same_v<T, uint16_t>) return "uint16";
     else if constexpr (std::is_same_v<T, uint8_t>) return "uint8";
+    else if constexpr (std::is_same_v<T, double>) return "float64";
     else return "float32";
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -140,48 +141,84 @@ std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
     return hits;
 }
 
-constexpr double rounding = 1e-4;  // more than float sums of a few thousand terms can be off
-
-// One segment's documents for a sparse query, by stored scores, as far down as they were asked for.
+// One segment's documents for a sparse query, by stored scores, as far down as they were asked for. A stored score is
+// the true one, or bounds it: because it is a sum of 16 bits, or because it is of another mean length.
 class SegmentList {
 public:
+    // share: how many documents of the best are expected here.
     SegmentList(const SparseSegment& segment, const std::vector<Term>& terms, uint32_t first_ord, double mean,
-                Bitmap allowed)
+                Bitmap allowed, double share)
         : segment_(segment), first_ord_(first_ord), allowed_(allowed),
           ratio_(segment.mean == 0 ? 1.0 : mean / segment.mean) {
         for (const auto& [term_id, weight] : terms) {
             term_ids_.push_back(term_id);
             weights_.push_back(weight);
         }
+        coarse_ = segment.there && segment.byte_postings && coarse_pays(share);
     }
 
-    bool exact() const { return ratio_ == 1.0; }
+    // Whether stored scores are the true ones.
+    bool exact() const { return current() && !coarse_; }
+    // Whether they are at least of the mean length of today, so that all that can be among the best is given at once.
+    bool current() const { return ratio_ == 1.0; }
     double lowest(const Hit& hit) const {
-        return exact() ? hit.score : hit.score * (std::min(1.0, ratio_) * (1 - rounding));
+        if (exact()) return hit.score;
+        const double least = unit_ * std::max(0.0, hit.score - over_);
+        return least * (std::min(1.0, ratio_) * (1 - float_rounding));
     }
-    double highest(const Hit& hit) const { return hit.score * (std::max(1.0, ratio_) * (1 + rounding)); }
+    double highest(float stored) const {
+        return unit_ * (stored + under_) * (std::max(1.0, ratio_) * (1 + float_rounding));
+    }
     const std::vector<Hit>& hits() const { return hits_; }
 
-    // The k best, or those of them that score at least the floor, which a list that may be asked again does not have.
-    void ask(size_t k, float floor) {
+    // The k best, or those of them that score at least the floor, which a list may have that is current.
+    void ask(size_t k, double floor) {
         if (!segment_.there || term_ids_.empty()) return;
-        const SparseQuery query{{term_ids_.data(), term_ids_.size()}, {weights_.data(), weights_.size()}};
         const size_t n_docs = segment_.byte_postings ? segment_.narrow_postings.n_docs : segment_.wide_postings.n_docs;
         k = std::min(k, n_docs);
-        hits_ = segment_.byte_postings ? sparse_top_k(segment_.narrow_postings, query, k, allowed_, floor)
-                                       : sparse_top_k(segment_.wide_postings, query, k, allowed_, floor);
+        if (coarse_) {
+            ask_coarse(k, floor);
+        } else {
+            const float least = static_cast<float>(floor);
+            hits_ = segment_.byte_postings ? sparse_top_k(segment_.narrow_postings, query(), k, allowed_, least)
+                                           : sparse_top_k(segment_.wide_postings, query(), k, allowed_, least);
+            left_out_ = hits_.empty() ? 0.0f : hits_.back().score;
+        }
         for (Hit& hit : hits_) hit.doc_ord += first_ord_;
         whole_ = hits_.size() < k || k == n_docs;
     }
 
     // Whether a document that was not given may score as much.
-    bool may_withhold(double score) const { return !exact() && !whole_ && highest(hits_.back()) >= score; }
+    bool may_withhold(double score) const { return !current() && !whole_ && highest(left_out_) >= score; }
 
 private:
+    SparseQuery query() const {
+        return {{term_ids_.data(), term_ids_.size()}, {weights_.data(), weights_.size()}};
+    }
+
+    // A document's exact score takes as long as is saved on this many postings.
+    bool coarse_pays(double share) const {
+        constexpr double postings_a_score = 2500.0;
+        if (has_small_counts(query())) return false;
+        return static_cast<double>(n_postings(segment_.narrow_postings, query())) >= postings_a_score * share;
+    }
+
+    void ask_coarse(size_t k, double floor) {
+        CoarseTop found = coarse_top_k(segment_.narrow_postings, query(), k, allowed_, floor, segment_.binary);
+        unit_ = found.unit;
+        over_ = found.over;
+        under_ = found.under;
+        left_out_ = found.left_out;
+        hits_ = std::move(found.hits);
+    }
+
     const SparseSegment& segment_;
     uint32_t first_ord_;
     Bitmap allowed_;
     double ratio_;
+    double unit_ = 1.0, over_ = 0.0, under_ = 0.0;
+    float left_out_ = 0.0f;
+    bool coarse_ = false;
     std::vector<uint32_t> term_ids_;
     std::vector<float> weights_;
     std::vector<Hit> hits_;
@@ -225,20 +262,71 @@ double kth_lowest(const std::vector<SegmentList>& lists, size_t k) {
 // All hits with their true scores, but for those that cannot score `least`.
 std::vector<Hit> true_hits(const std::vector<SegmentList>& lists, const Scorer& scorer, double least) {
     std::vector<Hit> hits;
-    std::vector<uint32_t> stale;
+    std::vector<uint32_t> bounded;
     for (const SegmentList& list : lists) {
         for (const Hit& hit : list.hits()) {
             if (list.exact()) hits.push_back(hit);
-            else if (list.highest(hit) >= least) stale.push_back(hit.doc_ord);
+            else if (list.highest(hit.score) >= least) bounded.push_back(hit.doc_ord);
         }
     }
-    std::vector<float> scores(stale.size());
-    scorer.score({stale.data(), stale.size()}, scores.data());
-    for (size_t i = 0; i < stale.size(); ++i) hits.push_back({stale[i], scores[i]});
+    std::vector<float> scores(bounded.size());
+    scorer.score({bounded.data(), bounded.size()}, scores.data());
+    for (size_t i = 0; i < bounded.size(); ++i) {
+        if (scores[i] > 0.0f) hits.push_back({bounded[i], scores[i]});
+    }
     return hits;
 }
 
+// A document among others with its score.
+struct Tied {
+    int64_t at;
+    size_t segment, place;
+    const uint8_t* text = nullptr;
+    size_t n_bytes = 0;
+};
+
+// Puts documents with one score in the order of their ids. Each step asks for the memory of the next for all of them. An
+// id that a damaged place would put outside the text is taken for empty: checksums tell, and the search goes on.
+void sort_by_id(const std::vector<SegmentIds>& ids, std::vector<Tied>& tied) {
+    for (const Tied& each : tied) __builtin_prefetch(ids[each.segment].indptr.data + each.place);
+    for (Tied& each : tied) {
+        const SegmentIds& here = ids[each.segment];
+        const int64_t begin = here.indptr[each.place], end = here.indptr[each.place + 1];
+        if (begin < 0 || end < begin || static_cast<size_t>(end) > here.text.size) continue;
+        each.text = here.text.data + begin;
+        each.n_bytes = static_cast<size_t>(end - begin);
+        __builtin_prefetch(each.text);
+    }
+    std::sort(tied.begin(), tied.end(), [](const Tied& a, const Tied& b) {
+        return std::lexicographical_compare(a.text, a.text + a.n_bytes, b.text, b.text + b.n_bytes);
+    });
+}
+
 }  // namespace
+
+template <typename Score>
+std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,
+                                  Span<Score> scores) {
+    std::vector<int64_t> order;
+    order.reserve(doc_ords.size);
+    std::vector<Tied> tied;
+    for (size_t first = 0; first < doc_ords.size;) {
+        size_t last = first + 1;
+        while (last < doc_ords.size && scores[last] == scores[first]) ++last;
+        tied.clear();
+        for (size_t i = first; i < last; ++i) {
+            const size_t segment = firsts.segment_of(doc_ords[i]);
+            tied.push_back({static_cast<int64_t>(i), segment, doc_ords[i] - firsts[segment]});
+        }
+        if (tied.size() > 1) sort_by_id(ids, tied);
+        for (const Tied& each : tied) order.push_back(each.at);
+        first = last;
+    }
+    return order;
+}
+
+template std::vector<int64_t> order_of_ids(const FirstOrds&, const std::vector<SegmentIds>&, Span<uint32_t>, Span<float>);
+template std::vector<int64_t> order_of_ids(const FirstOrds&, const std::vector<SegmentIds>&, Span<uint32_t>, Span<double>);
 
 FirstOrds::FirstOrds(std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) {
     if (firsts_.empty() || firsts_[0] != 0 || !std::is_sorted(firsts_.begin(), firsts_.end())) {
@@ -246,17 +334,20 @@ FirstOrds::FirstOrds(std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) 
     }
 }
 
+size_t FirstOrds::segment_of(uint32_t doc_ord) const {
+    if (doc_ord >= firsts_.back()) {
+        throw InvalidInput("doc_ord " + std::to_string(doc_ord) + " is outside the " + std::to_string(firsts_.back()) +
+                           " documents");
+    }
+    return static_cast<size_t>(std::upper_bound(firsts_.begin(), firsts_.end(), doc_ord) - firsts_.begin()) - 1;
+}
+
 template <typename Use>
 void FirstOrds::each(Span<uint32_t> doc_ords, const Use& use) const {
     std::vector<std::vector<uint32_t>> places(n_segments()), at(n_segments());
     for (size_t i = 0; i < doc_ords.size; ++i) {
         const uint32_t doc_ord = doc_ords[i];
-        if (doc_ord >= firsts_.back()) {
-            throw InvalidInput("doc_ord " + std::to_string(doc_ord) + " is outside the " +
-                               std::to_string(firsts_.back()) + " documents");
-        }
-        const auto next = std::upper_bound(firsts_.begin(), firsts_.end(), doc_ord);
-        const size_t segment = static_cast<size_t>(next - firsts_.begin()) - 1;
+        const size_t segment = segment_of(doc_ord);
         places[segment].push_back(doc_ord - firsts_[segment]);
         at[segment].push_back(static_cast<uint32_t>(i));
     }
@@ -277,11 +368,13 @@ void DenseScorer::score(Span<uint32_t> doc_ords, float* scores) const {
 
 void SparseScorer::score(Span<uint32_t> doc_ords, float* scores) const {
     std::vector<float> found;
+    std::optional<Terms> kept;  // of the segment; without places of all of them
     firsts_.each(doc_ords, [&](size_t segment, const std::vector<uint32_t>& places, const std::vector<uint32_t>& at) {
         found.assign(places.size(), 0.0f);
         const SparseSegment& here = segments_[segment];
         if (here.there) {
-            const Terms terms(terms_of(query_, segment));
+            if (!kept || query_.places.data != nullptr) kept.emplace(terms_of(query_, segment));
+            const Terms& terms = *kept;
             if (here.bytes) score_segment(here.narrow, here.lengths, saturation_, places, terms, found.data());
             else score_segment(here.wide, here.lengths, saturation_, places, terms, found.data());
         }
@@ -321,10 +414,13 @@ std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<Spars
     lists.reserve(segments.size());
     KthBest best_so_far(k, 0.0f);
     for (size_t s = 0; s < segments.size(); ++s) {
-        lists.emplace_back(segments[s], terms_of(query, s), firsts[s], saturation.mean, allowed[s]);
+        const double n_here = static_cast<double>(firsts[s + 1] - firsts[s]);
+        const double part = n_here / std::max(1.0, static_cast<double>(firsts[segments.size()]));
+        lists.emplace_back(segments[s], terms_of(query, s), firsts[s], saturation.mean, allowed[s],
+                           static_cast<double>(most) * part);
         SegmentList& list = lists.back();
-        if (list.exact()) list.ask(k, best_so_far.value());
-        else list.ask(most + most / 8 + 16, 0.0f);
+        if (list.current()) list.ask(k, best_so_far.value());
+        else list.ask(most + most / 8 + 16, 0.0);
         for (const Hit& hit : list.hits()) best_so_far.add(static_cast<float>(list.lowest(hit)));
     }
     const SparseScorer scorer(firsts, segments, query, saturation);
@@ -335,7 +431,7 @@ std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<Spars
         for (SegmentList& list : lists) {
             if (!list.may_withhold(reached)) continue;
             lacking = true;
-            list.ask(4 * list.hits().size(), 0.0f);
+            list.ask(4 * list.hits().size(), 0.0);
         }
         if (!lacking) return best;
     }

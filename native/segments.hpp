@@ -25,6 +25,9 @@ public:
     size_t n_segments() const { return firsts_.size() - 1; }
     uint32_t operator[](size_t segment) const { return firsts_[segment]; }
 
+    // The segment that holds a document; InvalidInput if none does.
+    size_t segment_of(uint32_t doc_ord) const;
+
     // Calls use(segment, places, at) for each segment that has some of the documents: places inside it, and where they
     // stand in doc_ords.
     template <typename Use>
@@ -33,6 +36,19 @@ public:
 private:
     std::vector<uint32_t> firsts_;
 };
+
+// The documents' ids over all segments; inside one they ascend with the doc_ords. Id i of a segment is
+// text[indptr[i] .. indptr[i + 1]).
+struct SegmentIds {
+    Span<uint8_t> text;
+    Span<int64_t> indptr;
+};
+
+// The places of documents in the total order: score down, then id up, byte by byte. The scores, float or double, fall
+// already, so that only documents that tie change places.
+template <typename Score>
+std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,
+                                  Span<Score> scores);
 
 // One segment's dense rows; without a matrix it has none, and every score is 0.
 struct DenseSegment {
@@ -63,6 +79,7 @@ struct SparseSegment {
     bool byte_postings = false;  // the inverted file is in `narrow_postings`; else in `wide_postings`
     PostingsView<uint8_t> narrow_postings;
     PostingsView<float> wide_postings;
+    bool binary = false;  // byte postings that are all 1
     double mean = 0;  // the postings hold saturations for this mean length; 0: weights that hang on no mean
 };
 

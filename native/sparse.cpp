@@ -147,17 +147,42 @@ std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vec
     return cursors;
 }
 
-void accumulate(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
-    level().add_u8_to_u16(scores, offsets, impacts, n, weight);
-}
+// How a term's postings come into the accumulators, by the types of both.
+template <typename Score, typename W>
+struct Adding;
 
-void accumulate(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
-    level().add_u8_to_f32(scores, offsets, impacts, n, weight);
-}
+template <>
+struct Adding<uint16_t, uint8_t> {
+    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
+        level().add_u8_to_u16(scores, offsets, impacts, n, weight);
+    }
+};
 
-void accumulate(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) {
-    level().add_f32_to_f32(scores, offsets, weights, n, weight);
-}
+template <>
+struct Adding<float, uint8_t> {
+    void operator()(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
+        level().add_u8_to_f32(scores, offsets, impacts, n, weight);
+    }
+};
+
+template <>
+struct Adding<float, float> {
+    void operator()(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) const {
+        level().add_f32_to_f32(scores, offsets, weights, n, weight);
+    }
+};
+
+struct AddingParts {
+    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
+        level().add_256ths_to_u16(scores, offsets, impacts, n, static_cast<uint16_t>(weight));
+    }
+};
+
+struct AddingSame {
+    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t*, size_t n, float weight) const {
+        level().add_same_to_u16(scores, offsets, n, static_cast<uint16_t>(weight));
+    }
+};
 
 size_t take_above(uint16_t* scores, size_t n, float threshold, uint32_t* positions, float* values) {
     const float most = std::min(threshold, 65535.0f);  // a floor may be higher than any sum
@@ -229,13 +254,21 @@ struct CleanOnFailure {
     }
 };
 
-template <typename Score, typename W>
-std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, size_t k,
-                                Bitmap allowed, float lowest, bool with_guesses = true) {
+// What is asked of a walk: the k best above `lowest`, and those less than `slack` below the k-th.
+struct Wanted {
+    size_t k;
+    Bitmap allowed;
+    float lowest;
+    float slack = 0.0f;
+};
+
+template <typename Score, typename W, typename Add = Adding<Score, W>>
+std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, const Wanted& wanted,
+                                const Add& add = {}, bool with_guesses = true) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
-    TopK best(k, lowest);
-    Guesses guesses(with_guesses, k, postings.n_docs);
+    TopK best(wanted.k, wanted.lowest, wanted.slack);
+    Guesses guesses(with_guesses, wanted.k, postings.n_docs);
     std::vector<Cursor> cursors = query;
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
         bool touched = false;
@@ -243,26 +276,25 @@ std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vect
             if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != first_doc / block_size) continue;
             const auto [begin, end] = run_span(postings, cursor.run++);
             prefetch(postings, end);  // where the same term goes on in the next block
-            accumulate(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin,
-                       cursor.weight);
+            add(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, cursor.weight);
             touched = true;
         }
-        if (touched) kept.collect(first_doc, postings.n_docs, allowed, best, guesses);
+        if (touched) kept.collect(first_doc, postings.n_docs, wanted.allowed, best, guesses);
     }
     guard.done = true;
     std::vector<Hit> hits = best.finish();
-    const bool complete = hits.size() == k && hits.back().score > best.guessed();
-    const bool guessed = best.guessed() > lowest;
-    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, k, allowed, lowest, false);
+    const bool complete = hits.size() >= wanted.k && hits[wanted.k - 1].score > best.guessed();
+    const bool guessed = best.guessed() > wanted.lowest;
+    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, wanted, add, false);
 }
 
 // 16-bit sums hold every score when the weights are whole numbers and even all-255 impacts cannot pass 65,535.
-bool fits_u16(const std::vector<Cursor>& cursors) {
+bool fits_u16(const SparseQuery& query) {
     float most = 0.0f;
-    for (const Cursor& cursor : cursors) {
-        if (cursor.weight != std::floor(cursor.weight)) return false;
-        most += 255.0f * cursor.weight;
-        if (most > 65535.0f) return false;
+    for (const float weight : query.weights) {
+        if (weight != std::floor(weight)) return false;
+        most += 255.0f * weight;
+        if (!(most <= 65535.0f)) return false;
     }
     return true;
 }
@@ -329,9 +361,67 @@ std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery
     std::vector<Cursor> cursors = open_cursors(postings, sorted_query(query));
     if (k == 0 || cursors.empty()) return {};
     if constexpr (std::is_same_v<W, uint8_t>) {
-        if (fits_u16(cursors)) return term_at_a_time<uint16_t>(postings, cursors, k, allowed, lowest);
+        if (fits_u16(query)) return term_at_a_time<uint16_t>(postings, cursors, {k, allowed, lowest});
     }
-    return term_at_a_time<float>(postings, cursors, k, allowed, lowest);
+    return term_at_a_time<float>(postings, cursors, {k, allowed, lowest});
+}
+
+size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query) {
+    size_t total = 0;
+    for (const Cursor& cursor : open_cursors(postings, sorted_query(query))) {
+        if (cursor.run == cursor.end_run) continue;
+        const size_t begin = run_span(postings, cursor.run).first, end = run_span(postings, cursor.end_run - 1).second;
+        total += end > begin ? end - begin : 0;
+    }
+    return total;
+}
+
+bool has_small_counts(const SparseQuery& query) { return fits_u16(query); }
+
+namespace {
+
+// Weights as whole numbers of steps, at least 1, such that even all terms together stay below 65,536.
+void round_weights(std::vector<QueryTerm>& terms, double step, CoarseTop& out) {
+    for (QueryTerm& term : terms) {
+        const double exact = static_cast<double>(term.weight) / step;
+        const double rounded = std::max(1.0, std::round(exact));
+        (rounded > exact ? out.over : out.under) += std::abs(rounded - exact);
+        term.weight = static_cast<float>(rounded);
+    }
+}
+
+}  // namespace
+
+CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
+                       double floor, bool binary) {
+    std::vector<QueryTerm> terms = sorted_query(query);
+    const auto weighs_nothing = [](const QueryTerm& term) { return term.weight == 0.0f; };
+    terms.erase(std::remove_if(terms.begin(), terms.end(), weighs_nothing), terms.end());
+    CoarseTop out;
+    if (k == 0 || terms.empty()) return out;
+    double total = 0.0;
+    for (const QueryTerm& term : terms) total += static_cast<double>(term.weight);
+    const bool narrow = terms.size() <= most_narrow_terms;
+    double largest = 255.0 * total;
+    if (narrow) {
+        const double n_terms = static_cast<double>(terms.size());
+        largest = 65535.0;
+        const double step = total / (largest - n_terms);
+        out.unit = binary ? step : 256.0 * step;
+        out.over = binary ? 0.0 : n_terms;  // products are rounded up
+        round_weights(terms, step, out);
+    }
+    const double slack = out.over + out.under + largest * 2.0 * float_rounding;
+    const double reached = floor / (out.unit * (1.0 + float_rounding)) - out.under;
+    const float lowest = std::max(0.0f, just_below(static_cast<float>(reached * (1.0 - float_rounding))));
+    const std::vector<Cursor> cursors = open_cursors(postings, terms);
+    if (cursors.empty()) return out;
+    const Wanted wanted{k, allowed, lowest, static_cast<float>(slack * (1.0 + float_rounding))};
+    if (!narrow) out.hits = term_at_a_time<float>(postings, cursors, wanted);
+    else if (binary) out.hits = term_at_a_time<uint16_t>(postings, cursors, wanted, AddingSame{});
+    else out.hits = term_at_a_time<uint16_t>(postings, cursors, wanted, AddingParts{});
+    out.left_out = out.hits.size() < k ? lowest : std::max(lowest, out.hits[k - 1].score - wanted.slack);
+    return out;
 }
 
 template <typename W>

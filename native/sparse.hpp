@@ -54,6 +54,28 @@ template <typename W>
 std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                               float floor = 0.0f);
 
+// What sums of rounded weights say: with s for its own, a document's sum of weight * impact lies between
+// unit * (s - over) and unit * (s + under), but for what float sums lose.
+struct CoarseTop {
+    std::vector<Hit> hits;  // with s for a score
+    double unit = 1, over = 0, under = 0;
+    float left_out = 0;  // no document that is not among the hits has a larger s
+};
+
+constexpr double float_rounding = 1e-4;  // more than float sums of a few thousand terms can be off
+constexpr size_t most_narrow_terms = 4096;  // whose weights sums of 16 bits still tell apart
+
+// All documents that can be among the k with the largest sums of weight * impact, and can reach the floor; the hits hold
+// more. With binary impacts all are 1, and are not read.
+CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
+                       double floor, bool binary);
+
+// How many postings the query's terms have.
+size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query);
+
+// Whether 16 bits hold every sum of the query exactly, so that nothing is gained by coarse ones.
+bool has_small_counts(const SparseQuery& query);
+
 // scores[i] = the same sum for document doc_ords[i], to the bit; 0 where nothing matches.
 template <typename W>
 void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores);

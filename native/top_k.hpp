@@ -26,8 +26,9 @@ inline float just_below(float floor) {
 // The k best of a stream of documents that come in ascending order: score down, then doc_ord up.
 class TopK {
 public:
-    // lowest: scores at or below it never enter; NaN lets everything in.
-    TopK(size_t k, float lowest) : k_(k), threshold_(lowest) {}
+    // lowest: scores at or below it never enter; NaN lets everything in. slack: those come too that are less than so
+    // much below the k-th best.
+    TopK(size_t k, float lowest, float slack = 0.0f) : k_(k), slack_(slack), threshold_(lowest) {}
 
     // A later document has to beat this to enter; ties lose, for their doc_ord is larger.
     float threshold() const { return threshold_; }
@@ -35,13 +36,13 @@ public:
     void push(uint32_t doc_ord, float score) { keys_.push_back(key(doc_ord, score)); }
 
     // Raises the threshold to just below the score of the rank-th best so far, guessing that the k-th best of all will
-    // not be lower. The guess was right if finish() returns k hits and the last beats guessed().
+    // not be lower. The guess was right if finish() returns k hits and the k-th beats guessed().
     void guess(size_t rank) {
         if (rank == 0 || rank > keys_.size()) return;
         const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(rank - 1);
         std::nth_element(keys_.begin(), last, keys_.end(), std::greater<uint64_t>());
         guessed_ = std::nextafter(unpack(*last).score, lowest_possible);
-        raise(guessed_);
+        raise(guessed_ - slack_);
     }
 
     // The last guess, or minus infinity.
@@ -50,9 +51,9 @@ public:
     // Call between batches of pushes: keeps the buffer short and raises the threshold.
     void shrink() {
         if (k_ == 0) keys_.clear();
-        if (keys_.size() < 2 * k_ + 512) return;
+        if (keys_.size() < 2 * std::max(k_, n_kept_) + 512) return;
         keep_best();
-        raise(unpack(keys_[k_ - 1]).score);
+        n_kept_ = keys_.size();
     }
 
     std::vector<Hit> finish() {
@@ -72,11 +73,13 @@ private:
     }
 
     void keep_best() {
+        const auto end = keys_.begin() + static_cast<std::ptrdiff_t>(k_);
         if (k_ > 0) {
-            std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(k_ - 1), keys_.end(),
-                             std::greater<uint64_t>());
+            std::nth_element(keys_.begin(), end - 1, keys_.end(), std::greater<uint64_t>());
+            raise(unpack(keys_[k_ - 1]).score - slack_);
         }
-        keys_.resize(k_);
+        const auto near = [this](uint64_t one) { return unpack(one).score > threshold_; };
+        keys_.erase(slack_ > 0.0f && k_ > 0 ? std::partition(end, keys_.end(), near) : end, keys_.end());
     }
 
     // One integer whose descending order is score down, doc_ord up. Floats compare like their bits once negative
@@ -97,7 +100,8 @@ private:
         return hit;
     }
 
-    size_t k_;
+    size_t k_, n_kept_ = 0;
+    float slack_;
     float threshold_;
     float guessed_ = lowest_possible;
     std::vector<uint64_t> keys_;

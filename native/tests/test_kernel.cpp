@@ -87,6 +87,43 @@ void sparse_search_finds_what_pair_scores_say(size_t n_docs, size_t k) {
     }
 }
 
+void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary) {
+    constexpr uint32_t vocab_size = 40;
+    std::mt19937 random(static_cast<unsigned>(n_docs));
+    std::vector<int64_t> indptr{0};
+    std::vector<uint32_t> term_ids, every;
+    std::vector<uint8_t> weights;
+    for (size_t doc = 0; doc < n_docs; ++doc) {
+        for (uint32_t term = random() % 8; term < vocab_size; term += 1 + random() % 20) {
+            term_ids.push_back(term);
+            weights.push_back(static_cast<uint8_t>(binary ? 1 : random() % 256));
+        }
+        indptr.push_back(static_cast<int64_t>(term_ids.size()));
+        every.push_back(static_cast<uint32_t>(doc));
+    }
+    const SparseRows<uint8_t> rows{span(indptr), span(term_ids), span(weights)};
+    const OwnedPostings<uint8_t> postings = invert(rows, vocab_size, n_docs);
+    const std::vector<uint32_t> query_terms{7, 3, 39, 20};
+    const std::vector<float> query_weights{0.3f, 17.0f, 0.0f, 1e-6f};
+    const SparseQuery query{span(query_terms), span(query_weights)};
+    std::vector<float> scores(n_docs);
+    sparse_pair_scores(rows, span(every), query, scores.data());
+    const CoarseTop found = coarse_top_k(view(postings, vocab_size, n_docs), query, k, Bitmap{}, 0.0, binary);
+    size_t n_matching = 0, n_best = 0;
+    for (const float score : scores) n_matching += score > 0.0f;
+    for (const Hit& hit : found.hits) {
+        const double score = static_cast<double>(scores[hit.doc_ord]);
+        expect(score >= found.unit * (hit.score - found.over) * (1 - float_rounding), "no score is below its bound");
+        expect(score <= found.unit * (hit.score + found.under) * (1 + float_rounding), "no score is above its bound");
+    }
+    expect(found.hits.size() >= std::min(k, n_matching), "number of candidates");
+    std::vector<float> ranked = scores;
+    std::sort(ranked.begin(), ranked.end(), std::greater<float>());
+    for (const Hit& hit : found.hits) n_best += k <= n_docs && k > 0 && scores[hit.doc_ord] >= ranked[k - 1];
+    for (const float score : scores) n_best -= k <= n_docs && k > 0 && score > 0.0f && score >= ranked[k - 1];
+    expect(k > n_matching || n_best == 0, "the best and all that tie with them are candidates");
+}
+
 void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, size_t width, size_t dim) {
     const std::vector<uint8_t> data(n_rows * width * element_bytes(element), 0);
     const std::vector<float> scales(n_rows, 1.0f);
@@ -128,6 +165,8 @@ int main() {
             for (const size_t k : {size_t{0}, size_t{1}, size_t{100}, 2 * block_size}) {
                 sparse_search_finds_what_pair_scores_say<uint8_t>(n_docs, k);
                 sparse_search_finds_what_pair_scores_say<float>(n_docs, k);
+                coarse_sums_bound_what_pair_scores_say(n_docs, k, false);
+                coarse_sums_bound_what_pair_scores_say(n_docs, k, true);
             }
         }
         for (const Element element : {Element::float16, Element::float32, Element::int8}) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from lightir.contract import Fusion
 from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
-from lightir.kernel import copy_rows, pack_bitmap, reference
-from lightir.kernel.fusion import BranchQuery, DenseSegments, SparseRows, SparseSegments, fuse, pair_scores
+from lightir.kernel import _native, available, copy_rows, dispatch, invert, pack_bitmap, reference
+from lightir.kernel.fusion import BranchQuery, DenseSegments, DocumentIds, SparseRows, SparseSegments, fuse, pair_scores
 from lightir.search import BranchList
 from lightir.search.fusion import fuse as fuse_all
 from lightir.search.fusion import fuse_best
@@ -40,7 +41,8 @@ class Collection:
         top = 2**32 - 1 if wide else 40
         self.term_ids = np.unique(rng.integers(0, top, n_terms)).astype(U32)
         self.query_vector = rng.integers(-1, 2, 3).astype(F32)
-        self.query_weights = rng.integers(1, 4, len(self.term_ids)).astype(F32)
+        # Whole weights have exact sums of 16 bits; others pick candidates by rounded ones.
+        self.query_weights = rng.integers(1, 4, len(self.term_ids)).astype(F32) * F32(rng.choice([1, 0.3]))
         self.mean = 2.5
         self.with_rows: list[bool] = []
         self.sizes = sizes
@@ -56,8 +58,10 @@ class Collection:
             local = np.where(rng.random(len(self.term_ids)) < 0.8, np.arange(len(self.term_ids)) + i, -1)
             columns = np.nonzero(counts)[1]
             dense.append((rows, None, copy_rows(rows) if i % 2 else None) if there[0] else None)
-            by_term = reference.invert(indptr, self.term_ids[columns], entries, vocab_size=top, n_docs=size)
-            sparse.append(SparseRows(indptr, self.term_ids[columns], entries, by_term) if there[1] else None)
+            impacts = np.ones_like(entries) if i % 3 == 2 else entries
+            by_term = reference.invert(indptr, self.term_ids[columns], impacts, vocab_size=top, n_docs=size)
+            rows_of = SparseRows(indptr, self.term_ids[columns], impacts, by_term, binary=i % 3 == 2)
+            sparse.append(rows_of if there[1] else None)
             kept, then = entries.astype(F32) if i % 2 else entries, self.mean * float(rng.choice([1, 1, 0.5, 3]))
             stored, here = saturation(entries, indptr, lengths, then), (columns + i).astype(U32)
             by_term = reference.invert(indptr, here, stored, vocab_size=len(self.term_ids) + i, n_docs=size)
@@ -71,7 +75,7 @@ class Collection:
             found = (
                 reference.dense_pair_scores(rows, docs, self.query_vector),
                 reference.sparse_pair_scores(
-                    indptr, self.term_ids[columns], entries, docs, self.term_ids, self.query_weights
+                    indptr, self.term_ids[columns], impacts, docs, self.term_ids, self.query_weights
                 ),
                 reference.sparse_pair_scores(indptr, (columns + i).astype(U32), weights, docs, *wanted),
             )
@@ -152,6 +156,52 @@ def test_the_best_of_all_segments_are_those_of_loops_with_their_ties(
         assert [j for j in expected if j in given] == given
         assert [j for j in given if j in needed] == needed
         np.testing.assert_array_equal(scores[indptr[i] : indptr[i + 1]], said[given])
+
+
+@pytest.fixture(params=available())
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = dispatch()
+    _native.use_level(request.param)
+    yield
+    _native.use_level(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_terms"), [("impacts", 9), ("impacts", 600), ("impacts", 5000), ("bags", 600), ("ties", 9)]
+)
+def test_rounded_sums_lose_no_document(level: None, kind: str, n_terms: int) -> None:
+    """Candidates are picked by sums of rounded weights; the best must be those by the scores of all documents."""
+    rng = np.random.default_rng(n_terms)
+    n_docs, vocab_size = 70_000, 6000
+    lengths = rng.integers(0, 20, n_docs)
+    ranks = rng.integers(0, vocab_size, lengths.sum()) ** 2 // vocab_size
+    keys = np.unique(np.repeat(np.arange(n_docs), lengths) * vocab_size + ranks)
+    docs, terms = np.divmod(keys, vocab_size)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(docs, minlength=n_docs))])
+    weights = np.ones(len(terms), np.uint8) if kind == "bags" else rng.integers(1, 256, len(terms)).astype(np.uint8)
+    query = np.sort(rng.permutation(vocab_size)[:n_terms]).astype(U32)
+    query[0] = 0  # the most frequent one
+    query_weights = (rng.random(n_terms) ** 8 + 1e-9).astype(F32)  # some weigh next to nothing
+    if kind == "ties":
+        weights, query_weights = weights // 100 + np.uint8(1), np.full(n_terms, 0.7, F32)
+    cut = 66_000  # two segments, the first of two blocks
+    parts = []
+    for first, last in ((0, cut), (cut, n_docs)):
+        span = slice(indptr[first], indptr[last])
+        here = indptr[first : last + 1] - indptr[first], terms[span].astype(U32)
+        by_term = invert(*here, weights[span], vocab_size=vocab_size, n_docs=last - first)
+        parts.append(SparseRows(*here, weights[span], by_term, binary=kind == "bags"))
+    segments = SparseSegments(parts, [cut, n_docs - cut])
+    scores = pair_scores(np.arange(n_docs, dtype=U32), segments.query(query, query_weights))
+    mask = rng.random(n_docs) < 0.5
+    for allowed in (None, mask):
+        found = np.flatnonzero((scores > 0) & (True if allowed is None else allowed))
+        ranked = found[np.lexsort((found, -scores[found]))].astype(U32)
+        bitmaps = None if allowed is None else [pack_bitmap(allowed[:cut]), pack_bitmap(allowed[cut:])]
+        for k in (1, 10, 700):
+            _, doc_ords, given = segments.top_k(np.array([0, n_terms]), query, query_weights, k=k, allowed=bitmaps)
+            assert doc_ords[:k].tolist() == ranked[:k].tolist()
+            np.testing.assert_array_equal(given, scores[doc_ords])
 
 
 @settings(deadline=None, max_examples=150)
@@ -246,3 +296,26 @@ def test_a_row_outside_the_arrays_is_damage() -> None:
     broken = SparseSegments([SparseRows(np.array([0, 9, 2], np.int64), *CSR[1:], POSTINGS)], [2])
     with pytest.raises(FormatError, match="no row"):
         pair_scores(u32(0, 1), broken.query(u32(3), f32(1)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.text(max_size=3), unique=True, max_size=6), min_size=1, max_size=4), st.randoms())
+def test_ties_stand_in_the_order_of_their_ids_wherever_they_are(segments: list[list[str]], random: Any) -> None:
+    ids = [sorted(each.encode() for each in one) for one in segments]
+    flat = [each for one in ids for each in one]
+    arrays = [(np.frombuffer(b"".join(one), np.uint8), np.cumsum([0, *map(len, one)], dtype=np.int64)) for one in ids]
+    docs = random.sample(range(len(flat)), random.randint(0, len(flat)))
+    scores = sorted((random.choice([3.0, 0.5, -1.0]) for _ in docs), reverse=True)
+    for dtype in (np.float32, np.float64):
+        order = DocumentIds(arrays).order(np.array(docs, U32), np.array(scores, dtype))
+        by_twin = reference.order_of_ids(docs, scores, flat)
+        assert [flat[docs[i]] for i in order] == [flat[docs[i]] for i in by_twin]
+        assert sorted(order.tolist()) == list(range(len(docs)))
+        assert [scores[i] for i in order] == scores
+
+
+def test_an_id_that_lies_outside_its_text_is_taken_for_empty() -> None:
+    text, indptr = np.frombuffer(b"ab", np.uint8), np.array([0, 1, 9], np.int64)
+    assert DocumentIds([(text, indptr)]).order(u32(0, 1), f32(1, 1)).tolist() == [1, 0]
+    with pytest.raises(InvalidInput, match="doc_ord 2 is outside the 2 documents"):
+        DocumentIds([(text, indptr)]).order(u32(0, 2), f32(1, 1))

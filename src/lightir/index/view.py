@@ -24,7 +24,7 @@ from lightir.index.intake import Sizes
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
-from lightir.kernel.fusion import DenseRows, DenseSegments, SparseRows, SparseSegments
+from lightir.kernel.fusion import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import Ragged, SparseVectors
 
@@ -292,7 +292,9 @@ class View:
                 continue
             parts = tokens.indptr, tokens.term_ids, tokens.weights, tokens.postings
             rows.append(
-                SparseRows(*parts) if bags else SparseRows(*parts, each.segment.lengths, each.segment.mean_length)
+                SparseRows(*parts, binary=True)
+                if bags
+                else SparseRows(*parts, each.segment.lengths, each.segment.mean_length)
             )
         return SparseSegments(rows, self._sizes, k1=K1, b=B)
 
@@ -341,14 +343,14 @@ class View:
         Returns:
             (n,) places.
         """
-        order = np.arange(len(doc_ords))
         if len(self.segments) < 2 or len(doc_ords) < 2:
-            return order
-        ties = np.flatnonzero(np.diff(np.concatenate([[False], scores[1:] == scores[:-1], [False]]).astype(np.int8)))
-        for start, end in ties.reshape(-1, 2).tolist():
-            ids = self.doc_ids(doc_ords[start : end + 1])
-            order[start : end + 1] = start + np.array(sorted(range(len(ids)), key=ids.__getitem__))
-        return order
+            return np.arange(len(doc_ords))
+        return self._ids.order(doc_ords, scores)
+
+    @cached_property
+    def _ids(self) -> DocumentIds:
+        arrays = [each.segment.array for each in self.segments]
+        return DocumentIds([(array("documents.ids.text"), array("documents.ids.indptr")) for array in arrays])
 
     # Searching
 

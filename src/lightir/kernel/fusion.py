@@ -42,6 +42,7 @@ class SparseRows:
         postings: the inverted file of the weights; with lengths of their saturations for `mean`.
         lengths: (n_docs,) uint32, the documents' lengths, or None.
         mean: see postings.
+        binary: whether all of uint8 postings' weights are 1; they are not read then where sums may be coarse.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -50,11 +51,12 @@ class SparseRows:
     postings: Postings
     lengths: npt.NDArray[np.uint32] | None = None
     mean: float = 1.0
+    binary: bool = False
 
     def as_tuple(self) -> tuple[Any, ...]:
         """As the compiled half takes it."""
         inverted = (*self.postings.arrays().values(), self.postings.vocab_size)
-        return (self.indptr, self.term_ids, self.weights, self.lengths, inverted, self.mean)
+        return (self.indptr, self.term_ids, self.weights, self.lengths, inverted, self.mean, self.binary)
 
 
 class DenseSegments:
@@ -152,6 +154,23 @@ class SparseSegments:
             allowed: a bitmap a segment.
         """
         return self._native.top_k(query_indptr, query_term_ids, query_weights, places, mean, k, threads, allowed)
+
+
+class DocumentIds:
+    """The ids of all documents of a view, whose doc_ords count through its segments."""
+
+    def __init__(self, segments: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]) -> None:
+        """Borrow the segments' ids: their texts one after the other, ascending, and where each begins, with the end."""
+        self._native = _native.DocumentIds(list(segments), _first_ords([len(indptr) - 1 for _, indptr in segments]))
+
+    def order(self, doc_ords: DocOrds, scores: Scores | npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """The places of documents, whose scores fall already, in the total order: score down, then id up by its bytes.
+
+        Args:
+            doc_ords: (n,) uint32.
+            scores: (n,) float32 or float64.
+        """
+        return self._native.order(doc_ords, scores)
 
 
 def pair_scores(doc_ords: DocOrds, query: BranchQuery) -> Scores:

@@ -159,6 +159,11 @@ def _normalized(score: float, rank: int, listed: list[float], scale: str, rrf_k:
     return z if scale == "z-score" else max(0.5 + z / 6.0, 0.0)
 
 
+def order_of_ids(doc_ords: list[int], scores: list[float], ids: list[bytes]) -> list[int]:
+    """See `lightir.kernel.fusion.DocumentIds.order`; ids by doc_ord."""
+    return sorted(range(len(doc_ords)), key=lambda i: (-scores[i], ids[doc_ords[i]]))
+
+
 def mean_rows(
     table: Rows | npt.NDArray[np.uint16],
     token_ids: npt.NDArray[np.uint32],
