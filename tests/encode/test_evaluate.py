@@ -300,5 +300,29 @@ def test_a_sidr_is_evaluated_in_all_its_modes_and_others_are_refused(tmp_path: P
     for wrong, says in (("beta:full-sparse", "FIRST:M:SECOND"), ("beta:0:full-sparse", "orders 0"), ("gamma", "gamma")):
         with pytest.raises(InvalidInput, match=says):
             evaluate_model(folder, dataset, tmp_path / "work", modes=[wrong])
-    with pytest.raises(InvalidInput, match="several branches"):
-        evaluate_model(folder, dataset, tmp_path / "work", modes=["beta:2:tokens+sparse"])
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
+    tmp_path: Path, dataset: Path, m: int
+) -> None:
+    folder = save_sidr(tmp_path)
+    modes = ["beta", "tokens", "sparse", f"beta:{m}:sparse+tokens"]
+    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
+        queries = list(Dataset.open(dataset).queries("test"))
+        beta, tokens, sparse, late = (systems[mode][0].search(queries, 8, mode=systems[mode][1]) for mode in modes)
+    for query in queries:
+        first = list(beta[query.query_id].doc_ids)
+        total = dict.fromkeys(first[:m], 0.0)
+        for run in (tokens, sparse):
+            ranking = run[query.query_id]
+            scored = dict(zip(ranking.doc_ids, ranking.scores, strict=True))
+            scores = {doc_id: scored.get(doc_id, 0.0) for doc_id in total}
+            least, most = min(scores.values(), default=0.0), max(scores.values(), default=0.0)
+            for doc_id, score in scores.items():
+                total[doc_id] += 0.5 * ((score - least) / (most - least) if most > least else 1.0)
+        found = late[query.query_id]
+        assert list(found.doc_ids)[m:] == first[m:]
+        np.testing.assert_allclose(found.scores[:m], sorted(total.values(), reverse=True), rtol=1e-4)
+        for doc_id, score in zip(found.doc_ids[:m], found.scores[:m], strict=True):
+            assert score == pytest.approx(total[doc_id], rel=1e-4)

@@ -216,9 +216,9 @@ def evaluate_model(
         modes: those of evaluate_index, and with FULL for "dense" the full query encoder, with FULL_SPARSE for "sparse"
             the model's own sparse query vectors. For a model with a sparse branch also LIGHT_BETA, BETA_FORMS (bags for
             documents) and DOCUMENT_FORMS. "FIRST:M:SECOND" puts the M best documents of one mode in the order of
-            another, which is of one branch: "beta:20:full-sparse" (late parametric search), "tokens:100:dense". None
-            for all_modes, FULL where the model has a dense branch, FULL_SPARSE where it is a CSplade or a SiDR, and
-            for a SiDR beta, light beta and late search.
+            another: "beta:20:full-sparse" (late parametric search), "tokens:100:hybrid". None for all_modes, FULL
+            where the model has a dense branch, FULL_SPARSE where it is a CSplade or a SiDR, and for a SiDR beta, light
+            beta and late search.
         measures: names as ir-measures has them.
         k: see evaluate_index.
         task: the query table to use, whose instruction the full encoder takes; None for the default one.

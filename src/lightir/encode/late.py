@@ -10,16 +10,18 @@ import numpy.typing as npt
 
 from lightir.errors import InvalidInput
 from lightir.index import Filter, Index
+from lightir.kernel import DocOrds
 from lightir.search import Searcher
 from lightir.search.branches import BranchSearch
-from lightir.search.modes import Mode
+from lightir.search.fusion import BranchList, fuse
+from lightir.search.modes import Mode, Plan
 from lightir.search.searcher import BATCH_QUERIES, DEPTH
 from lightir.types import Branch, Query, Ranking, Run
 from lightir.vectors import QueryEncoder
 
 
 class TwoStageSearcher(Searcher):
-    """Searches like another searcher, then orders the m best by one branch of its own index.
+    """Searches like another searcher, then orders the m best by a mode of its own index.
 
     The index holds all documents' vectors, where a served one would encode the m documents when they are asked for: the
     ranking is the same.
@@ -65,18 +67,17 @@ class TwoStageSearcher(Searcher):
         exclude_same_id: bool = False,
         exclude: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> Run:
-        """As Searcher.search: `mode` is the branch that orders the m best, all else is for the first stage.
+        """As Searcher.search: `mode` orders the m best, all else is for the first stage.
 
-        The m best have that branch's scores; the others follow in the first stage's order, one below the last of them
-        and then by the first stage's differences.
+        The m best have the scores of the mode's branch, or of its branches' fusion over these documents alone, with the
+        mode's own method and weights; the others follow in the first stage's order, one below the last of them and then
+        by the first stage's differences.
 
         Raises:
-            InvalidInput: as Searcher.search, and a mode of several branches.
+            InvalidInput: as Searcher.search.
         """
         named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
         chosen = self._plan(self.index.view, mode, None, None)
-        if len(chosen.branches) != 1:
-            raise InvalidInput(f"mode {mode!r} is of several branches; the second stage orders by one")
         found = self._first.search(
             named,
             max(k, self._m),
@@ -94,19 +95,38 @@ class TwoStageSearcher(Searcher):
             batch = named[start : start + BATCH_QUERIES]
             searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
             for i, query in enumerate(batch):
-                run[query.query_id] = self._ordered(found[query.query_id], searched, chosen.branches[0], i, k)
+                run[query.query_id] = self._ordered(found[query.query_id], searched, chosen, i, k)
         return run
 
-    def _ordered(self, first: Ranking, searched: BranchSearch, branch: Branch, query: int, k: int) -> Ranking:
+    def _ordered(self, first: Ranking, searched: BranchSearch, chosen: Plan, query: int, k: int) -> Ranking:
         head = list(first.doc_ids[: self._m])
         ords = [searched.view.doc_ord(doc_id) for doc_id in head]
         if None in ords:
             raise InvalidInput(f"document {head[ords.index(None)]!r} of the first stage is not in {self.index.folder}")
-        scores = searched.pair_scores(branch, np.array(ords, dtype=np.uint32), query).astype(np.float64)
+        scores = _scores(searched, chosen, np.array(ords, dtype=np.uint32), query)
         order = sorted(range(len(head)), key=lambda place: (-scores[place], head[place]))
         tail = first.doc_ids[self._m :]
         doc_ids = [*(head[place] for place in order), *tail]
         return Ranking(first.query_id, doc_ids[:k], _joined(scores[order], first.scores[self._m :])[:k])
+
+
+def _scores(searched: BranchSearch, chosen: Plan, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float64]:
+    """What a mode says of some documents, as if there were no others."""
+
+    def branch_scores(branch: Branch, asked: DocOrds) -> npt.NDArray[np.float32]:
+        return searched.pair_scores(branch, asked, query)
+
+    said = {branch: branch_scores(branch, doc_ords) for branch in chosen.branches}
+    if len(said) == 1:
+        return said[chosen.branches[0]].astype(np.float64)
+    lists = {}
+    for branch, scores in said.items():
+        order = np.lexsort((doc_ords, -scores))
+        lists[branch] = BranchList(doc_ords[order], scores[order])
+    fused = fuse(lists, branch_scores, fusion=chosen.fusion)
+    places = np.argsort(fused.doc_ords)
+    ordered: npt.NDArray[np.float64] = fused.scores[places][np.searchsorted(fused.doc_ords[places], doc_ords)]
+    return ordered
 
 
 def _joined(head: npt.NDArray[np.float64], tail: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
