@@ -161,9 +161,9 @@ def test_it_is_not_quadratic() -> None:
     def seconds(n: int) -> float:
         train = [Query(str(i), f"word{i} word{i + 1} word{i + 2} thing") for i in range(n)]
         test = [Query(str(i), f"other{i} word{3 * i} other{i + 1} thing") for i in range(n)]
-        start = time.perf_counter()
+        start = time.process_time()
         decontaminate({"a": train}, {"b": test})
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert seconds(8000) < 24 * max(seconds(1000), 0.02)  # quadratic: 64 times
 
