@@ -39,10 +39,41 @@ public:
         for (const Term& term : terms_) marked_[term.first % n_marks] = 1;
     }
 
-    // Calls use(weight, place) for each of the row's terms [first, last) that the query has: most entries cost no more
-    // than a look at their mark.
+    // Calls use(weight, place) for each of the row's terms [first, last) that the query has, in ascending order.
     template <typename Use>
     void matches(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
+        size_t n_steps = 1;
+        while ((last - first) >> n_steps != 0) ++n_steps;
+        if (terms_.size() * n_steps < last - first) search(term_ids, first, last, use);
+        else walk(term_ids, first, last, use);
+    }
+
+private:
+    // Few terms are looked up, several at a time: each look-up waits for its last step, but not for the others'.
+    template <typename Use>
+    void search(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
+        for (size_t t = 0; t < terms_.size(); t += at_once) {
+            uint32_t wanted[at_once];
+            size_t places[at_once];
+            for (size_t l = 0; l < at_once; ++l) {
+                wanted[l] = terms_[std::min(t + l, terms_.size() - 1)].first;
+                places[l] = first;
+            }
+            for (size_t left = last - first; left > 1; left -= left / 2) {
+                const size_t half = left / 2;
+                for (size_t l = 0; l < at_once; ++l) {
+                    places[l] += half * static_cast<size_t>(term_ids[places[l] + half] <= wanted[l]);
+                }
+            }
+            for (size_t l = 0; l < std::min(at_once, terms_.size() - t); ++l) {
+                if (term_ids[places[l]] == wanted[l]) use(terms_[t + l].second, places[l]);
+            }
+        }
+    }
+
+    // With many terms, most of a row's entries cost no more than a look at their mark.
+    template <typename Use>
+    void walk(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
         auto next = terms_.begin();
         for (size_t place = first; place < last; ++place) {
             const uint32_t term_id = term_ids[place];
@@ -53,8 +84,7 @@ public:
         }
     }
 
-private:
-    static constexpr size_t n_marks = 4096;
+    static constexpr size_t n_marks = 4096, at_once = 8;
     std::vector<Term> terms_;
     std::vector<uint8_t> marked_;
 };

@@ -124,6 +124,25 @@ def test_scores_of_given_documents_are_those_of_their_segments(data: Collection,
         np.testing.assert_array_equal(pair_scores(docs, query), data.scores[branch][docs])
 
 
+@pytest.mark.parametrize("length", [0, 1, 2, 16, 17, 130])
+def test_rows_of_any_length_and_queries_of_few_and_many_terms(length: int) -> None:
+    """Few terms are looked up in a long row, many walked through: either has the bits of the twin."""
+    rng = np.random.default_rng(length)
+    n_docs, vocab_size = 9, 200
+    rows = [np.sort(rng.choice(vocab_size, length, replace=False)) for _ in range(n_docs)]
+    term_ids = np.concatenate(rows).astype(U32)
+    indptr = np.arange(n_docs + 1, dtype=np.int64) * length
+    weights = rng.integers(1, 9, len(term_ids)).astype(np.uint8)
+    postings = reference.invert(indptr, term_ids, weights, vocab_size=vocab_size, n_docs=n_docs)
+    segments = SparseSegments([SparseRows(indptr, term_ids, weights, postings)], [n_docs])
+    docs = rng.permutation(n_docs).astype(U32)
+    for n_terms in (0, 1, 2, 7, 8, 9, 17, 60, 200):
+        wanted = np.sort(rng.choice(vocab_size, n_terms, replace=False)).astype(U32)
+        query_weights = rng.random(n_terms, dtype=F32)
+        expected = reference.sparse_pair_scores(indptr, term_ids, weights, docs, wanted, query_weights)
+        np.testing.assert_array_equal(pair_scores(docs, segments.query(wanted, query_weights)), expected)
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     collections,
