@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 import lightir
@@ -40,6 +41,7 @@ from lightir.train.checkpoint import (
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
 from lightir.train.recipe import Optimisation, recipe_yaml
+from lightir.train.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
 from lightir.train.stopping import noted_interrupts
 
 logger = logging.getLogger(__name__)
@@ -204,8 +206,14 @@ class Loop:
         self.saved = -1  # the last checkpoint's step
         self.curves: Curves | None = None
         settings = recipe.optimisation
+        self.parameters = dict(stage.parameters)
+        self.join_layers: Callable[[], None] | None = None
+        if settings.sharding == "layers" and world_size() > 1:
+            self.join_layers = split_layers(stage.trunk, device)
+            now = dict(stage.trunk.named_parameters())
+            self.parameters = {name: now.get(name, parameter) for name, parameter in self.parameters.items()}
         self.optimizer = torch.optim.AdamW(
-            list(stage.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            list(self.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
 
@@ -215,7 +223,7 @@ class Loop:
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(split_state(state["optimizer"], list(self.parameters.values())))
         self.best = Best(state["best_score"], state["best_step"], state["best_parameters"])
         if is_first():
             _cut_log(self.folder / "log.jsonl", self.step)
@@ -225,9 +233,8 @@ class Loop:
             torch.manual_seed(torch.initial_seed() + rank() + self.step)
 
     def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.stage.parameters.items():
-                parameter.copy_(values[name])
+        for name, parameter in self.parameters.items():
+            fill(parameter, values[name])
 
     def run(self) -> None:
         """Optimizer steps until the recipe's steps or minutes are up.
@@ -286,7 +293,7 @@ class Loop:
         return max(by_steps, by_time)
 
     def _optimizer_step(self) -> dict[str, Any]:
-        settings, parameters = self.recipe.optimisation, list(self.stage.parameters.values())
+        settings, parameters = self.recipe.optimisation, list(self.parameters.values())
         self.optimizer.zero_grad(set_to_none=True)
         records = []
         for part in range(settings.accumulation):
@@ -298,7 +305,7 @@ class Loop:
             if not math.isfinite(records[-1]["loss"]):
                 raise InvalidInput(f"the loss is {records[-1]['loss']} at step {self.step}: {values}; lower the rate")
         average_gradients(parameters)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_gradient_norm)
+        norm = clip_gradients(parameters, settings.max_gradient_norm)
         self.optimizer.step()
         record = _joined(records)
         record["gradient_norm"] = float(norm)
@@ -318,19 +325,21 @@ class Loop:
             return
         self._write_log({"step": self.step, "development": measured.report})
         if measured.score > self.best.score:
-            kept = {name: p.detach().clone().cpu() for name, p in self.stage.parameters.items()}
+            kept = {name: whole(p.detach()).clone().cpu() for name, p in self.parameters.items()}
             self.best = Best(measured.score, self.step, kept)
 
     def _save_checkpoint(self) -> None:
         self.saved = self.step
+        parameters = {name: whole(p.detach()) for name, p in self.parameters.items()}
+        optimizer = whole_state(self.optimizer.state_dict())
         if not is_first():
             return
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "parameters": {name: p.detach() for name, p in self.stage.parameters.items()},
+            "parameters": parameters,
             "fixed": dict(self.stage.fixed),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "random": random_states(),
             "best_score": self.best.score,
             "best_step": self.best.step,
@@ -349,6 +358,8 @@ class Loop:
         """Write the model folder with the best state, and remove the run's own folder."""
         if self.best.parameters:
             self._set_parameters(self.best.parameters)
+        if self.join_layers is not None:
+            self.join_layers()
         if is_first():
             self.stage.trunk.eval()
             with new_folder(out) as folder:
@@ -408,6 +419,8 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     if world_size() == 1:
         return
     for parameter in parameters:
+        if isinstance(parameter, DTensor):  # averaged while it was split
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad)

@@ -36,6 +36,7 @@ from lightir.models.likelihood import (
 )
 from lightir.models.losses import rank, world_size
 from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.adaptation import mean_over_processes
 from lightir.train.batch import SHAPE_STEP, framed_queries
 from lightir.train.development import Development, load_development
 from lightir.train.loop import Measured, autocast, run_stage
@@ -258,15 +259,20 @@ def batch_losses(
         targets = query_tokens(retriever, queries, recipe)
         found = _losses(retriever, framed, targets, recipe)
         parts |= {"query": found[0]} | ({"passage_lm": found[1]} if found[1] is not None else {})
-        monitored["query_token"] = float(found[0].detach()) * len(own) / max(1, sum(map(len, targets)))
+        monitored["query_token"] = per_token(found[0], targets)
     if recipe.direction != "passage_to_query":
         instructions = [batch.instructions[i] for i in own]
         framed = hidden(retriever, queries, recipe, seeds=[[*seed, 1] for seed in seeds], instructions=instructions)
         targets = [ids[start:stop] for ids, start, stop in retriever.frame_documents(documents)]
         found = _losses(retriever, framed, targets, recipe)
         parts |= {"passage": found[0]} | ({"query_lm": found[1]} if found[1] is not None else {})
-        monitored["passage_token"] = float(found[0].detach()) * len(own) / max(1, sum(map(len, targets)))
-    return parts, monitored
+        monitored["passage_token"] = per_token(found[0], targets)
+    return {name: mean_over_processes(part * len(own), len(own)) for name, part in parts.items()}, monitored
+
+
+def per_token(mean: Tensor, targets: Sequence[Sequence[int]]) -> float:
+    """A mean over this process's pairs as the mean over all processes' tokens."""
+    return float(mean_over_processes(mean.detach() * len(targets), sum(map(len, targets))))
 
 
 def hidden(

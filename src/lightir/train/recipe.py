@@ -95,6 +95,8 @@ class Optimisation:
         mixed_batches: a batch holds examples of several training sets, each query behind an instruction of its own set;
             otherwise each batch is of one set, whose queries have harder negatives in each other's documents.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
+        sharding: "none" keeps all weights on every process; "layers" splits each layer's weights, gradients and
+            optimizer states among them (FSDP), with the same steps. The model has to fit one process when it is saved.
         gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
             so that a contrastive batch of any size fits into the memory of these.
         packed_tokens: 0 pads documents to the longest; n has several share a row of n tokens, without padding and
@@ -115,6 +117,7 @@ class Optimisation:
     batch_size: int = 32
     mixed_batches: bool = False
     accumulation: int = 1
+    sharding: Literal["none", "layers"] = "none"
     gradient_cache: int = 0
     packed_tokens: int = 0
     negatives: int = 0
@@ -354,6 +357,13 @@ class Recipe:
                 raise InvalidInput(f"optimisation.{name} is {getattr(self.optimisation, name)}; at least 1 is needed")
         if self.optimisation.gradient_cache < 0:
             raise InvalidInput(f"optimisation.gradient_cache is {self.optimisation.gradient_cache}; expected 0 or more")
+        if self.optimisation.sharding == "layers" and (
+            self.optimisation.gradient_cache or self.optimisation.mixed_batches
+        ):
+            raise InvalidInput(
+                "optimisation.sharding: split layers are gathered by all processes at once, but with gradient_cache or "
+                "mixed_batches these may run them a different number of times; leave those two out, or sharding at none"
+            )
         packed = self.optimisation.packed_tokens
         if packed < 0 or (packed and (self.model.compile or self.documents.light)):
             raise InvalidInput(

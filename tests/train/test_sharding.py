@@ -1,0 +1,84 @@
+"""Layers that are split among two processes take the steps of one process that has them whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from safetensors.torch import load_file
+
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.train.loop import Loop
+from lightir.train.recipe import Recipe
+from lightir.train.stages import STAGES, read_recipe
+from processes import join
+from tiny_recipes import RECIPES, tiny_recipe
+
+
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for file in sorted(model.rglob("*.safetensors")):
+        if file.parent.name in ("adapter", "backbone"):
+            found |= load_file(str(file))
+    assert found
+    return found
+
+
+def losses(model: Path) -> list[float]:
+    lines = (model / "training" / "log.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if "loss" in line]
+
+
+def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+    join(number, world, meeting)
+    run = STAGES[recipe.stage].train
+    run(recipe, out / "whole-run", device="cpu")
+    step = Loop._optimizer_step
+
+    def stopped(self: Loop) -> dict[str, object]:
+        if self.step == 2:
+            raise InterruptedError
+        return step(self)
+
+    Loop._optimizer_step = stopped  # type: ignore[method-assign]
+    try:
+        run(recipe, out / "cut", device="cpu")
+    except InterruptedError:
+        Loop._optimizer_step = step  # type: ignore[method-assign]
+    run(recipe, out / "cut", resume=True, device="cpu")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("name", "rank"), [("lightretriever-tiny", 4), ("llm-ql-tiny", 0)])
+def test_split_layers_take_the_same_steps_and_resume(
+    name: str, rank: int, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """With an adapter, and with all weights trained."""
+    kind, given = read_recipe(RECIPES / f"{name}.yaml")
+    tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
+    model = dataclasses.replace(
+        tiny.model, lora_rank=rank, lora_dropout=0.0, dtype="float32", gradient_checkpointing=True
+    )
+    settings = dataclasses.replace(tiny.optimisation, steps=3, accumulation=2, learning_rate=1e-3)
+    plain = dataclasses.replace(tiny, model=model, optimisation=settings, checkpoint_every=1)
+    expected = kind.train(plain, tmp_path / "one", device="cpu")
+    split = dataclasses.replace(plain, optimisation=dataclasses.replace(settings, sharding="layers"))
+    multiprocessing.spawn(_process, args=(2, tmp_path / "meeting", split, tmp_path), nprocs=2)
+    one, other = weights(tmp_path / "whole-run"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole-run") == pytest.approx(losses(expected), rel=1e-4)
+    for key, tensor in weights(expected).items():
+        torch.testing.assert_close(one[key].float(), tensor.float(), rtol=1e-2, atol=2e-4)
+    LightRetriever.load(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("beside", [{"gradient_cache": 4}, {"mixed_batches": True}])
+def test_what_may_run_the_layers_unevenly_is_refused(recipe: Recipe, beside: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="different number of times"):
+        dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, sharding="layers", **beside))
