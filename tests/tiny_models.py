@@ -107,11 +107,28 @@ def _model(name: str, implementation: str) -> PreTrainedModel:
     raise ValueError(name)
 
 
-def write_sentence_transformer(folder: Path) -> Path:
-    """A random tiny BERT in a sentence-transformers folder: mean pooling, then normalisation."""
-    tiny_backbone("bert").model.save_pretrained(folder)
+def write_sentence_transformer(
+    folder: Path,
+    *,
+    name: str = "bert",
+    frame: str = "<s> $A </s>",
+    pooling: dict[str, object] | None = None,
+    prompts: dict[str, str] | None = None,
+) -> Path:
+    """A random tiny model in a sentence-transformers folder, then normalisation.
+
+    Args:
+        folder: where it is written.
+        name: of the backbone.
+        frame: what the tokenizer makes of a text.
+        pooling: the pooling module's file; mean pooling where it is left out.
+        prompts: of the folder; none where they are left out.
+    """
+    tiny_backbone(name).model.save_pretrained(folder)
     backend = tiny_tokenizer().backend
-    special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
+    backend.post_processor = processors.TemplateProcessing(frame, special_tokens=[("<s>", BOS), ("</s>", EOS)])
+    begin, end = ("cls_token", "sep_token") if name == "bert" else ("bos_token", "eos_token")
+    special = {begin: "<s>", end: "</s>", "pad_token": "<s>"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
     kinds = ("Transformer", "Pooling", "Normalize")
     modules = [
@@ -120,5 +137,8 @@ def write_sentence_transformer(folder: Path) -> Path:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 60}')
     (folder / "1").mkdir()
-    (folder / "1" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}')
+    default = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (folder / "1" / "config.json").write_text(json.dumps(pooling or default))
+    if prompts is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     return folder

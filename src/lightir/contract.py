@@ -98,12 +98,12 @@ class DenseHead:
 
     Attributes:
         pooling: state at <eos>, at the last token before it, or the mean over the text's own tokens
-            ("mean_all": specials counted too, as sentence-transformers does).
+            ("mean_all": specials counted too, as sentence-transformers does), or the first state ([CLS]).
         standardized: hash of the fixed mean and deviation that pooled states are standardised with; "" for none.
         dims: Matryoshka widths that were trained, widest first; the first is the stored width.
     """
 
-    pooling: Literal["eos", "last", "mean", "mean_all"] = "eos"
+    pooling: Literal["eos", "last", "mean", "mean_all", "first"] = "eos"
     standardized: str = ""
     dims: tuple[int, ...] = ()
 

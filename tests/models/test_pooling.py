@@ -11,7 +11,7 @@ from lightir.models.pooling import POOLINGS, Pooling, Standardization, pool
 # <bos> a b <eos>
 STATES = torch.tensor([[10.0, 1.0], [2.0, 2.0], [4.0, 6.0], [7.0, 8.0]])
 TEXT = [False, True, True, False]
-EXPECTED = {"eos": [7.0, 8.0], "last": [4.0, 6.0], "mean": [3.0, 4.0], "mean_all": [5.75, 4.25]}
+EXPECTED = {"eos": [7.0, 8.0], "last": [4.0, 6.0], "mean": [3.0, 4.0], "mean_all": [5.75, 4.25], "first": [10.0, 1.0]}
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

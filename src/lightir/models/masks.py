@@ -107,16 +107,19 @@ def token_states(
         prompt_ids: the prompt's ids without specials; the backbone's begin token, if it has one, is put in front.
         token_ids: (n,) int64, any order, repetitions allowed (the caller saves work by giving distinct ones).
         pooling: "eos", "last" (the token itself), "mean" (over the text's own tokens: the token itself again), or
-            "mean_all" (over prompt, token and specials).
+            "mean_all" (over prompt, token and specials), "first" (the begin token, where both ways are seen).
         cache: from prompt_cache, of the same prompt: its keys and values are not computed again.
         blocks_per_row: tokens in one row of the batch, without a cache; with one each is a row by itself.
         padding_side: of the shorter last row, without a cache.
 
     Raises:
-        InvalidInput: an unknown pooling, or a cache of another prompt or for a backbone that attends both ways.
+        InvalidInput: an unknown pooling, one that no token can reach, or a cache of another prompt or for a backbone
+            that attends both ways.
     """
     if pooling not in POOLINGS:
         raise InvalidInput(f"pooling {pooling!r}: expected one of {list(POOLINGS)}")
+    if pooling == "first" and backbone.attention == "causal":
+        raise InvalidInput("pooling 'first': a causal model's first state sees no text; use 'eos' or 'mean'")
     frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt_ids]
     if cache is not None and (backbone.attention != "causal" or cache.ids != tuple(frame)):
         raise InvalidInput("the prompt cache belongs to another prompt, or the backbone attends both ways")
@@ -243,4 +246,4 @@ def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: 
     states = states.to(at_least_fp32(states.dtype))
     if pooling == "mean_all":
         return states.mean(dim=1)
-    return states[:, -1] if pooling == "eos" else states[:, -2]
+    return states[:, {"eos": -1, "first": 0}.get(pooling, -2)]

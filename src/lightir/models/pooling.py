@@ -1,4 +1,4 @@
-"""From the hidden states of a text to its one vector: eos, last or mean pooling, and a fixed standardisation."""
+"""From the hidden states of a text to its one vector: pooling, and a fixed standardisation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from lightir.errors import InvalidInput
 
-Pooling = Literal["eos", "last", "mean", "mean_all"]
-POOLINGS: tuple[Pooling, ...] = ("eos", "last", "mean", "mean_all")
+Pooling = Literal["eos", "last", "mean", "mean_all", "first"]
+POOLINGS: tuple[Pooling, ...] = ("eos", "last", "mean", "mean_all", "first")
 
 
 def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: Pooling, ends: int = 1) -> Tensor:
@@ -21,7 +21,8 @@ def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: 
         attention_mask: (batch, positions); true where there is no padding, on whichever side.
         text_mask: (batch, positions); true at the text's own tokens: no padding, special or prompt token.
         pooling: "eos": the mean of the last `ends` attended states; "last": the text's last token; "mean": over the
-            text's tokens; "mean_all": over everything attended. A row without text takes what it attends to instead.
+            text's tokens; "mean_all": over everything attended; "first": the first attended state, [CLS] of an encoder.
+            A row without text takes what it attends to instead.
         ends: how many end tokens a row has.
 
     Raises:
@@ -40,6 +41,8 @@ def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: 
         return _mean(states, text)
     if pooling == "mean_all":
         return _mean(states, attended)
+    if pooling == "first":
+        return _at(states.flip(1), attended.flip(1))
     raise InvalidInput(f"pooling {pooling!r}: expected one of {list(POOLINGS)}")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from lightir.addresses import resolve_local
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.models.backbones import fast_dtype, load_backbone, usable_device
+from lightir.models.backbones import Backbone, fast_dtype, load_backbone, usable_device
 from lightir.models.encoder import LightRetriever, backbone_record
-from lightir.text import QueryPolicy
+from lightir.models.pooling import Pooling
+from lightir.text import PROMPT_FORMAT, QueryPolicy
 from lightir.types import Document
+
+PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class Teacher:
@@ -74,8 +79,8 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
 
     Raises:
         NotFound: neither.
-        InvalidInput: a sentence-transformers folder with modules beyond transformer, mean pooling and normalisation;
-            or a device that is not there.
+        InvalidInput: a sentence-transformers folder with modules beyond transformer, pooling (mean, first or last) and
+            normalisation, or with specials that a contract cannot say; or a device that is not there.
     """
     device = usable_device(device)
     dtype = fast_dtype(device)
@@ -84,29 +89,107 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
         return LightRetriever.load(str(folder), dtype=dtype, device=device)
     if folder is None or not (folder / "modules.json").is_file():
         raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
-    max_tokens = _sentence_transformers_length(folder)
+    says = _sentence_transformer(folder)
     backbone = load_backbone(os.fspath(address), dtype=dtype)
+    bos, eos = _frame(backbone, os.fspath(address))
+    if says.pooling == "first" and (backbone.attention == "causal" or not bos):
+        raise InvalidInput(f"{folder} pools its first state, which is no begin token that has seen the text")
+    framed = says.max_tokens - bos - eos
+    # Such a tokenizer lower-cases by itself where its model wants it. A prompt's last blank belongs to the text's first
+    # token where tokens have blanks in front, and to nothing where they have none.
+    query, document = (prompt.rstrip(" ") for prompt in (says.query_prompt, says.document_prompt))
+    taken = len(backbone.tokenizer.term_ids([query]).row(0)) if query else 0
+    if taken >= framed:
+        raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but reads {says.max_tokens} in all")
     contract = Contract(
         method="distilled",
         backbone=backbone_record(backbone),
-        # Such a tokenizer lower-cases by itself where its model wants it.
-        query=QueryPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens - 2),
-        document=DocumentPolicy(lower_case=False, leading_blank=False, max_tokens=max_tokens),
-        dense=DenseHead(pooling="mean_all", dims=(backbone.hidden_size,)),
+        query=QueryPolicy(
+            prompt_format=query or PROMPT_FORMAT,
+            lower_case=False,
+            leading_blank=query != says.query_prompt,
+            max_tokens=framed - taken,
+        ),
+        document=DocumentPolicy(
+            prompt=document,
+            lower_case=False,
+            leading_blank=document != says.document_prompt,
+            max_tokens=says.max_tokens,
+            bos=bos,
+            eos=eos,
+        ),
+        dense=DenseHead(pooling=says.pooling, dims=(backbone.hidden_size,)),
         sparse=None,
         fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
     )
     return LightRetriever(backbone, contract).to(device)
 
 
-def _sentence_transformers_length(folder: Path) -> int:
-    """The folder's longest input, once its modules are seen to be ones that a contract can say."""
+@dataclass(frozen=True, slots=True)
+class _SentenceTransformer:
+    """What such a folder says of itself.
+
+    Attributes:
+        max_tokens: the longest input, specials counted.
+        pooling: as a contract has it.
+        query_prompt: in front of queries; "" for none.
+        document_prompt: in front of documents.
+    """
+
+    max_tokens: int
+    pooling: Pooling
+    query_prompt: str
+    document_prompt: str
+
+
+POOLING_MODES: dict[str, Pooling] = {
+    "mean": "mean_all",
+    "mean_tokens": "mean_all",
+    "cls": "first",
+    "cls_token": "first",
+    "lasttoken": "eos",  # of everything attended the last, whether an end token or not
+}
+"""sentence-transformers' names, the newer and the older ones."""
+
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names under which it looks for the prompt of documents."""
+
+
+def _sentence_transformer(folder: Path) -> _SentenceTransformer:
+    """Read once its modules are seen to be ones that a contract can say."""
     modules: list[dict[str, Any]] = read_json(folder / "modules.json")
     kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["Transformer", "Pooling", "Normalize"], ["Transformer", "Pooling"]):
         raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and perhaps Normalize")
     pooling = read_json(folder / str(modules[1]["path"]) / "config.json")
-    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value]
-    if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode"]) or pooling.get("pooling_mode", "mean") != "mean":
-        raise InvalidInput(f"{folder} pools by {modes}; only mean pooling is supported")
-    return int(read_json(folder / "sentence_bert_config.json")["max_seq_length"])
+    modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
+    modes = [str(pooling["pooling_mode"])] if "pooling_mode" in pooling else modes
+    if len(modes) != 1 or modes[0] not in POOLING_MODES:
+        raise InvalidInput(f"{folder} pools by {modes}; expected one of {list(POOLING_MODES)}")
+    prompts: dict[str, str] = {}
+    if (folder / PROMPTS_FILE).is_file():
+        prompts = read_json(folder / PROMPTS_FILE).get("prompts") or {}
+    query = prompts.get("query") or ""
+    document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
+    if (query or document) and not pooling.get("include_prompt", True):
+        raise InvalidInput(f"{folder} leaves its prompts out of the pooling, which a contract cannot say")
+    length = int(read_json(folder / "sentence_bert_config.json")["max_seq_length"])
+    return _SentenceTransformer(length, POOLING_MODES[modes[0]], query, document)
+
+
+def _frame(backbone: Backbone, address: str) -> tuple[bool, bool]:
+    """Whether the tokenizer itself puts a begin and an end token around a text.
+
+    Raises:
+        InvalidInput: it puts anything else there than the backbone's own.
+    """
+    own = backbone.tokenizer.term_ids(["a"]).row(0).tolist()
+    whole = backbone.tokenizer.backend.encode("a", add_special_tokens=True).ids
+    for bos, eos in itertools.product((True, False), repeat=2):
+        begin = [backbone.bos_id] if bos and backbone.bos_id is not None else []
+        if whole == begin + own + ([backbone.eos_id] if eos else []) and bos == bool(begin):
+            return bos, eos
+    raise InvalidInput(
+        f"the tokenizer of {address} turns 'a' into {whole}, which is not {own} in a frame of the begin token "
+        f"{backbone.bos_id} and the end token {backbone.eos_id}, with or without either"
+    )

@@ -1,0 +1,74 @@
+"""Sentence-transformers folders as teachers: their own pooling, frame and prompts, against plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from lightir.errors import InvalidInput
+from lightir.train.teacher import Teacher
+from lightir.types import Document
+from tiny_models import write_sentence_transformer
+
+TEXTS = ["a river", "the harbor and its planets", "x"]
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+
+
+def plainly(folder: Path, texts: list[str], pooling: str) -> Tensor:
+    """(n, hidden) normalised vectors of texts one by one: the tokenizer's own frame, the model, one line of pooling."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    rows = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=60)["input_ids"]
+        states = model(ids).last_hidden_state[0].double()
+        rows.append({"mean": states.mean(0), "cls": states[0], "lasttoken": states[-1]}[pooling])
+    return torch.nn.functional.normalize(torch.stack(rows), dim=-1).float()
+
+
+@pytest.mark.parametrize("prompts", [None, PROMPTS], ids=["plain", "prompts"])
+@pytest.mark.parametrize(
+    ("name", "frame", "mode", "written"),
+    [
+        ("bert", "<s> $A </s>", "mean", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}),
+        ("bert", "<s> $A </s>", "cls", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
+        ("bert", "<s> $A </s>", "cls", {"pooling_mode": "cls"}),
+        ("qwen3", "$A </s>", "lasttoken", {"pooling_mode_lasttoken": True, "include_prompt": True}),
+        ("qwen3", "$A", "lasttoken", {"pooling_mode": "lasttoken"}),
+        ("llama", "<s> $A", "mean", {"pooling_mode": "mean"}),
+    ],
+)
+@torch.no_grad()
+def test_a_folder_gives_its_own_vectors(
+    tmp_path: Path, name: str, frame: str, mode: str, written: dict[str, object], prompts: dict[str, str] | None
+) -> None:
+    folder = write_sentence_transformer(tmp_path / "st", name=name, frame=frame, pooling=written, prompts=prompts)
+    teacher = Teacher.load(str(folder), max_tokens=60, device="cpu")
+    before = prompts or {"query": "", "passage": ""}
+    expected = plainly(folder, [before["query"] + text for text in TEXTS], mode)
+    torch.testing.assert_close(teacher.queries(TEXTS), expected, rtol=0, atol=2e-2)
+    texts = [*TEXTS, "long " * 40]
+    expected = plainly(folder, [before["passage"] + text for text in texts], mode)
+    if frame.endswith("</s>") or mode == "mean":  # what is cut keeps its frame here and there
+        found = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "pools by"),
+        ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "pools by"),
+        ({"frame": "<s> $A </s> </s>"}, "frame"),
+        ({"name": "llama", "frame": "<s> $A", "pooling": {"pooling_mode": "cls"}}, "first state"),
+        ({"prompts": {"query": "q" * 80}}, "query prompt of 80"),
+        ({"prompts": PROMPTS, "pooling": {"pooling_mode": "mean", "include_prompt": False}}, "leaves its prompts out"),
+    ],
+)
+def test_what_a_contract_cannot_say_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    folder = write_sentence_transformer(tmp_path / "st", **changes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=message):
+        Teacher.load(str(folder), max_tokens=60, device="cpu")
