@@ -52,6 +52,8 @@ class QueryPolicy:
         expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
         bigrams: the hash of the pairs of terms that have rows of their own in the table, beside the terms' rows; "" for
             none. `lightir distill` sets it.
+        tokenizer: the hash of the tokenizer whose terms queries are made of, where it is another than the documents'
+            model has; "" for the same. `lightir distill --tokenizer` sets it.
         top_k: strongest terms that are kept of a query that goes through the sparse head (beside its own terms where
             the head keeps those); 0 for as many as of a document.
     """
@@ -70,6 +72,7 @@ class QueryPolicy:
     expansion_terms: int = field(default=48, metadata=LATER)
     top_k: int = field(default=0, metadata=LATER)
     bigrams: str = field(default="", metadata=LATER)
+    tokenizer: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.weighting not in ("count", "binary", "expansion"):
@@ -135,6 +138,10 @@ class TextTokenizer:
     def backend(self) -> _Tokenizer:
         """The `tokenizers.Tokenizer` inside."""
         return self._tokenizer
+
+    def term_texts(self) -> list[str]:
+        """The text that each term id stands for by itself; "" for special tokens and ids that stand for none."""
+        return [self._tokenizer.decode([i], skip_special_tokens=True).strip() for i in range(self.vocab_size)]
 
     @cached_property
     def vocab_size(self) -> int:

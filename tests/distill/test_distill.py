@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lightir.cli import main
-from lightir.contract import Contract, DenseHead, DocumentPolicy
+from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
 from lightir.encode import encode_corpus
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
@@ -105,6 +106,55 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     capsys.readouterr()
     assert main(["search", str(tmp_path / "i"), "violin harbor", "--mode", "dense", "-k", "3", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+
+
+def word_tokenizer(folder: Path) -> Path:
+    """Whole words, lower-cased, with a special token and a term that no query has."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", "never", *WORDS])}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["[UNK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_table_may_have_the_terms_of_another_tokenizer(
+    teacher: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, model = word_tokenizer(tmp_path), tmp_path / "m"
+    corpus = str(collection / "corpus.jsonl")
+    assert main(["distill", str(teacher), "--corpus", corpus, "--tokenizer", str(words), "-o", str(model)]) == 0
+    assert main(["encode", str(model), corpus, "--out", str(tmp_path / "v"), "--dtype", "fp32"]) == 0
+    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i")]) == 0
+    encoder = CachedQueryEncoder.load(model / "query-encoder")
+    assert encoder.tokenizer.vocab_size == 2 + len(WORDS)
+    assert encoder.contract.query.tokenizer == encoder.tokenizer.hash != encoder.contract.backbone.tokenizer_hash
+    texts = ["River stone cloud", "engine violin harbor planet copper"]
+    full = load_teacher(teacher).full_queries([text.lower() for text in texts]).detach().numpy()
+    cosine = (encoder.encode(texts).dense * full).sum(1) / np.linalg.norm(full, axis=1)
+    assert cosine.min() > 0.9
+    capsys.readouterr()
+    assert main(["search", str(tmp_path / "i"), "violin harbor", "--mode", "dense", "-k", "3", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+    loaded = LightRetriever.load(model)
+    with pytest.raises(InvalidInput, match="another tokenizer"):
+        loaded.light_queries(Ragged.from_lists([[1]]))
+    assert main(["cache", str(model)]) == 1
+    assert "another tokenizer" in capsys.readouterr().err
+    shutil.copy(teacher / "tokenizer.json", model / "query-encoder" / "tokenizer.json")
+    with pytest.raises(ContractMismatch, match="tokenizer has hash"):
+        CachedQueryEncoder.load(model / "query-encoder")
+
+
+def test_another_tokenizer_is_refused_beside_a_sparse_branch(collection: Path, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "base")
+    backbone = load_backbone(str(tmp_path / "base"), dtype=torch.float32)
+    record = backbone_record(backbone)
+    contract = Contract("lightretriever", record, QueryPolicy(), DocumentPolicy(), DenseHead("mean"), SparseHead())
+    LightRetriever(backbone, contract).save(tmp_path / "model")
+    with pytest.raises(InvalidInput, match="has a sparse branch"):
+        distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=word_tokenizer(tmp_path))
+    with pytest.raises(NotFound, match="json is needed"):
+        distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=collection)
 
 
 def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ from lightir.train.loop import Loop
 from lightir.train.recipe import Evaluation, Recipe, recipe_yaml
 from lightir.train.stopping import noted_interrupts
 from processes import join
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """A job in the background ignores Ctrl-C from birth; these tests don't."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

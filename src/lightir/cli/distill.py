@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows for the N most frequent pairs of terms, beside the terms' (default: none)",
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json (or its folder) whose terms the table shall have (default: the teacher's own)",
+    )
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="int8", help="of the table (default %(default)s)")
     parser.add_argument("--work", metavar="DIR", help="keep the teacher's vectors here, so that another run is quick")
     parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
@@ -64,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
         spans=args.spans,
         config=FitConfig(bigrams=args.bigrams),
         table_dtype=args.dtype,
+        tokenizer=args.tokenizer,
         work=args.work,
         device=args.device,
     )

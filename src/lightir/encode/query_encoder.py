@@ -86,7 +86,7 @@ def write_query_encoder(
     Args:
         folder: query-encoder/.
         contract: the model's.
-        tokenizer: the model's.
+        tokenizer: the model's, or the one that the policy names.
         tables: the default first; none where the model has no dense branch.
         dtype: of the stored rows. int8 rows have a scale each: largest magnitude / 127.
         term_weights: (V,) float32, wanted exactly when the policy says idf.
@@ -103,6 +103,8 @@ def write_query_encoder(
     if (contract.query.weighting == "expansion") != (expansions is not None):
         given = "were" if expansions is not None else "were not"
         raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
+    if contract.query.tokenizer not in ("", tokenizer.hash):
+        raise InvalidInput("the contract's queries have the terms of another tokenizer; their table comes from a fit")
     if contract.query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
         given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
         raise InvalidInput(f"the policy says bigrams={contract.query.bigrams!r}, but {given} given")

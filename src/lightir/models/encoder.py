@@ -375,10 +375,13 @@ class LightRetriever(nn.Module):
         Each distinct token of the batch is encoded once, all in one shared-prompt forward.
 
         Raises:
-            InvalidInput: the query policy has bigrams, whose rows are in a fitted table alone.
+            InvalidInput: the query policy has bigrams or its own tokenizer, whose rows are in a fitted table alone.
         """
-        if self.contract.query.bigrams:
-            raise InvalidInput("this model's query table has rows for bigrams: its light queries are the table's alone")
+        if self.contract.query.bigrams or self.contract.query.tokenizer:
+            raise InvalidInput(
+                "this model's query table has rows for bigrams, or another tokenizer than the model: its light queries "
+                "are the table's alone"
+            )
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
         return mixing.to(rows) @ rows

@@ -131,7 +131,7 @@ class CachedQueryEncoder:
 
         Args:
             contract: its query policy, and the document side that the tables were made for.
-            tokenizer: must have the contract's tokenizer hash.
+            tokenizer: must have the tokenizer hash of the contract: the query policy's, or else the backbone's.
             tables: task name -> table, the default first; wanted exactly when the contract has a dense branch.
             term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's
                 term_weights are "idf".
@@ -275,9 +275,10 @@ class CachedQueryEncoder:
 
 
 def _check_tokenizer(contract: Contract, tokenizer: TextTokenizer) -> None:
-    if tokenizer.hash != contract.backbone.tokenizer_hash:
+    expected = contract.query.tokenizer or contract.backbone.tokenizer_hash
+    if tokenizer.hash != expected:
         raise ContractMismatch(
-            f"the tokenizer has hash {tokenizer.hash!r}, but the contract says {contract.backbone.tokenizer_hash!r}; "
+            f"the tokenizer has hash {tokenizer.hash!r}, but the contract says {expected!r}; "
             "put the tokenizer.json beside it that the model was trained with"
         )
 

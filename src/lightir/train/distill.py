@@ -37,7 +37,7 @@ from lightir.files import new_folder, write_json
 from lightir.models.encoder import LightRetriever
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
-from lightir.text import query_term_ids
+from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start, with_bigrams
 from lightir.train.teacher import load_teacher
 from lightir.types import Document, Query
@@ -84,6 +84,7 @@ def distill(
     spans: int = 8000,
     config: FitConfig | None = None,
     table_dtype: TableDtype = "int8",
+    tokenizer: Path | str | None = None,
     work: Path | str | None = None,
     device: str = "auto",
     overwrite: bool = False,
@@ -101,18 +102,28 @@ def distill(
         spans: titles and spans of every corpus that serve as queries; no labels are needed for them. 0 for none.
         config: of the fit.
         table_dtype: of the stored rows.
+        tokenizer: a tokenizer.json, or a folder that has one, whose terms the table shall have; None for the teacher's
+            own. Queries are then lower-cased and begin with a blank, so that each word has one term at any place.
         work: where the teacher's vectors are kept, so that another run (or the rest of a cut one) is quick.
         device: where the teacher encodes; "auto" takes a GPU where there is one. The table is fitted on the CPU.
         overwrite: replace the folder.
 
     Raises:
-        InvalidInput: no corpus, or nothing to fit to.
+        InvalidInput: no corpus, nothing to fit to, or another tokenizer for a teacher with a sparse branch.
         AlreadyExists: `out` is there.
+        NotFound, FormatError: the tokenizer is not there, or is none.
     """
     if not corpora:
         raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
     config = config or FitConfig()
     model = load_teacher(teacher, device=device)
+    own = None if tokenizer is None else _tokenizer(tokenizer)
+    if own is not None and own.hash == model.backbone.tokenizer.hash:
+        own = None
+    if own is not None and model.contract.sparse is not None:
+        raise InvalidInput(
+            f"{teacher} has a sparse branch, whose terms are those of its own tokenizer; leave the other one out"
+        )
     read = {_name(path): _read_corpus(path, model.contract) for path in corpora}
     documents = {name: each for name, (each, _) in read.items()}
     encoded = {name: rows for name, (_, rows) in read.items() if rows is not None}
@@ -120,9 +131,16 @@ def distill(
         raise InvalidInput(f"two corpora have the same name: {[_name(path) for path in corpora]}")
     gathered = [*_labelled(queries), *_pseudo_queries(documents, spans, config.seed)]
     gathered, report = _clean(gathered, test)
-    table = fitted_query_table(model, gathered, documents, config, work=work, encoded=encoded)
+    query = model.contract.query
+    if own is not None:
+        query = dataclasses.replace(
+            query, tokenizer=own.hash, lower_case=True, leading_blank=True, drop=(), term_weights="none"
+        )
+    table = fitted_query_table(
+        model, gathered, documents, config, work=work, encoded=encoded, terms=None if own is None else (own, query)
+    )
     known = "" if table.bigrams is None else table.bigrams.bigrams.hash
-    query = dataclasses.replace(model.contract.query, bigrams=known)
+    query = dataclasses.replace(query, bigrams=known)
     contract = dataclasses.replace(model.contract, method="distilled", query=query)
     facts = {
         "teacher": str(teacher),
@@ -139,10 +157,10 @@ def distill(
         write_query_encoder(
             folder / QUERY_ENCODER,
             contract,
-            model.backbone.tokenizer,
+            own or model.backbone.tokenizer,
             [fitted],
             dtype=table_dtype,
-            term_weights=stored_term_weights(model),
+            term_weights=stored_term_weights(model) if own is None else None,
             bigrams=table.bigrams,
         )
         write_json(folder / "distillation.json", facts)
@@ -158,10 +176,12 @@ def fitted_query_table(
     work: Path | str | None = None,
     start: Floats | None = None,
     encoded: Mapping[str, Floats] | None = None,
+    terms: tuple[TextTokenizer, QueryPolicy] | None = None,
 ) -> FittedTable:
     """The fitted table, with rows for frequent bigrams where the config asks for them.
 
-    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other;
+    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other; a term
+    of another tokenizer is encoded as the text that it stands for;
     bigrams begin at zero, so that the ridge gives them what the terms' rows leave over.
 
     Args:
@@ -172,14 +192,18 @@ def fitted_query_table(
         work: where vectors are kept.
         start: (V, dim) a table to begin with instead.
         encoded: corpora whose normalised vectors are at hand, (documents, dim) by name.
+        terms: the tokenizer and the policy that make terms of a query, where they are not the model's.
     """
+    tokenizer, policy = terms or (model.backbone.tokenizer, model.contract.query)
     memory = _Memory(None if work is None else Path(work), model)
     encoded = encoded or {}
     blocks = [encoded[name] if name in encoded else memory.documents(each) for name, each in documents.items() if each]
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [each.query.text for each in queries]
-    term_ids = query_term_ids(model.backbone.tokenizer, model.contract.query, texts)
-    if start is None:
+    term_ids = query_term_ids(tokenizer, policy, texts)
+    if start is None and terms is not None:
+        start = memory.queries(tokenizer.term_texts())
+    elif start is None:
         ours = model.contract.method != "distilled" and model.backbone.kind == "causal"
         start = cached_table(model) if ours else memory.tokens(model.backbone.tokenizer.vocab_size)
     weighted, n_terms = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start))), len(start)
@@ -334,6 +358,11 @@ def _save_model(model: LightRetriever, contract: Contract, teacher: str | os.Pat
     else:
         model.backbone.tokenizer.save(folder / "tokenizer.json")
     contract.save(folder)
+
+
+def _tokenizer(path: Path | str) -> TextTokenizer:
+    path = Path(path)
+    return TextTokenizer.from_file(path / "tokenizer.json" if path.is_dir() else path)
 
 
 def _name(path: Path | str) -> str:
