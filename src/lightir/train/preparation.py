@@ -48,6 +48,7 @@ from lightir.models.backbones import (
 )
 from lightir.models.encoder import LightRetriever, backbone_attention, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
+from lightir.models.liger import use_liger
 from lightir.text import TextTokenizer
 from lightir.train.recipe import (
     WANTED,
@@ -212,8 +213,13 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
 
     Raises:
         ContractMismatch: the model folder's backbone is not the one that it was trained on.
-        InvalidInput: its adapter is not as the recipe says.
+        InvalidInput: its adapter is not as the recipe says, or Liger's kernels are wanted and cannot be had.
+        MissingExtra: they are not installed.
     """
+    if model.liger and torch.device(device).type != "cuda":
+        raise InvalidInput(
+            f"model.liger: Liger's kernels run on a CUDA device, and this run is on {device}; leave it out"
+        )
     torch.manual_seed(seed)
     dtype, attention = base_dtype(model, device), model.attention
     folder = resolve_local(model.address)
@@ -227,6 +233,8 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
     if backbone.head is not None:
         backbone = dataclasses.replace(backbone, head=dataclasses.replace(backbone.head, kernel=model.head_kernel))
     shape = {"rank": model.lora_rank, "alpha": model.lora_alpha, "first_layer": model.first_layer}
+    if model.liger:
+        use_liger(backbone)
     trained = folder / "adapter" if folder is not None and contract and contract.backbone.adapter_hash else None
     if model.lora_rank == 0:
         return (merge_adapter(load_adapter(backbone, trained)) if trained else backbone), record

@@ -40,6 +40,8 @@ class ModelRecipe:
         first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
         gradient_checkpointing: recompute activations in the backward pass: a third of the memory, a third slower.
         compile: torch.compile each layer, with fixed shapes; falls back, with a warning, where no compiler is found.
+        liger: Liger's fused kernels for norms, rotary positions and gated feed-forward layers, on CUDA (extra `gpu`):
+            the same values and gradients, up to rounding. Not with compile, which fuses these operations itself.
         head_kernel: of the fused projection and maximum: "triton" (extra `gpu`), "portable", or "auto", Triton on a GPU
             where it is installed. Both have the same values and gradients, up to rounding.
     """
@@ -53,7 +55,12 @@ class ModelRecipe:
     first_layer: int = 0
     gradient_checkpointing: bool = False
     compile: bool = False
+    liger: bool = False
     head_kernel: Literal["auto", "portable", "triton"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.compile and self.liger:
+            raise InvalidInput("model: compile and liger both fuse the layers' operations; choose one of them")
 
 
 @dataclass(frozen=True, slots=True)

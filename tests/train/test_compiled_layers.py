@@ -1,0 +1,44 @@
+"""model.compile: the steps of layers that are not compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightir.train import contrastive
+from lightir.train.recipe import Documents, Evaluation, Heads, Losses, Recipe
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+def test_training_with_compiled_layers_has_the_losses_of_training_without(recipe: Recipe, tmp_path: Path) -> None:
+    plain = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0),
+        optimisation=dataclasses.replace(recipe.optimisation, steps=3, negatives=0),
+        losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
+        heads=Heads(pooling="mean", sparse=False),
+        documents=Documents(max_tokens=48),  # as long as padded queries: one shape
+        evaluation=Evaluation(),
+    )
+    compiled = dataclasses.replace(plain, model=dataclasses.replace(plain.model, compile=True))
+    expected = losses(contrastive.train(plain, tmp_path / "plain", device="cpu"))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        found = losses(contrastive.train(compiled, tmp_path / "compiled", device="cpu"))
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # it did not run as it was
+    finally:
+        torch.compiler.reset()
+    assert len(found) == 3
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def losses(model: Path) -> list[float]:
+    lines = (model / "training" / "log.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if "loss" in line]
