@@ -1,5 +1,7 @@
 """Documents of uneven lengths through a causal model, forward and backward: padded to the longest, or sharing rows.
 
+Those that share a row are kept apart by a mask, or each piece's attention is computed by itself.
+
 A random Llama of 12 layers and 384 columns on one thread; processor time, all ways in turn, the best of the repeats.
 Lengths are drawn from a log-normal distribution, cut at 256 tokens. Run: python bench/bench_packing.py
 """
@@ -23,7 +25,7 @@ from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
 from lightir.models.backbones import add_lora, wrap_model
 from lightir.models.encoder import Batch, LightRetriever
 from lightir.text import QueryPolicy, TextTokenizer
-from lightir.train.packing import states_without_padding
+from lightir.train.packing import PackedAttention, states_without_padding
 
 
 def random_retriever() -> LightRetriever:
@@ -56,20 +58,24 @@ def main() -> None:
     drawn = np.random.default_rng(0).lognormal(np.log(args.median), 0.6, args.documents)
     lengths = np.clip(drawn.astype(int), 8, 256).tolist()
     retriever, batch = random_retriever(), batch_of(lengths)
-    ways = {"padded": 0, "rows of 256": 256, "rows of 512": 512, "rows of 1024": 1024}
+    kinds: tuple[PackedAttention, ...] = ("mask", "pieces")
+    ways = {f"rows of {row}, {kind}": (row, kind) for row in (256, 512, 1024) for kind in kinds}
+    ways = {"padded": (0, "mask"), **ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.repeats):
-        for name, row in ways.items():
+        for name, (row, kind) in ways.items():
             begun = time.process_time()
             states: Tensor = (
-                states_without_padding(retriever.backbone, batch, length=row) if row else retriever.states(batch)
+                states_without_padding(retriever.backbone, batch, length=row, attention=kind)
+                if row
+                else retriever.states(batch)
             )
             states[batch.attention_mask].square().mean().backward()
             seconds[name].append(time.process_time() - begun)
     share = sum(lengths) / batch.input_ids.numel()
     for name, found in seconds.items():
         print(
-            f"{args.documents} documents, {share:.0%} of the padded batch is text: {name:13s}"
+            f"{args.documents} documents, {share:.0%} of the padded batch is text: {name:20s}"
             f" {min(found):6.2f} s {min(seconds['padded']) / min(found):5.2f}x the speed of padded"
         )
 

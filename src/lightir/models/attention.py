@@ -1,21 +1,28 @@
 """Grouped-query attention as two batched matrix products: on CPUs much faster to train through than torch's own.
 
-A second function serves rows that continue one common prompt, whose keys and values then exist once.
+A second function serves rows that continue one common prompt, whose keys and values then exist once; a third is torch's
+own attention for GPUs. The first and the third take `pieces`, the parts of packed rows, in place of a mask.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
+from lightir.models.pieces import Pieces, all_pieces, each_piece, in_one_launch
+
 NAME = "lightir_bmm"
+SDPA = "lightir_sdpa"
 SHARED_PROMPT = "lightir_shared_prompt"
+
+_sdpa: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
 
 
 def bmm_attention(
@@ -27,6 +34,7 @@ def bmm_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    pieces: Pieces | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """softmax(q·kᵀ·scaling + mask)·v, keys and values never repeated for their groups of query heads.
@@ -40,10 +48,19 @@ def bmm_attention(
         scaling: of the scores; 1/sqrt(D) by default.
         dropout: of the attention probabilities in training.
         softcap: Gemma 2's cap on the scores.
+        pieces: each attends within itself alone, and causally if it says so; the mask is then None.
 
     Returns:
         (B, Q, heads, D), and None where other implementations return the probabilities.
     """
+    if pieces is not None:
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+            n = query.shape[2]
+            mask = pieces.later[:, :, :n, :n] if pieces.causal else None
+            return bmm_attention(module, query, key, value, mask, scaling, dropout, softcap)
+
+        return each_piece(attend, query, key, value, pieces)
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1], key.shape[2]
     per_group = heads // groups
@@ -56,6 +73,46 @@ def bmm_attention(
         weights.view(batch * groups, per_group * length, keys), value.reshape(batch * groups, keys, width)
     )
     return mixed.view(batch, heads, length, width).transpose(1, 2).contiguous(), None
+
+
+def sdpa_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    pieces: Pieces | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """torch's scaled_dot_product_attention as transformers calls it; with pieces its variable-length FlashAttention.
+
+    Where there is none for these tensors (another device, single precision, dropout), each piece is a call by itself.
+
+    Args:
+        module: the attention layer.
+        query: (B, heads, Q, D).
+        key: (B, groups, K, D); heads is a multiple of groups.
+        value: (B, groups, K, D).
+        attention_mask: as transformers makes it for "sdpa".
+        dropout: of the attention probabilities.
+        scaling: of the scores; 1/sqrt(D) by default.
+        pieces: each attends within itself alone, and causally if it says so; the mask is then None.
+        others: what else transformers gives.
+
+    Returns:
+        (B, Q, heads, D), and None.
+    """
+    if pieces is None:
+        return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+    if in_one_launch(query, dropout):
+        return all_pieces(query, key, value, pieces, scaling=scaling)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+        return _sdpa(module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=pieces.causal)
+
+    return each_piece(attend, query, key, value, pieces)
 
 
 def shared_prompt_attention(
@@ -129,6 +186,11 @@ def _softmax(scores: Tensor, mask: Tensor | None, softcap: float | None, dtype: 
     return torch.softmax(scores, dim=-1).to(dtype)
 
 
-for _name, _function in ((NAME, bmm_attention), (SHARED_PROMPT, shared_prompt_attention)):
+_FORMS = (
+    (NAME, bmm_attention, "eager"),
+    (SHARED_PROMPT, shared_prompt_attention, "eager"),
+    (SDPA, sdpa_attention, "sdpa"),
+)
+for _name, _function, _masks in _FORMS:
     ALL_ATTENTION_FUNCTIONS.register(_name, _function)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, ALL_MASK_ATTENTION_FUNCTIONS[_masks])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightir.addresses import resolve_model_folder
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
+from lightir.models.attention import SDPA
 from lightir.models.backbones import (
     OWN_WEIGHTS,
     Attention,
@@ -183,7 +184,7 @@ class LightRetriever(nn.Module):
             moved_head = dataclasses.replace(head, weight=head.weight.to(device), bias=bias, transform=transform)
             self.backbone = dataclasses.replace(self.backbone, head=moved_head)
         if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
-            self.backbone.model.set_attn_implementation("sdpa")
+            self.backbone.model.set_attn_implementation(SDPA)
         return self
 
     # ---- text to batches

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lightir.errors import InvalidInput
-from lightir.models.attention import SHARED_PROMPT, attention_code
+from lightir.models.attention import SDPA, SHARED_PROMPT, attention_code
 from lightir.models.backbones import Backbone
 from lightir.models.pooling import POOLINGS, Pooling, at_least_fp32
 
@@ -187,7 +187,7 @@ def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key
 
 def _as_4d(backbone: Backbone, allowed: Tensor) -> Tensor:
     allowed = allowed[:, None]
-    if backbone.model.config._attn_implementation == "sdpa":
+    if backbone.model.config._attn_implementation in ("sdpa", SDPA):
         return allowed
     dtype = backbone.model.dtype
     return torch.zeros((), dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)

@@ -24,7 +24,7 @@ from lightir.text import QueryPolicy
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers, trainable_backbone
-from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation, data_folder
+from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation, data_folder, packed_attention
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,7 @@ def check_packed_text(
             raise InvalidInput(f"optimisation.{name} is {getattr(optimisation, name)}; at least 1 is needed")
     if optimisation.packed_tokens:
         raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
+    packed_attention(optimisation, model)
     if optimisation.mixed_batches:
         raise InvalidInput("documents of all corpora are shuffled together here: leave optimisation.mixed_batches off")
     if optimisation.gradient_cache:
@@ -182,7 +183,8 @@ class Adaptation:
         )
         batch = PackedBatch(*(each.to(self.device) for each in (whole.input_ids, whole.pieces, whole.positions)))
         with autocast(self.device, self.retriever.backbone.model.dtype):
-            states = packed_states(self.retriever.backbone, batch)
+            attention = packed_attention(self.recipe.optimisation, self.recipe.model)
+            states = packed_states(self.retriever.backbone, batch, attention=attention)
         found = next_token_losses(
             states[batch.predicting],
             self.head.weight,

@@ -32,7 +32,7 @@ from lightir.models.masks import BLOCKS_PER_ROW
 from lightir.text import query_term_ids, sparse_queries
 from lightir.train.gradient_cache import Vectors, in_pieces
 from lightir.train.packing import states_without_padding
-from lightir.train.recipe import Recipe
+from lightir.train.recipe import Recipe, packed_attention
 from lightir.train.teacher import Teacher
 from lightir.types import Document
 
@@ -165,9 +165,11 @@ def _document_vectors(
     def encode(framed: Sequence[tuple[list[int], int, int]]) -> Vectors:
         length = retriever.contract.document.max_tokens if recipe.model.compile else None
         batch, row = retriever.batch(framed, length=length), recipe.optimisation.packed_tokens
+        attention = packed_attention(recipe.optimisation, recipe.model)
+        packed = states_without_padding(retriever.backbone, batch, length=row, attention=attention) if row else None
         return retriever.document_vectors(
             batch,
-            states=states_without_padding(retriever.backbone, batch, length=row) if row else None,
+            states=packed,
             dense=retriever.contract.dense is not None,
             sparse=terms is not None,
             terms=None if terms is None else terms.ids,

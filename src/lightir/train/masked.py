@@ -21,7 +21,7 @@ from lightir.train.adaptation import CorpusRecipe, check_packed_text, corpus_rec
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers, trainable_backbone
-from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation
+from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation, packed_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,8 @@ class MaskedNextToken:
         batch, wanted, targets = self._hidden(number)
         backbone = self.retriever.backbone
         with autocast(self.device, backbone.model.dtype):
-            states = packed_states(backbone, batch)
+            attention = packed_attention(self.recipe.optimisation, self.recipe.model)
+            states = packed_states(backbone, batch, attention=attention)
         rows, places = wanted.nonzero(as_tuple=True)
         found = token_log_probs(backbone, states[rows, places - 1], targets[rows, places])
         return {"masked": mean_over_processes(-found.sum(), len(found))}, {}

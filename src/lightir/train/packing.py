@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,13 @@ import torch
 from torch import Tensor
 
 from lightir.errors import InvalidInput
+from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
 from lightir.models.encoder import Batch
 from lightir.models.masks import model_mask
+from lightir.models.pieces import Pieces
+
+PackedAttention = Literal["auto", "pieces", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +125,67 @@ class PackedTexts:
         return order, np.cumsum(np.diff(self.indptr)[order])
 
 
-def packed_states(backbone: Backbone, batch: PackedBatch) -> Tensor:
+def packed_states(backbone: Backbone, batch: PackedBatch, *, attention: PackedAttention = "auto") -> Tensor:
     """(B, T, hidden) last hidden states, each piece as if it were alone, causally or both ways as the model attends.
 
+    Args:
+        backbone: a causal language model, attending either way.
+        batch: rows full of pieces.
+        attention: "mask" hides a row's other pieces, "pieces" computes each one's attention by itself; "auto" takes
+            pieces wherever this model's attention can.
+
     Raises:
-        InvalidInput: an encoder, which takes no block masks.
+        InvalidInput: an encoder, which takes no block masks; or "pieces" with a model that `not_piecewise` refuses.
     """
     if backbone.kind != "causal":
         raise InvalidInput("packed rows are for causal language models, not for encoders")
+    causal = backbone.attention == "causal"
+    obstacle = None if attention == "mask" else not_piecewise(backbone)
+    if attention == "pieces" and obstacle:
+        raise InvalidInput(f"packed_attention is pieces, but {obstacle}; take mask or auto")
+    if attention != "mask" and not obstacle:
+        pieces = Pieces.of(batch.pieces, causal=causal)
+        # A mask of four dimensions keeps transformers from making one; a layer that read it would give NaN.
+        unread = torch.full((1, 1, 1, 1), float("nan"), device=batch.input_ids.device)
+        return backbone.states(batch.input_ids, unread, position_ids=batch.positions, use_cache=False, pieces=pieces)
     allowed = batch.pieces[:, :, None] == batch.pieces[:, None, :]
-    if backbone.attention == "causal":
+    if causal:
         order = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
         allowed &= order[:, None] >= order[None, :]
     mask = model_mask(backbone, allowed, batch.positions, batch.positions)
     return backbone.states(batch.input_ids, mask, position_ids=batch.positions, use_cache=False)
 
 
-def states_without_padding(backbone: Backbone, batch: Batch, *, length: int) -> Tensor:
+def not_piecewise(backbone: Backbone) -> str:
+    """Why a model's attention cannot be computed piece by piece; empty where it can."""
+    model, config = backbone.model, backbone.model.config
+    if getattr(config, "sliding_window", None) is not None or "sliding_attention" in (
+        getattr(config, "layer_types", None) or ()
+    ):
+        return "the model attends through a sliding window"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "the model caps its attention scores"
+    if not model._supports_attention_backend or config._attn_implementation not in (NAME, SDPA):
+        return f"the model's attention code, {config._attn_implementation}, takes no pieces"
+    return ""
+
+
+def states_without_padding(
+    backbone: Backbone, batch: Batch, *, length: int, attention: PackedAttention = "auto"
+) -> Tensor:
     """(B, T, hidden) last hidden states of padded texts, computed in rows that several of them share; 0 in padding.
 
-    The states are those of the padded forward, whose padding is computed for nothing; attention, which grows with a
-    row's square, has more to do in a long row.
+    The states are those of the padded forward, whose padding is computed for nothing; attention behind a mask, which
+    grows with a row's square, has more to do in a long row.
 
     Args:
         backbone: a causal language model, attending either way.
         batch: texts, padded on either side.
         length: of a row in tokens; a longer text makes all rows as long as itself.
+        attention: see packed_states.
 
     Raises:
-        InvalidInput: an encoder, which takes no block masks.
+        InvalidInput: as packed_states.
     """
     lengths = batch.attention_mask.sum(1).tolist()
     rows = placed(lengths, max(length, *lengths))
@@ -163,7 +200,7 @@ def states_without_padding(backbone: Backbone, batch: Batch, *, length: int) -> 
     pieces, positions = torch.full_like(ids, -1), torch.zeros_like(ids)
     ids[valid], pieces[valid] = batch.input_ids[texts, places], texts
     positions[valid] = (batch.attention_mask.long().cumsum(1) - 1)[texts, places]
-    states = packed_states(backbone, PackedBatch(ids, pieces, positions))
+    states = packed_states(backbone, PackedBatch(ids, pieces, positions), attention=attention)
     return states.new_zeros(*batch.input_ids.shape, states.shape[2]).index_put((texts, places), states[valid])
 
 

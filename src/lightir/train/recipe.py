@@ -108,6 +108,9 @@ class Optimisation:
             so that a contrastive batch of any size fits into the memory of these.
         packed_tokens: 0 pads documents to the longest; n has several share a row of n tokens, without padding and
             without seeing each other: the same result, faster where lengths differ (stage contrastive, causal models).
+        packed_attention: how texts that share a row are kept apart: a "mask" of row x row, or "pieces", each text's
+            attention by itself, on a GPU in one launch of FlashAttention; "auto" takes pieces where the model's
+            attention can (no sliding window, no capped scores, no compile). Also for the stages on packed text.
         negatives: hard negatives for a query.
         query_tokens: training queries are cut after so many tokens; 0 takes the query policy's maximum.
         learning_rate: at its highest.
@@ -127,6 +130,7 @@ class Optimisation:
     sharding: Literal["none", "layers"] = "none"
     gradient_cache: int = 0
     packed_tokens: int = 0
+    packed_attention: Literal["auto", "pieces", "mask"] = "auto"
     negatives: int = 0
     query_tokens: int = 0
     learning_rate: float = 2e-4
@@ -377,6 +381,7 @@ class Recipe:
                 f"optimisation.packed_tokens is {packed}: expected 0 or more, and 0 with model.compile, whose layers "
                 "want fixed shapes, and with documents.light, which have no texts to pack"
             )
+        packed_attention(self.optimisation, self.model)
         losses = self.losses
         if max(losses.symmetric, losses.dense, losses.sparse, losses.symmetric_sparse) <= 0:
             raise InvalidInput("losses: one of symmetric, dense, sparse and symmetric_sparse must be above 0")
@@ -419,6 +424,23 @@ class Recipe:
             raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         if self.documents.light and max(losses.sparse, losses.flops) > 0:
             raise InvalidInput("documents.light: counts have nothing to learn, so losses.sparse and flops must be 0")
+
+
+def packed_attention(optimisation: Optimisation, model: ModelRecipe) -> Literal["auto", "pieces", "mask"]:
+    """The choice as it goes to `packed_states`: compiled layers want fixed shapes, so "auto" is a mask for them.
+
+    Raises:
+        InvalidInput: pieces with compiled layers.
+    """
+    chosen = optimisation.packed_attention
+    if not model.compile:
+        return chosen
+    if chosen == "pieces":
+        raise InvalidInput(
+            "optimisation.packed_attention is pieces, whose shapes differ from batch to batch, but model.compile wants "
+            "fixed ones; leave one of them out"
+        )
+    return "mask"
 
 
 class DataStage(Protocol):
