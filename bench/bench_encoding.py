@@ -27,8 +27,9 @@ from sentence_transformers.models import Pooling, Transformer
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
 from lightir.encode import encode_corpus
-from lightir.models.backbones import _model_files, load_backbone
+from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.model_files import model_files
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -104,7 +105,7 @@ def fields(contract: Contract) -> dict[str, object]:
 def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
     """The same model in sentence-transformers, mean pooling; a chat template, which would frame texts, is left out."""
     with tempfile.TemporaryDirectory() as folder:
-        for path in Path(_model_files(address)[0]).iterdir():  # of a GGUF file: the folder that it was unpacked to
+        for path in Path(model_files(address)[0]).iterdir():  # of a GGUF file: the folder that it was unpacked to
             if path.name != "chat_template.jinja":
                 (Path(folder) / path.name).symlink_to(path.resolve())
         transformer = Transformer(folder, max_seq_length=MAX_TOKENS, model_kwargs={"dtype": dtype})

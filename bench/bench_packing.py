@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
-from lightir.models.backbones import add_lora, wrap_model
+from lightir.models.adapters import add_lora
+from lightir.models.backbones import wrap_model
 from lightir.models.encoder import Batch, LightRetriever
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.packing import PackedAttention, states_without_padding

@@ -14,7 +14,8 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, Sparse
 from lightir.data import Dataset
 from lightir.encode.evaluate import FullQueryEncoder, evaluate_model, model_systems
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.models.backbones import fast_dtype, load_backbone
+from lightir.models.backbones import load_backbone
+from lightir.models.devices import fast_dtype
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy

@@ -12,15 +12,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 from lightir.errors import InvalidInput, MissingExtra, NotFound
-from lightir.models.backbones import (
-    Backbone,
-    add_lora,
-    load_adapter,
-    load_backbone,
-    merge_adapter,
-    save_adapter,
-    saved_adapter_hash,
-)
+from lightir.models.adapters import add_lora, load_adapter, merge_adapter, save_adapter, saved_adapter_hash
+from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.heads import projection_max
 from lightir.models.masks import prompt_cache, token_states
 from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone

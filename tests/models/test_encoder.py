@@ -15,7 +15,8 @@ from transformers import Gemma2ForCausalLM
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.errors import ContractMismatch, FormatError, InvalidInput
-from lightir.models.backbones import Attention, add_lora, load_backbone, wrap_model
+from lightir.models.adapters import add_lora
+from lightir.models.backbones import Attention, load_backbone, wrap_model
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
 from lightir.text import QueryPolicy, query_term_ids

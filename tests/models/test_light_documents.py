@@ -11,7 +11,7 @@ import torch
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode.cache import cached_table
 from lightir.errors import InvalidInput
-from lightir.models.backbones import add_lora
+from lightir.models.adapters import add_lora
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.text import QueryPolicy
 from lightir.vectors import Ragged

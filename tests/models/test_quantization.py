@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.models.backbones import add_lora
+from lightir.models.adapters import add_lora
 from lightir.models.quantization import INT4_GROUP, QUANTIZERS, quantize_layers
 from tiny_models import tiny_backbone
 

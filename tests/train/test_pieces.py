@@ -20,8 +20,9 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models import attention as attention_code
 from lightir.models import pieces as pieces_code
+from lightir.models.adapters import add_lora
 from lightir.models.attention import NAME, SDPA
-from lightir.models.backbones import Backbone, add_lora
+from lightir.models.backbones import Backbone
 from lightir.models.encoder import Batch
 from lightir.models.pieces import Pieces, each_piece
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe

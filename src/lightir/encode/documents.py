@@ -21,7 +21,8 @@ from tqdm import tqdm
 from lightir.addresses import resolve_model_folder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder
-from lightir.models.backbones import fast_dtype, layer_parameters, usable_device
+from lightir.models.compilation import layer_parameters
+from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.shards import Shard, VectorsWriter

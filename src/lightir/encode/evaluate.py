@@ -27,7 +27,7 @@ from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index, document_shards
 from lightir.index.intake import document_term_ids
-from lightir.models.backbones import fast_dtype, usable_device
+from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import Batch, LightRetriever
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher

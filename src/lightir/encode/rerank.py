@@ -14,7 +14,8 @@ from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
 from lightir.encode.documents import length_batches
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of
-from lightir.models.backbones import fast_dtype, load_backbone, usable_device
+from lightir.models.backbones import load_backbone
+from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,

@@ -19,25 +19,11 @@ from torch import Tensor, nn
 from lightir.addresses import resolve_model_folder
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
 from lightir.errors import ContractMismatch, InvalidInput
+from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.attention import SDPA
-from lightir.models.backbones import (
-    OWN_WEIGHTS,
-    Attention,
-    Backbone,
-    add_ends,
-    ends_hash,
-    layers_compiled_for_any_shape,
-    load_adapter,
-    load_backbone,
-    merge_adapter,
-    read_tensors,
-    save_adapter,
-    save_ends,
-    save_weights,
-    saved_adapter_hash,
-    saved_ends,
-    usable_device,
-)
+from lightir.models.backbones import Attention, Backbone, load_backbone
+from lightir.models.compilation import layers_compiled_for_any_shape
+from lightir.models.devices import usable_device
 from lightir.models.heads import (
     LMHead,
     activate,
@@ -48,6 +34,9 @@ from lightir.models.heads import (
     top_k_weights,
 )
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
+from lightir.models.model_files import read_tensors
+from lightir.models.own_ends import add_ends, ends_hash, save_ends, saved_ends
+from lightir.models.own_weights import OWN_WEIGHTS, save_weights
 from lightir.models.pooling import Standardization, pool
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document

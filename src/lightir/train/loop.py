@@ -29,7 +29,7 @@ import lightir
 from lightir.contract import to_json
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, write_bytes, write_json
-from lightir.models.backbones import usable_device
+from lightir.models.devices import usable_device
 from lightir.models.losses import rank, world_size
 from lightir.train.checkpoint import (
     checkpoints,

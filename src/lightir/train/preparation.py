@@ -32,23 +32,15 @@ from lightir.data import (
 )
 from lightir.errors import InvalidInput
 from lightir.eval.runs import read_run
-from lightir.models.backbones import (
-    Backbone,
-    add_ends,
-    add_lora,
-    compile_layers,
-    continue_adapter,
-    fast_dtype,
-    fresh_ends,
-    load_adapter,
-    load_backbone,
-    merge_adapter,
-    own_ends,
-    train_all,
-)
+from lightir.models.adapters import add_lora, continue_adapter, load_adapter, merge_adapter
+from lightir.models.backbones import Backbone, load_backbone
+from lightir.models.compilation import compile_layers
+from lightir.models.devices import fast_dtype
 from lightir.models.encoder import LightRetriever, backbone_attention, backbone_record, contract_backbone
 from lightir.models.heads import calibrate_bias
 from lightir.models.liger import use_liger
+from lightir.models.own_ends import add_ends, fresh_ends, own_ends
+from lightir.models.own_weights import train_all
 from lightir.text import TextTokenizer
 from lightir.train.recipe import (
     WANTED,

@@ -19,7 +19,6 @@ from torch import Tensor
 from lightir.contract import BackboneRecord, Contract, DenseHead, Fusion
 from lightir.data import Batch, Dataset
 from lightir.errors import InvalidInput
-from lightir.models.backbones import all_weights
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,
@@ -35,6 +34,7 @@ from lightir.models.likelihood import (
     sequence_states,
 )
 from lightir.models.losses import rank, world_size
+from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.adaptation import mean_over_processes
 from lightir.train.batch import SHAPE_STEP, framed_queries

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightir.errors import InvalidInput
-from lightir.models.backbones import LAYER_LISTS
+from lightir.models.compilation import LAYER_LISTS
 from lightir.models.losses import world_size
 
 HOOKS = (

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from lightir.errors import InvalidInput
-from lightir.models.backbones import fast_dtype
+from lightir.models.devices import fast_dtype
 from lightir.query.bigrams import Bigrams
 from lightir.vectors import Floats, Ragged
 

@@ -18,7 +18,8 @@ from lightir.addresses import resolve_local
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import read_json
-from lightir.models.backbones import Backbone, fast_dtype, load_backbone, usable_device
+from lightir.models.backbones import Backbone, load_backbone
+from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever, backbone_record
 from lightir.models.pooling import Pooling
 from lightir.text import PROMPT_FORMAT, QueryPolicy

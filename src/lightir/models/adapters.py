@@ -1,0 +1,157 @@
+"""LoRA adapters around a backbone's trunk: fresh, loaded, trained on, saved and merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.files import read_json, write_json
+from lightir.models.backbones import Backbone
+from lightir.models.model_files import read_tensors
+
+
+def add_lora(
+    backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1, first_layer: int = 0
+) -> Backbone:
+    """The backbone with fresh, trainable fp32 LoRA matrices on all linear layers of its trunk; all else is frozen.
+
+    Args:
+        backbone: without an adapter.
+        rank: of the matrices.
+        alpha: they are scaled by alpha / rank.
+        dropout: in front of them.
+        first_layer: layers below it stay as they are, and need no backward pass.
+
+    Raises:
+        InvalidInput: first_layer leaves no layer to train.
+    """
+    n_layers = int(backbone.model.config.num_hidden_layers)
+    if not 0 <= first_layer < n_layers:
+        raise InvalidInput(f"first_layer is {first_layer}; expected 0 to {n_layers - 1}")
+    names = [name for name, module in backbone.model.named_modules() if isinstance(module, nn.Linear)]
+    chosen = [name for name in names if _layer_of(name) >= first_layer]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
+    return dataclasses.replace(backbone, trunk=_with_peft(get_peft_model, backbone.model, config))
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a module's name says it is in; 0 outside of layers."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), 0)
+
+
+def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = False) -> Backbone:
+    """The backbone with the adapter of a folder that save_adapter wrote.
+
+    Raises:
+        NotFound: the folder holds no adapter.
+        FormatError: its adapter_config.json is damaged.
+    """
+    _require_adapter(folder)
+    trunk = _with_peft(PeftModel.from_pretrained, backbone.model, str(folder), is_trainable=trainable)
+    return dataclasses.replace(backbone, trunk=trunk)
+
+
+def continue_adapter(
+    backbone: Backbone, folder: Path | str, *, rank: int, alpha: int, dropout: float, first_layer: int = 0
+) -> Backbone:
+    """The backbone with a saved adapter, in fp32, to be trained on; its matrices below first_layer stay as they are.
+
+    Args:
+        backbone: without an adapter.
+        folder: that save_adapter wrote.
+        rank: which the adapter must have.
+        alpha: likewise.
+        dropout: in front of the matrices; it may differ from the former one.
+        first_layer: see add_lora.
+
+    Raises:
+        NotFound: the folder holds no adapter.
+        FormatError: its adapter_config.json is damaged.
+        InvalidInput: the adapter has another rank or alpha, or none in first_layer.
+    """
+    _require_adapter(folder)
+    config = LoraConfig.from_pretrained(str(folder))
+    if (config.r, config.lora_alpha) != (rank, alpha):
+        raise InvalidInput(
+            f"the adapter in {folder} has rank {config.r} and alpha {config.lora_alpha}, but {rank} and {alpha} were "
+            "asked for; training goes on with the adapter as it is, so ask for its own"
+        )
+    lowest = min(_layer_of(name) for name in config.target_modules)
+    if first_layer < lowest:
+        raise InvalidInput(f"first_layer is {first_layer}, but the adapter in {folder} begins in layer {lowest}")
+    config.lora_dropout = dropout
+    trunk = _with_peft(PeftModel.from_pretrained, backbone.model, str(folder), is_trainable=True, config=config)
+    for name, parameter in trunk.named_parameters():
+        if _layer_of(name) < first_layer:
+            parameter.requires_grad_(False)
+    return dataclasses.replace(backbone, trunk=trunk)
+
+
+def _require_adapter(folder: Path | str) -> None:
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
+        raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
+    if not isinstance(read_json(path), dict):
+        raise FormatError(f"{path} holds no JSON object; it is damaged")
+
+
+def _with_peft(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> PeftModel:
+    """What peft makes; it asks for a name that transformers 5 calls deprecated, of which users need not be told."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        made: PeftModel = make(*arguments, **keywords)
+    return made
+
+
+def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = torch.bfloat16) -> None:
+    """Write adapter_model.safetensors (its tensors in the dtype; None keeps theirs) and adapter_config.json.
+
+    Raises:
+        InvalidInput: the backbone has no adapter.
+    """
+    if not isinstance(backbone.trunk, PeftModel):
+        raise InvalidInput("the backbone has no adapter to save; add_lora makes one")
+    folder = Path(folder)
+    backbone.trunk.save_pretrained(str(folder))
+    config = read_json(folder / "adapter_config.json")
+    # peft writes where this machine keeps the unpacked model, and the modules in the order of a set.
+    config["base_model_name_or_path"] = backbone.address
+    config["target_modules"] = sorted(config["target_modules"])
+    write_json(folder / "adapter_config.json", config)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card template
+    weights = folder / "adapter_model.safetensors"
+    if dtype is not None:
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in load_file(str(weights)).items()}
+        save_file(tensors, str(weights), metadata={"format": "pt"})
+
+
+def merge_adapter(backbone: Backbone) -> Backbone:
+    """The backbone with its adapter added into the weights (in place, irreversibly); itself without one."""
+    if not isinstance(backbone.trunk, PeftModel):
+        return backbone
+    return dataclasses.replace(backbone, trunk=backbone.trunk.merge_and_unload().eval())
+
+
+def saved_adapter_hash(folder: Path | str) -> str:
+    """The hash of an adapter folder's weights; "" where there is none."""
+    path = Path(folder) / "adapter_model.safetensors"
+    return tensors_hash(read_tensors(path)) if path.is_file() else ""
+
+
+def tensors_hash(tensors: dict[str, Tensor]) -> str:
+    """16 hexadecimal digits over names, shapes and values in bfloat16, as a saved adapter holds them."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().to(torch.bfloat16).cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

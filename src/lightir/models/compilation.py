@@ -1,0 +1,69 @@
+"""A trunk's list of layers: compiled for fixed or any shapes, and the weights that a token meets in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
+import torch.fx.experimental._config as shape_config
+from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import TorchDynamoException
+
+from lightir.errors import InvalidInput
+from lightir.models.backbones import Backbone
+
+LAYER_LISTS = ("layers", "layer", "h")
+"""Names that models give to the list of their layers: Llama and its kin, BERT and its kin, GPT-2."""
+
+
+def compile_layers(backbone: Backbone) -> None:
+    """Compile each decoder layer by itself; worth it for fixed shapes, which training batches have."""
+    for layer in _layers(backbone):
+        layer.compile(dynamic=False)
+
+
+@contextlib.contextmanager
+def layers_compiled_for_any_shape(backbone: Backbone) -> Iterator[None]:
+    """Inside, the layers are compiled at their first call, for all sizes and lengths but 1; afterwards as they were.
+
+    Raises:
+        InvalidInput: no compiler, no list of layers, or torch cannot compile them; the cause is in the message.
+    """
+    layers = _layers(backbone)
+    if backbone.device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise InvalidInput("no C++ compiler was found (g++, or what CXX names), so layers cannot be compiled")
+    before = [layer._compiled_call_impl for layer in layers]
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
+    # Two sizes that happen to be equal (16 rows, 16 positions) must not be taken for one: that would compile again.
+    shape_config.use_duck_shape = False
+    for layer in layers:
+        layer.compile(dynamic=True)
+    try:
+        yield
+    except TorchDynamoException as error:
+        raise InvalidInput(f"torch cannot compile the layers: {str(error).strip().splitlines()[0]}") from error
+    finally:
+        for layer, call in zip(layers, before, strict=True):
+            layer._compiled_call_impl = call
+
+
+def layer_parameters(backbone: Backbone) -> int:
+    """Number of weights in the layers, where a token costs two operations each; 0 without a list of layers."""
+    layers = _find_layers(backbone)
+    return 0 if layers is None else sum(parameter.numel() for parameter in layers.parameters())
+
+
+def _layers(backbone: Backbone) -> nn.ModuleList:
+    if (layers := _find_layers(backbone)) is None:
+        raise InvalidInput(f"{backbone.address}: {type(backbone.model).__name__} has no list of layers to compile")
+    return layers
+
+
+def _find_layers(backbone: Backbone) -> nn.ModuleList | None:
+    for name, module in backbone.trunk.named_modules():
+        if name.split(".")[-1] in LAYER_LISTS and isinstance(module, nn.ModuleList):
+            return module
+    return None

@@ -1,0 +1,88 @@
+"""End tokens of a model's own: rows behind the input embeddings, which belong to no term and are never predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lightir.contract import array_hash
+from lightir.models.backbones import Backbone
+from lightir.models.model_files import read_tensors
+
+OWN_ENDS = "ends.safetensors"
+"""In a model folder: the embeddings of end tokens of its own."""
+
+
+class ExtendedEmbedding(nn.Module):
+    """Input embeddings with some rows more, which belong to no term: ids from the vocabulary's size on."""
+
+    def __init__(self, base: nn.Module, extra: Tensor) -> None:
+        """Put (n, hidden) rows behind those of an embedding module."""
+        super().__init__()
+        self.base = base
+        self.extra = nn.Parameter(extra.detach().clone().float())
+
+    @property
+    def weight(self) -> Tensor:
+        """The vocabulary's own rows."""
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        return weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The rows of the ids."""
+        n = len(self.weight)
+        known: Tensor = self.base(input_ids.clamp(max=n - 1))
+        own = self.extra[(input_ids - n).clamp(min=0)].to(known.dtype)
+        return torch.where((input_ids >= n)[..., None], own, known)
+
+
+def add_ends(backbone: Backbone, embeddings: Tensor, *, trainable: bool = True) -> Backbone:
+    """The backbone with end tokens of its own, whose embeddings are the rows of (n, hidden)."""
+    module = backbone.model.get_input_embeddings()
+    base = module.base if isinstance(module, ExtendedEmbedding) else module
+    extended = ExtendedEmbedding(base, embeddings.to(backbone.device))
+    extended.extra.requires_grad_(trainable)
+    backbone.model.set_input_embeddings(extended)
+    n = len(extended.weight)
+    return dataclasses.replace(backbone, end_ids=tuple(range(n, n + len(embeddings))))
+
+
+def fresh_ends(backbone: Backbone, n: int) -> Tensor:
+    """(n, hidden) fp32 embeddings to start new end tokens from: the end token's, moved apart; drawn by torch."""
+    with torch.no_grad():
+        ids = torch.tensor([backbone.eos_id], device=backbone.device)
+        end: Tensor = backbone.model.get_input_embeddings()(ids).float()
+        return end + 0.1 * end.std() * torch.randn(n, end.shape[1]).to(end.device)
+
+
+def own_ends(backbone: Backbone) -> Tensor | None:
+    """(n, hidden) fp32 embeddings of the backbone's own end tokens; None where it has none."""
+    module = backbone.model.get_input_embeddings()
+    if not isinstance(module, ExtendedEmbedding):
+        return None
+    extra: Tensor = module.extra.detach().float()
+    return extra
+
+
+def save_ends(backbone: Backbone, folder: Path | str) -> str:
+    """Write the embeddings of the backbone's own end tokens, if it has any; their hash comes back, "" without."""
+    ends = own_ends(backbone)
+    if ends is None:
+        return ""
+    save_file({"embeddings": ends.cpu().contiguous()}, str(Path(folder) / OWN_ENDS))
+    return ends_hash(ends.cpu())
+
+
+def ends_hash(embeddings: Tensor) -> str:
+    """16 hexadecimal digits over (n, hidden) fp32 embeddings."""
+    return array_hash(embeddings.numpy())
+
+
+def saved_ends(folder: Path | str) -> Tensor | None:
+    """The embeddings of end tokens that a model folder holds; None without."""
+    path = Path(folder) / OWN_ENDS
+    return read_tensors(path)["embeddings"] if path.is_file() else None
