@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import runpy
 import shutil
 import signal
@@ -180,6 +181,18 @@ def test_ten_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(script), str(model)])
     runpy.run_path(str(script))
     assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"timer", "thread"}
+
+
+def test_documents_that_change_are_found_at_once_and_encoded_later(model, tmp_path, monkeypatch, capsys):
+    script = ROOT / "examples" / "live_documents.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), str(model)])
+    runpy.run_path(str(script))
+    words, vectors, changed = capsys.readouterr().out.splitlines()
+    assert words == "by their words: ['t2'], 3 pending"
+    assert vectors.startswith("with vectors: [")
+    assert {"t1", "t2"} == set(re.findall(r"'(t\d)'", vectors))
+    assert changed == "after a change: ['t1'], 1 pending"
 
 
 def test_the_readme_shows_the_example_that_was_run():

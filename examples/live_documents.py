@@ -1,0 +1,39 @@
+"""Documents that change by the minute: found as soon as they are added, encoded later. Takes a model's name."""
+
+import sys
+
+from lightir.addresses import resolve_model_folder
+from lightir.contract import Contract
+from lightir.encode.worker import encode_pending
+from lightir.index import Index, IndexWriter
+from lightir.search import Searcher
+from lightir.types import Document
+
+model = resolve_model_folder(sys.argv[1])
+tickets = [
+    Document("t1", "The printer on the second floor is out of paper.", metadata={"state": "open", "year": 2026}),
+    Document("t2", "A laptop does not start after the update.", metadata={"state": "open", "year": 2026}),
+    Document("t3", "New chairs for the meeting room.", metadata={"state": "closed", "year": 2025}),
+]
+
+
+def show(title: str) -> None:
+    """The best open tickets, as whoever comes now would find them."""
+    with Index.open("tickets") as index:
+        pending, hits = index.info().pending, Searcher(index).hits("computer will not start", filter={"state": "open"})
+    print(f"{title}: {[hit.doc_id for hit in hits]}, {pending} pending")
+
+
+contract, encoder = Contract.load(model), model / "query-encoder"
+with IndexWriter.create("tickets", contract=contract, query_encoder=encoder, overwrite=True) as writer:
+    writer.add(tickets)
+show("by their words")
+
+encode_pending("tickets", model=model, once=True, progress=False)  # or `lightir worker tickets`, beside your service
+show("with vectors")
+
+with IndexWriter.open("tickets") as writer:
+    solved = Document("t2", "A laptop does not start. Solved.", metadata={"state": "closed", "year": 2026})
+    writer.upsert([solved])
+    writer.delete_where({"year": {"lt": 2026}})
+show("after a change")
