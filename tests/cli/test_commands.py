@@ -380,6 +380,22 @@ def test_an_option_that_would_do_nothing_is_refused(bm25_index, dataset, tmp_pat
     assert not (tmp_path / "i").exists()
 
 
+def test_an_index_is_searched_and_measured_by_query_likelihood(bm25_index, dataset, tmp_path, capsys):
+    told = ["search", str(bm25_index), "about the river", "--tokens", "dirichlet:20", "--json", "--explain"]
+    assert main(told) == 0
+    hit = json.loads(capsys.readouterr().out)["hits"][0]
+    assert hit["doc_id"] == "d-river"
+    assert hit["score"] == pytest.approx(sum(term["score"] for term in hit["terms"]))
+    assert hit["score"] < 0
+    arguments = ["evaluate", str(bm25_index), "--dataset", str(dataset), "--json", "--tokens", "jelinek-mercer"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["systems"]["tokens"]["nDCG@10"] == 1.0
+    assert main(["search", str(bm25_index), "river", "--tokens", "dirichlet:many"]) == 1
+    assert "dirichlet:2000" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--dataset", str(dataset), "--tokens", "dirichlet"]) == 1
+    assert "--tokens is for an index" in capsys.readouterr().err
+
+
 def test_rerank_by_counted_words_needs_no_torch(tmp_path):
     texts = ("the river and the bridge", "a river", "copper")
     (tmp_path / "corpus.jsonl").write_text(

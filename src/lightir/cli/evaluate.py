@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.fusion import add_fusion
+from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.terminal import MODEL_HELP, add_device, add_json, duration, positive, print_json, say, table
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ HELP = "measure an index or a model on a BEIR folder (needs the extra `eval`)"
 EXAMPLES = """
   lightir evaluate index --dataset scifact/
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json
+  lightir evaluate index --dataset nfcorpus/ --modes tokens --tokens jelinek-mercer:0.1
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
     )
     add_fusion(parser)
+    add_tokens(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="write each mode's TREC run here")
     parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
     parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
@@ -83,6 +85,7 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     from lightir.index.store import STORE_FILE
     from lightir.search import Searcher
     from lightir.search.evaluate import evaluate_index
+    from lightir.search.language_model import parse_smoothing
 
     options: dict[str, Any] = {
         "split": args.split,
@@ -100,9 +103,13 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         if args.device != "auto":
             raise InvalidInput("--device is for a model that encodes; an index is searched on the CPU")
         with Index.open(args.target, exact=args.exact) as index:
-            return evaluate_index(Searcher(index, task=args.task, threads=args.threads), dataset, **options)
+            smoothing = parse_smoothing(args.tokens)
+            searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
+            return evaluate_index(searcher, dataset, **options)
     if args.exact:
         raise InvalidInput("--exact is for an index that has graphs; a model is measured by exact search anyway")
+    if args.tokens != "bm25":
+        raise InvalidInput("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
     folder = resolve_model_folder(args.target)
     from lightir.encode.evaluate import evaluate_model
 

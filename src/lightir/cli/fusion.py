@@ -1,4 +1,4 @@
-"""The options that say how branches are joined."""
+"""The options that say how branches are joined, and how words are scored."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def add_fusion(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights", type=weights, metavar="NAME=W,…", help="the branches' weights (default: the model's)"
+    )
+
+
+def add_tokens(parser: argparse.ArgumentParser) -> None:
+    """Declare --tokens."""
+    parser.add_argument(
+        "--tokens",
+        default="bm25",
+        metavar="HOW",
+        help="how the tokens branch scores counted words: bm25, or by the query's log likelihood dirichlet, "
+        "dirichlet:μ, jelinek-mercer or jelinek-mercer:λ (default %(default)s; μ is 1000 and λ 0.1)",
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from lightir.cli.filters import add_filter
-from lightir.cli.fusion import add_fusion
+from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
 
@@ -29,6 +29,7 @@ EXAMPLES = """
   lightir search index "vaccine safety" --late-m 20 --budget-ms 300
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
+  lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
 BUDGET_MS = 500
 
@@ -38,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", metavar="INDEX", help="an index folder")
     parser.add_argument("query", nargs="?", metavar="QUERY", help="the query, or - for one a line from stdin")
     parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
-    parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens (BM25), or several joined by +")
+    parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens, or several joined by +")
     add_fusion(parser)
+    add_tokens(parser)
     add_filter(parser)
     parser.add_argument(
         "--exact", action="store_true", help="scan dense rows also where the index has graphs over them"
@@ -81,10 +83,12 @@ def run(args: argparse.Namespace) -> None:
     from lightir.index import Demand, Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
+    from lightir.search.language_model import parse_smoothing
 
+    smoothing = parse_smoothing(args.tokens)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index, exact=args.exact) as index, Demand(args.index) as demand:
-        searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+        searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)
         late = None if args.late_m is None else late_searcher(searcher, args)
         if args.run_file is not None:
             write_all(searcher, late, args)  # an experiment, which asks for nothing

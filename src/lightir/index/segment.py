@@ -201,6 +201,15 @@ class Segment:
         """
         return self.sparse_branch("tokens") if self.has("tokens") else None
 
+    @cached_property
+    def counts(self) -> kernel.Postings | None:
+        """The inverted file of how often each term occurs, made in memory when it is first asked for; None of bags."""
+        tokens = self.tokens
+        if tokens is None or self.holds_bags:
+            return None
+        vocab_size = tokens.postings.vocab_size
+        return kernel.invert(tokens.indptr, tokens.term_ids, tokens.weights, vocab_size=vocab_size, n_docs=len(self))
+
     @property
     def holds_bags(self) -> bool:
         """Whether the tokens branch says only which terms stand in a document: no counts, no lengths."""

@@ -134,8 +134,8 @@ class TokenQueries:
 
     Attributes:
         terms: the batch's distinct terms, ascending: words, or the model's term ids; of BM25 those that occur.
-        vectors: one row a query over places in terms; a weight is count x idf over the whole collection, or for bags
-            what the query encoder gave the term.
+        vectors: one row a query over places in terms; a weight is count x idf over the whole collection, or the count
+            alone, or for bags what the query encoder gave the term.
         places: one array a segment: each term's place in its dictionary, or -1.
     """
 
@@ -373,8 +373,12 @@ class View:
                 self._matching.popitem(last=False)
         return found
 
-    def token_queries(self, rows: Sequence[Sequence[str | int]]) -> TokenQueries:
+    def token_queries(self, rows: Sequence[Sequence[str | int]], *, idfs: bool = True) -> TokenQueries:
         """Queries that were cut into words, or into the model's term ids, for the tokens branch.
+
+        Args:
+            rows: each query's terms.
+            idfs: weights are count x idf, as BM25 wants them; otherwise counts.
 
         Raises:
             InvalidInput: the index has no tokens branch.
@@ -387,8 +391,8 @@ class View:
         counts = SparseVectors.count(
             Ragged.from_lists([[at[term] for term in row if term in at] for row in rows]), vocab_size=len(terms)
         )
-        idfs = np.array([idf(len(self), facts[term][0]) for term in terms], dtype=np.float64)
-        weights = (counts.weights.astype(np.float64) * idfs[counts.term_ids]).astype(np.float32)
+        rarities = np.array([idf(len(self), facts[term][0]) if idfs else 1.0 for term in terms], dtype=np.float64)
+        weights = (counts.weights.astype(np.float64) * rarities[counts.term_ids]).astype(np.float32)
         places = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
         return TokenQueries(terms, counts.with_weights(weights), list(places.T))
 

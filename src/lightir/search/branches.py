@@ -26,6 +26,8 @@ from lightir.index.segment import Segment, SparseBranch
 from lightir.index.view import LiveSegment, Mask, QueryTerms
 from lightir.kernel.fusion import BranchQuery, Lists, pair_scores
 from lightir.search.fusion import BranchList
+from lightir.search.language_model import Smoothing
+from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors
 
@@ -36,12 +38,16 @@ Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
 
 @dataclass(frozen=True, slots=True)
 class EncodedQueries:
-    """A batch of n queries as the branches want them; a branch that is not searched is None."""
+    """A batch of n queries as the branches want them; a branch that is not searched is None.
+
+    With a smoothing the tokens branch is a language model of counted words, and its queries' weights are counts.
+    """
 
     n: int
     dense: Floats | None
     sparse: SparseVectors | None
     tokens: TokenQueries | None
+    smoothing: Smoothing | None = None
 
 
 class BranchSearch:
@@ -70,16 +76,21 @@ class BranchSearch:
         if branch == "dense" and self._has_graphs():
             lists = self._graph_lists(k)
             return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
+        if branch == "tokens" and self._likelihood is not None:
+            found = [self._likelihood.top(i, k, self.matching) for i in range(self.queries.n)]
+            return [self._in_order(each, k) for each in found]
         indptr, doc_ords, scores = self._best(branch, k)
         spans = [slice(indptr[i], indptr[i + 1]) for i in range(self.queries.n)]
         return [self._in_order(BranchList(doc_ords[span], scores[span]), k) for span in spans]
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
         """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
+        if branch == "tokens" and self._likelihood is not None:
+            return self._likelihood.scores(doc_ords, query)
         return pair_scores(doc_ords, self.query(branch, query))
 
     def query(self, branch: Branch, query: int) -> BranchQuery:
-        """One query for a branch's documents."""
+        """One query for a branch's documents, of which the kernel knows all but a language model."""
         if branch == "dense":
             assert self.queries.dense is not None  # the plan's branches were encoded
             return self.view.dense_rows.query(self.queries.dense[query])
@@ -87,9 +98,16 @@ class BranchSearch:
             assert self._sparse_terms is not None
             return self.view.sparse_rows.query(*self._sparse_terms.row(query))
         assert self.queries.tokens is not None
+        assert self.queries.smoothing is None
         term_ids, weights = self.queries.tokens.vectors.row(query)
         weights = weights.astype(np.float32, copy=False)
         return self.view.token_rows.query(term_ids, weights, places=self._places, mean=self.view.mean_length)
+
+    @cached_property
+    def _likelihood(self) -> WordLikelihood | None:
+        """The tokens branch as a language model; None where it is BM25 or bags."""
+        tokens, smoothing = self.queries.tokens, self.queries.smoothing
+        return None if tokens is None or smoothing is None else WordLikelihood(self.view, tokens, smoothing)
 
     @cached_property
     def _places(self) -> npt.NDArray[np.int64]:
@@ -100,7 +118,17 @@ class BranchSearch:
         )
 
     def pair(self, branch: Branch, doc_ord: int, query: int) -> tuple[Row, Row, Callable[[int], str | int]]:
-        """A query's and a document's row in a sparse branch, and what their ids stand for: words, or themselves."""
+        """A query's and a document's row in a sparse branch, and what their ids stand for: words, or themselves.
+
+        Of a language model the document's row has every word of the query, with ln p(w|d).
+        """
+        if branch == "tokens" and self._likelihood is not None:
+            assert self.queries.tokens is not None
+            return (
+                _as_floats(self.queries.tokens.vectors).row(query),
+                self._likelihood.terms(doc_ord, query),
+                self.queries.tokens.terms.__getitem__,
+            )
         at, places = self.view.locate(np.array([doc_ord], dtype=np.uint32))
         segment, place = self.view.segments[int(at[0])].segment, places.astype(np.uint32)
         stored = _stored(segment, branch)

@@ -34,8 +34,9 @@ class Explanation:
         fusion: how branches are joined, in one word; one branch alone is "linear:none", its raw score.
         branches: what each says.
         terms: branch -> its terms, strongest first, whose scores add up to the branch's raw score (but for float32's
-            rounding): of sparse and tokens those that query and document share, of dense all of the query's, where
-            the query's vector is a mean of table rows (otherwise none are told). An estimated score has none.
+            rounding): of sparse and tokens those that query and document share, of tokens under a language model all
+            of the query's that the collection has, and of dense all, where the query's vector is a mean of table rows
+            (otherwise none are told). An estimated score has none.
     """
 
     doc_id: str

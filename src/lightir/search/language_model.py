@@ -12,10 +12,11 @@ A query's score is its log likelihood, Σ over its words of ln p(w|d); words tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.types import Document, Query, Ranking, Run
 
 CUT_AT_ONCE = 4096
+NUMBER = re.compile(r"\d*\.?\d+")
+
+Method: TypeAlias = Literal["jelinek-mercer", "dirichlet"]
 
 Doubles = npt.NDArray[np.float64]
 Ords = npt.NDArray[np.int64]
@@ -39,7 +43,7 @@ class Smoothing:
         weight: λ in (0, 1), the collection's share; or μ above 0, so many words of the collection in every document.
     """
 
-    method: Literal["jelinek-mercer", "dirichlet"]
+    method: Method
     weight: float
 
     def __post_init__(self) -> None:
@@ -50,12 +54,29 @@ class Smoothing:
             raise InvalidInput(f"the weight of {self.method} is {self.weight}; expected 0 to {highest}, both excluded")
 
 
-DEFAULTS = {"jelinek-mercer": 0.1, "dirichlet": 1000.0}
+DEFAULTS: Mapping[Method, float] = {"jelinek-mercer": 0.1, "dirichlet": 1000.0}
 """λ for short queries, and μ, as Anserini takes them."""
 
 
+def parse_smoothing(text: str) -> Smoothing | None:
+    """What "dirichlet", "dirichlet:2000", "jelinek-mercer" or "jelinek-mercer:0.7" names; None for "bm25"."""
+    name, colon, weight = text.partition(":")
+    if text == "bm25":
+        return None
+    if name not in get_args(Method) or (colon and not NUMBER.fullmatch(weight)):
+        raise InvalidInput(
+            f"tokens cannot be scored by {text!r}; expected bm25, dirichlet, dirichlet:μ, jelinek-mercer or "
+            "jelinek-mercer:λ, as in dirichlet:2000 and jelinek-mercer:0.7"
+        )
+    method = cast(Method, name)
+    return Smoothing(method, float(weight) if colon else DEFAULTS[method])
+
+
 class LanguageModel:
-    """A collection's counts, in memory: 12 bytes for each distinct word of each document."""
+    """A collection's counts, in memory: 12 bytes for each distinct word of each document.
+
+    lightir.search.word_likelihood says the same of an index.
+    """
 
     def __init__(self, documents: Iterable[Document], *, analyzer: str = "english") -> None:
         """Read and cut the documents; their ids must be distinct."""

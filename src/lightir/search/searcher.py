@@ -18,6 +18,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
 from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse, fuse_best
+from lightir.search.language_model import Smoothing
 from lightir.search.modes import Mode, Plan, plan
 from lightir.search.progressive import with_estimates
 from lightir.text import check_text
@@ -41,6 +42,7 @@ class Searcher:
         task: str | None = None,
         threads: int = 1,
         demand: Demand | None = None,
+        smoothing: Smoothing | None = None,
     ) -> None:
         """Put an index and a query encoder together.
 
@@ -50,16 +52,23 @@ class Searcher:
             task: the encoder's table to use; None for its default.
             threads: for batches of queries.
             demand: is told which pending documents queries list high, so that a worker encodes those first.
+            smoothing: makes the tokens branch a language model, see lightir.search.word_likelihood; None for BM25, or
+                over bags SiDR's beta search.
 
         Raises:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
-            InvalidInput: a task, but no encoder.
+            InvalidInput: a task, but no encoder; or a smoothing, but an index that counts no words.
         """
         self.index = index
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
         self.task = task
         self.threads = threads
         self.demand = demand
+        self.smoothing = smoothing
+        if smoothing is not None and (index.view.analyzer is None or index.holds_bags):
+            raise InvalidInput(
+                f"{smoothing.method} needs counted words, and {index.folder} has none; build it with an --analyzer"
+            )
         if self.encoder is not None:
             _require_fit(index, self.encoder)
         elif task is not None:
@@ -85,7 +94,8 @@ class Searcher:
         Args:
             queries: a str's query_id is its position. An empty query, or one of unknown terms alone, finds nothing.
             k: number wanted; fewer come back when fewer are found.
-            mode: "dense", "sparse", "tokens" (BM25; over bags SiDR's beta search with the encoder's sparse queries),
+            mode: "dense", "sparse", "tokens" (BM25, or what the searcher's smoothing says: documents that hold a word
+                of the query, by its log likelihood; over bags SiDR's beta search with the encoder's sparse queries),
                 "hybrid", several joined by "+", or a tuple of branches; None for hybrid where the index has two.
                 Documents that wait for their vectors are found by modes with "hybrid" or "tokens" in them, see
                 lightir.search.progressive.
@@ -135,8 +145,8 @@ class Searcher:
         """The k best documents of one query with titles, snippets, metadata and what each branch says.
 
         A hit's score is the sum over branches of weight x normalized. With explain its terms are the matched ones of
-        the sparse branch, then of the tokens branch, strongest first; their scores add up to these branches' raw
-        scores. Arguments are those of `search`.
+        the sparse branch, then of the tokens branch (with a smoothing all of the query's), strongest first; their
+        scores add up to these branches' raw scores. Arguments are those of `search`.
         """
         view = self.index.view
         chosen = self._plan(view, mode, fusion, weights)
@@ -229,6 +239,11 @@ class Searcher:
         chosen = plan(view.branches, view.contract, mode=mode, fusion=fusion, weights=weights)
         if not view.n_pending:
             chosen = dataclasses.replace(chosen, estimates=False)
+        if chosen.estimates and self.smoothing is not None:
+            raise InvalidInput(
+                f"{view.n_pending} documents wait for their vectors, and such are ranked by BM25's scores, not by "
+                f"{self.smoothing.method}'s; run `lightir worker` first, or search with the mode tokens"
+            )
         needs_encoder = [b for b in chosen.branches if b != "tokens" or self.index.counts_model_terms]
         if needs_encoder and self.encoder is None:
             raise InvalidInput(
@@ -240,20 +255,21 @@ class Searcher:
         texts = [check_text(query.text, f"query {query.query_id!r}") for query in queries]
         by_tokens = "tokens" in chosen.branches or chosen.estimates
         by_words = by_tokens and not self.index.counts_model_terms
-        tokens = _word_queries(view, texts) if by_words else None
+        tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
-            return EncodedQueries(len(texts), None, None, tokens)
+            return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
         vectors = self.encoder.encode(texts, task=self.task)
         if by_tokens and tokens is None:
             tokens = self._model_queries(view, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
         if "sparse" in chosen.branches and vectors.sparse is None:
             raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
-        return EncodedQueries(len(texts), dense, vectors.sparse, tokens)
+        return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
 
     def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
         if not self.index.holds_bags:
-            return view.token_queries([vectors.term_ids.row(i).tolist() for i in range(len(vectors))])
+            rows = [vectors.term_ids.row(i).tolist() for i in range(len(vectors))]
+            return view.token_queries(rows, idfs=self.smoothing is None)
         if vectors.sparse is None:
             raise InvalidInput(
                 "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
@@ -288,10 +304,10 @@ class Searcher:
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
 
 
-def _word_queries(view: View, texts: Sequence[str]) -> TokenQueries:
+def _word_queries(view: View, texts: Sequence[str], *, idfs: bool) -> TokenQueries:
     view.require("tokens")
     assert view.analyzer is not None  # the branch is there
-    return view.token_queries(view.analyzer.terms(texts))
+    return view.token_queries(view.analyzer.terms(texts), idfs=idfs)
 
 
 def _fitting_dense(view: View, vectors: QueryVectors) -> Floats:
@@ -324,6 +340,8 @@ def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterato
             yield _candidates(found, tokens[i], searched, i, chosen, depth)
         elif len(found) == 1:
             yield alone(chosen.branches[0], found[chosen.branches[0]])
+        elif "tokens" in found and searched.queries.smoothing is not None:
+            yield _candidates(found, None, searched, i, chosen, depth)
         else:
             queries = {branch: searched.query(branch, i) for branch in found}
             yield _in_order(fuse_best(found, queries, fusion=chosen.fusion, k=k, ties=several), searched.view)
