@@ -164,12 +164,10 @@ def _document_vectors(
 
     def encode(framed: Sequence[tuple[list[int], int, int]]) -> Vectors:
         length = retriever.contract.document.max_tokens if recipe.model.compile else None
-        batch, row = retriever.batch(framed, length=length), recipe.optimisation.packed_tokens
-        attention = packed_attention(recipe.optimisation, recipe.model)
-        packed = states_without_padding(retriever.backbone, batch, length=row, attention=attention) if row else None
+        batch = retriever.batch(framed, length=length)
         return retriever.document_vectors(
             batch,
-            states=packed,
+            states=_packed_states(retriever, batch, recipe),
             dense=retriever.contract.dense is not None,
             sparse=terms is not None,
             terms=None if terms is None else terms.ids,
@@ -177,6 +175,15 @@ def _document_vectors(
         )
 
     return in_pieces(encode, retriever.frame_documents(documents), size=recipe.optimisation.gradient_cache)
+
+
+def _packed_states(retriever: LightRetriever, batch: Batch, recipe: Recipe) -> Tensor | None:
+    """The batch's last hidden states, computed in rows that texts share; None where the recipe pads."""
+    if not recipe.optimisation.packed_tokens:
+        return None
+    attention = packed_attention(recipe.optimisation, recipe.model)
+    row = recipe.optimisation.packed_tokens
+    return states_without_padding(retriever.backbone, batch, length=row, attention=attention)
 
 
 def _full_query_vectors(retriever: LightRetriever, share: Share, recipe: Recipe) -> Vectors:
@@ -354,10 +361,14 @@ def framed_queries(retriever: LightRetriever, queries: Sequence[str], instructio
 
 
 def full_query_states(retriever: LightRetriever, framed: Sequence[Framed], recipe: Recipe) -> tuple[Tensor, Batch]:
-    """Framed queries' last hidden states through the whole model, and the batch that they are of."""
+    """Framed queries' last hidden states through the whole model, and the batch that they are of.
+
+    They share rows where documents do.
+    """
     longest = max(len(ids) for ids, _, _ in framed)
     batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
-    return retriever.states(batch), batch
+    packed = _packed_states(retriever, batch, recipe)
+    return retriever.states(batch) if packed is None else packed, batch
 
 
 def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:

@@ -106,8 +106,9 @@ class Optimisation:
             optimizer states among them (FSDP), with the same steps. The model has to fit one process when it is saved.
         gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
             so that a contrastive batch of any size fits into the memory of these.
-        packed_tokens: 0 pads documents to the longest; n has several share a row of n tokens, without padding and
-            without seeing each other: the same result, faster where lengths differ (stage contrastive, causal models).
+        packed_tokens: 0 pads texts to the longest; n has several share a row of n tokens, without padding and without
+            seeing each other: the same result, faster where lengths differ (stage contrastive, causal models). Holds
+            for documents and for the queries that the whole model reads.
         packed_attention: how texts that share a row are kept apart: a "mask" of row x row, or "pieces", each text's
             attention by itself, on a GPU in one launch of FlashAttention; "auto" takes pieces where the model's
             attention can (no sliding window, no capped scores, no compile). Also for the stages on packed text.
