@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from torch import Tensor
 
-from lightir.models.heads import projection_max
+from lightir.models.projection import projection_max
 
 VARIANTS = ("naive", "fused", "fused bf16 search")
 

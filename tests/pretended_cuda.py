@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import DefaultDeviceType
 
-from lightir.models import heads
+from lightir.models import projection
 
 DEVICE = torch.device("cuda", 0)
 ATEN = torch.ops.aten
@@ -207,7 +207,7 @@ def pretended_cuda(*, autocast: bool = True) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))
             stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))
-            stack.enter_context(mock.patch.object(heads, "has_triton", return_value=False))  # it reads addresses
+            stack.enter_context(mock.patch.object(projection, "has_triton", return_value=False))  # it reads addresses
             stack.enter_context(mock.patch.object(DefaultDeviceType, "_default_device_type", "cuda"))
             stack.enter_context(factories)
             stack.enter_context(calls)

@@ -14,8 +14,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from lightir.errors import InvalidInput, MissingExtra, NotFound
 from lightir.models.adapters import add_lora, load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Backbone, load_backbone
-from lightir.models.heads import projection_max
 from lightir.models.masks import prompt_cache, token_states
+from lightir.models.projection import projection_max
 from tiny_models import BOS, CAUSAL, EOS, HIDDEN, VOCAB_SIZE, save_tiny, tiny_backbone
 
 IDS = torch.tensor([[0, 9, 40, 33, 7, 1]])

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from lightir.errors import InvalidInput
-from lightir.models import heads
-from lightir.models.heads import activate, calibrate_bias, largest_maxima, projection_max, top_k_weights
+from lightir.models import projection
+from lightir.models.heads import activate, calibrate_bias, top_k_weights
+from lightir.models.projection import largest_maxima, projection_max
 
 
 def naive(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,8 +30,8 @@ def example(rows: int = 3, length: int = 7, terms: int = 150, dtype: torch.dtype
 
 @pytest.fixture(params=[(1024, 4 << 20), (4, 1)], ids=["one tile", "many tiles"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(heads.MAX_TILE_POSITIONS, "cpu", request.param[0])
-    monkeypatch.setitem(heads.TILE_BYTES, "cpu", request.param[1])
+    monkeypatch.setitem(projection.MAX_TILE_POSITIONS, "cpu", request.param[0])
+    monkeypatch.setitem(projection.TILE_BYTES, "cpu", request.param[1])
 
 
 @pytest.mark.usefixtures("tiles")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.models import heads
-from lightir.models.heads import largest_maxima, projection_max, top_k_weights
+from lightir.models import projection
+from lightir.models.heads import top_k_weights
+from lightir.models.projection import largest_maxima, projection_max
 
 pytest.importorskip("triton", reason="the extra gpu is not installed", exc_type=ImportError)
 from lightir.models import triton_head
@@ -119,18 +120,18 @@ def test_what_triton_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         patched.setattr(triton_head, "INTERPRETED", False)
         with pytest.raises(InvalidInput, match="on CUDA"):
             projection_max(states, weight, mask=mask, kernel="triton")
-    monkeypatch.setattr(heads, "has_triton", lambda: False)
+    monkeypatch.setattr(projection, "has_triton", lambda: False)
     with pytest.raises(MissingExtra, match=r"lightir\[gpu\]"):
         projection_max(states, weight, mask=mask, kernel="triton")
 
 
 def test_triton_is_taken_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     there, double = torch.zeros(1, device="meta"), torch.zeros(1, dtype=torch.float64, device="meta")
-    assert heads._triton_head(torch.zeros(1), torch.zeros(1), "auto") is None
+    assert projection._triton_head(torch.zeros(1), torch.zeros(1), "auto") is None
     monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
-    assert heads._triton_head(there, there, "auto") is triton_head
-    assert heads._triton_head(double, there, "auto") is None
-    assert heads._triton_head(there, there, "portable") is None
+    assert projection._triton_head(there, there, "auto") is triton_head
+    assert projection._triton_head(double, there, "auto") is None
+    assert projection._triton_head(there, there, "portable") is None
 
 
 COMPILED = """

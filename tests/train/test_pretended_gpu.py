@@ -17,7 +17,8 @@ from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever, backbone_record
-from lightir.models.heads import largest_maxima, projection_max, top_k_weights
+from lightir.models.heads import top_k_weights
+from lightir.models.projection import largest_maxima, projection_max
 from lightir.text import QueryPolicy
 from lightir.train import contrastive
 from lightir.train.distill import distill

@@ -24,20 +24,13 @@ from lightir.models.attention import SDPA
 from lightir.models.backbones import Attention, Backbone, load_backbone
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
-from lightir.models.heads import (
-    LMHead,
-    activate,
-    calibrate_bias,
-    largest_maxima,
-    projection_max,
-    soft_capped,
-    top_k_weights,
-)
+from lightir.models.heads import LMHead, activate, calibrate_bias, soft_capped, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
 from lightir.models.model_files import read_tensors
 from lightir.models.own_ends import add_ends, ends_hash, save_ends, saved_ends
 from lightir.models.own_weights import OWN_WEIGHTS, save_weights
 from lightir.models.pooling import Standardization, pool
+from lightir.models.projection import largest_maxima, projection_max
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightir.errors import InvalidInput
-from lightir.models.heads import bf16_operands
+from lightir.models.projection import bf16_operands
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 """Size of the logits that exist at one time: a few hundred positions against a small model's vocabulary."""

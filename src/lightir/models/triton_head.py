@@ -1,4 +1,4 @@
-"""The fused projection and maximum as Triton kernels: what `heads` walks in tiles, in four launches and no wait.
+"""The fused projection and maximum as Triton kernels: what `projection` walks in tiles, in four launches and no wait.
 
 Forward: one program a text and block of terms keeps the running maximum over positions in registers. Backward: every
 sum is taken by one program in one order, so that gradients are the same bytes each time; nothing is added atomically.

@@ -17,9 +17,10 @@ from lightir.contract import Contract, DocumentPolicy, SparseHead
 from lightir.data import read_documents
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.models.heads import LMHead, activate, projection_max
+from lightir.models.heads import LMHead, activate
 from lightir.models.lm_losses import next_token_losses
 from lightir.models.losses import mean_pairwise_cosine, rank, world_size
+from lightir.models.projection import projection_max
 from lightir.text import QueryPolicy
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
