@@ -14,7 +14,8 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

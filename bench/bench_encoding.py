@@ -28,8 +28,9 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
 from lightir.encode import encode_corpus
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
 from lightir.models.model_files import model_files
+from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document

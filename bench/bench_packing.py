@@ -24,7 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
 from lightir.models.adapters import add_lora
 from lightir.models.backbones import wrap_model
-from lightir.models.encoder import Batch, LightRetriever
+from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Batch
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.packing import PackedAttention, states_without_padding
 

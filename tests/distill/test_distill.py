@@ -20,7 +20,8 @@ from lightir.encode import encode_corpus
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy, query_term_ids

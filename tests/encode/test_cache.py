@@ -15,7 +15,8 @@ from lightir.encode import QueryTable, cache_vocabulary, cached_table, write_que
 from lightir.encode.query_encoder import stored_rows
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import read_json
-from lightir.models.encoder import Heads, LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import Heads, backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from tiny_models import CAUSAL, tiny_backbone

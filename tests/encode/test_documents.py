@@ -18,7 +18,8 @@ from lightir.encode import encode_corpus
 from lightir.encode.documents import length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document

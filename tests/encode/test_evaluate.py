@@ -16,7 +16,8 @@ from lightir.encode.evaluate import FullQueryEncoder, evaluate_model, model_syst
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.train.sidr import SidrHead, bag_of_tokens, pruned

@@ -17,7 +17,8 @@ from lightir.encode.evaluate import FullQueryEncoder
 from lightir.encode.expansion import generate_queries
 from lightir.encode.rerank import rerank
 from lightir.eval.runs import ranking_of
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document, Query

@@ -16,9 +16,10 @@ from lightir.encode.expansion import expanded, generate_queries, training_record
 from lightir.encode.rerank import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of, read_run, write_run
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
 from lightir.models.generation import beam_search
 from lightir.models.likelihood import end_states, join, likelihood_from_ends, log_likelihood, sequence_states
+from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query
 from tiny_models import EOS, save_tiny, tiny_backbone

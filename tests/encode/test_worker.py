@@ -15,7 +15,8 @@ from lightir.encode.worker import ModelEncoder, encoder_for
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, build_index, document_shards
 from lightir.index.worker import work
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document

@@ -12,8 +12,9 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import cache_vocabulary, encode_corpus
 from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
 from lightir.models.heads import activate
+from lightir.models.model_folder import backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy

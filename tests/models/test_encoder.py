@@ -17,7 +17,8 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.errors import ContractMismatch, FormatError, InvalidInput
 from lightir.models.adapters import add_lora
 from lightir.models.backbones import Attention, load_backbone, wrap_model
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document

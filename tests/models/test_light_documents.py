@@ -12,7 +12,8 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode.cache import cached_table
 from lightir.errors import InvalidInput
 from lightir.models.adapters import add_lora
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy
 from lightir.vectors import Ragged
 from tiny_models import BOS, EOS, tiny_backbone

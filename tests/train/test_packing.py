@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
-from lightir.models.encoder import Batch
+from lightir.models.framing import Batch
 from lightir.train.packing import PackedTexts, packed_states, placed, states_without_padding
 from tiny_models import CAUSAL, tiny_backbone
 

@@ -23,7 +23,7 @@ from lightir.models import pieces as pieces_code
 from lightir.models.adapters import add_lora
 from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.encoder import Batch
+from lightir.models.framing import Batch
 from lightir.models.pieces import Pieces, each_piece
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
 from lightir.train.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.models.backbones import load_backbone
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
 from lightir.models.heads import top_k_weights
+from lightir.models.model_folder import backbone_record
 from lightir.models.projection import largest_maxima, projection_max
 from lightir.text import QueryPolicy
 from lightir.train import contrastive

@@ -28,7 +28,8 @@ from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index, document_shards
 from lightir.index.intake import document_term_ids
 from lightir.models.devices import fast_dtype, usable_device
-from lightir.models.encoder import Batch, LightRetriever
+from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Batch
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
 from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems

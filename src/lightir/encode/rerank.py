@@ -16,7 +16,7 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype, usable_device
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,
     PASSAGE_SUFFIX,
@@ -31,6 +31,7 @@ from lightir.models.likelihood import (
     require_generator,
     sequence_states,
 )
+from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query, Run
 

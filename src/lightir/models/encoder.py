@@ -5,70 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lightir.addresses import resolve_model_folder
-from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead, array_hash
-from lightir.errors import ContractMismatch, InvalidInput
-from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
+from lightir.contract import Contract, DenseHead, SparseHead
+from lightir.errors import InvalidInput
 from lightir.models.attention import SDPA
-from lightir.models.backbones import Attention, Backbone, load_backbone
+from lightir.models.backbones import Backbone
+from lightir.models.bags import term_counts, terms_present, token_means
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
-from lightir.models.heads import LMHead, activate, calibrate_bias, soft_capped, top_k_weights
+from lightir.models.framing import Batch, Framed, Framing, pad_batch
+from lightir.models.heads import LMHead, activate, calibrate_bias, quantized, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
-from lightir.models.model_files import read_tensors
-from lightir.models.own_ends import add_ends, ends_hash, save_ends, saved_ends
-from lightir.models.own_weights import OWN_WEIGHTS, save_weights
+from lightir.models.model_folder import Heads, read_parts, with_array_hashes, write_parts
 from lightir.models.pooling import Standardization, pool
-from lightir.models.projection import largest_maxima, projection_max
-from lightir.text import QueryPolicy, query_term_ids
+from lightir.text import QueryPolicy
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
-
-CHARACTERS_PER_TOKEN = 24
-"""Text beyond max_tokens times this is cut before tokenising: a 10 MB document must not cost minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Framed texts, padded.
-
-    Attributes:
-        input_ids: (B, T) int64.
-        attention_mask: (B, T) bool.
-        own_mask: (B, T) bool, True on the text's own tokens.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    own_mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The fixed arrays behind the backbone; each None where the contract has none.
-
-    Attributes:
-        mean: (H,) float32, subtracted from pooled states.
-        deviation: (H,) float32, which they are then divided by.
-        term_bias: (V,) float32, added to maximal logits.
-        term_weights: (V,) float32, a sparse query's weight of each term (IDF).
-    """
-
-    mean: Tensor | None = None
-    deviation: Tensor | None = None
-    term_bias: Tensor | None = None
-    term_weights: Tensor | None = None
 
 
 class LightRetriever(nn.Module):
@@ -108,140 +67,57 @@ class LightRetriever(nn.Module):
             InvalidInput: a device that is not there.
         """
         device = usable_device(device)
-        folder = resolve_model_folder(address)
-        contract = Contract.load(folder)
-        attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
-        backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
-        if contract.backbone.adapter_hash:
-            backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
-            backbone = merge_adapter(backbone) if merge else backbone
-        heads = _load_heads(folder, contract)
-        return cls(backbone, contract, heads).to(device)
+        return cls(*read_parts(resolve_model_folder(address), dtype=dtype, merge=merge)).to(device)
 
     def save(self, folder: Path) -> Contract:
         """Write contract, tokenizer, adapter and head arrays into a folder; the contract as saved comes back.
 
         Its hashes are those of the arrays as they are now. The model's own contract is updated to it.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(self.trunk, PeftModel):
-            save_adapter(self.backbone, folder / "adapter")
-        adapter_hash = saved_adapter_hash(folder / "adapter")
-        record = dataclasses.replace(self.contract.backbone, adapter_hash=adapter_hash)
-        if self.backbone.whole:
-            record = dataclasses.replace(record, weights_hash=save_weights(self.backbone, folder / OWN_WEIGHTS))
-        document = dataclasses.replace(self.contract.document, ends_hash=save_ends(self.backbone, folder))
-        self.contract = dataclasses.replace(self.contract, backbone=record, document=document)
-        self._rehash()
-        if arrays := _head_arrays(self.heads):
-            save_file(arrays, str(folder / "head.safetensors"))
-        self.backbone.tokenizer.save(folder / "tokenizer.json")
-        self.contract.save(folder)
-        mode = (folder / FILE_NAME).stat().st_mode  # a new file's, as the umask says
-        for path in folder.rglob("*.safetensors"):  # safetensors writes for the owner alone
-            path.chmod(mode)
+        self.contract = write_parts(folder, self.backbone, self.contract, self.heads)
         return self.contract
-
-    def _rehash(self) -> None:
-        dense, sparse = self.contract.dense, self.contract.sparse
-        arrays = {name: tensor.numpy() for name, tensor in _head_arrays(self.heads).items()}
-        if dense is not None and "mean" in arrays:
-            dense = dataclasses.replace(dense, standardized=array_hash(arrays["mean"], arrays["deviation"]))
-        if sparse is not None and "term_bias" in arrays:
-            sparse = dataclasses.replace(sparse, bias_hash=array_hash(arrays["term_bias"]))
-        self.contract = dataclasses.replace(self.contract, dense=dense, sparse=sparse)
 
     def to(self, *arguments: Any, **keywords: Any) -> LightRetriever:
         """Move the trunk, the head and the fixed arrays; dtype changes are for the backbone's loader."""
         super().to(*arguments, **keywords)
         device = self.backbone.device
-        moved = {
-            each.name: None if (value := getattr(self.heads, each.name)) is None else value.to(device)
-            for each in dataclasses.fields(Heads)
-        }
-        self.heads = Heads(**moved)
+        self.heads = Heads(**{name: value.to(device) for name, value in self.heads.arrays().items()})
         if (head := self.backbone.head) is not None:
-            bias = None if head.bias is None else head.bias.to(device)
-            transform = None if head.transform is None else head.transform.to(device)
-            moved_head = dataclasses.replace(head, weight=head.weight.to(device), bias=bias, transform=transform)
-            self.backbone = dataclasses.replace(self.backbone, head=moved_head)
+            self.backbone = dataclasses.replace(self.backbone, head=head.to(device))
         if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
             self.backbone.model.set_attn_implementation(SDPA)
         return self
 
     # ---- text to batches
 
-    def frame_documents(self, documents: Sequence[Document | str]) -> list[tuple[list[int], int, int]]:
+    def frame_documents(self, documents: Sequence[Document | str]) -> list[Framed]:
         """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never.
 
         With attention "echo" of `<bos> prompt text second prompt text suffix <eos>`, with the span of the second copy.
         """
-        policy = self.contract.document
-        texts = [_document_text(document, policy) for document in documents]
-        term_ids = self.backbone.tokenizer.term_ids(texts)
-        return self._frame(policy, term_ids, policy.max_tokens)
+        return self.framing.documents(documents)
 
-    def frame_queries(
-        self, texts: Sequence[str], *, instruction: str | None = None
-    ) -> list[tuple[list[int], int, int]]:
+    def frame_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Framed]:
         """Token ids of `<bos> Inst query suffix <eos>` for the full encoder; the same terms as light queries have."""
-        policy = self._query_policy(instruction)
-        term_ids = query_term_ids(self.backbone.tokenizer, policy, texts)
-        return self._frame(policy, term_ids, None)
+        return self.framing.queries(texts, self._query_policy(instruction))
 
-    def _frame(
-        self, policy: QueryPolicy | DocumentPolicy, term_ids: Ragged, max_tokens: int | None
-    ) -> list[tuple[list[int], int, int]]:
-        begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
-        end = self._text_ids(policy.suffix) + self.end_ids
-        again, before = self.contract.attention == "echo", self._text_ids(policy.prompt)
-        between = self._text_ids(policy.second_prompt) if again else []
-        room = None
-        if max_tokens is not None:
-            frame = len(begin) + len(before) + len(between) + len(end)
-            room = (max_tokens - frame) // (1 + again)
-            if room < 1:
-                raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {frame}")
-        framed = []
-        for row in range(len(term_ids)):
-            own = term_ids.row(row)[:room].tolist()
-            head = begin + before + (own + between if again else [])
-            framed.append((head + own + end, len(head), len(head) + len(own)))
-        return framed
+    @property
+    def framing(self) -> Framing:
+        """How this model frames texts."""
+        return Framing(self.backbone, self.contract)
 
     @property
     def end_ids(self) -> list[int]:
         """What a text ends with: its end tokens, [] where the contract wants none."""
-        policy = self.contract.document
-        if not policy.eos:
-            return []
-        return list(self.backbone.end_ids) if policy.ends_hash else [self.backbone.eos_id] * policy.ends
-
-    def _text_ids(self, text: str) -> list[int]:
-        ids: list[int] = self.backbone.tokenizer.term_ids([text]).row(0).tolist() if text else []
-        return ids
+        return self.framing.end_ids
 
     def _query_policy(self, instruction: str | None) -> QueryPolicy:
         policy = self.contract.query
         return policy if instruction is None else dataclasses.replace(policy, instruction=instruction)
 
-    def batch(
-        self, framed: Sequence[tuple[list[int], int, int]], *, length: int | None = None, padding_side: str = "right"
-    ) -> Batch:
+    def batch(self, framed: Sequence[Framed], *, length: int | None = None, padding_side: str = "right") -> Batch:
         """Pad framed texts to one length (the longest, or the one given)."""
-        longest = max((len(ids) for ids, _, _ in framed), default=0)
-        total = max(longest, 1) if length is None else length
-        if longest > total:
-            raise InvalidInput(f"a text of {longest} tokens does not fit into a batch of length {total}")
-        input_ids = np.full((len(framed), total), self.backbone.eos_id, dtype=np.int64)
-        attention, own = np.zeros((len(framed), total), dtype=bool), np.zeros((len(framed), total), dtype=bool)
-        for row, (ids, start, stop) in enumerate(framed):
-            shift = total - len(ids) if padding_side == "left" else 0
-            input_ids[row, shift : shift + len(ids)] = ids
-            attention[row, shift : shift + len(ids)] = True
-            own[row, shift + start : shift + stop] = True
-        device = self.backbone.device
-        return Batch(*(torch.from_numpy(x).to(device) for x in (input_ids, attention, own)))
+        return pad_batch(framed, self.backbone, length=length, padding_side=padding_side)
 
     # ---- the forward passes
 
@@ -280,7 +156,7 @@ class LightRetriever(nn.Module):
         if self.contract.document.light:
             own = [ids[mask].cpu().numpy() for ids, mask in zip(batch.input_ids, batch.own_mask, strict=True)]
             term_ids = Ragged.from_lists([row.tolist() for row in own])
-            counts = self._counts(term_ids, terms) if sparse else None
+            counts = term_counts(term_ids, self.backbone, terms) if sparse else None
             return self._light_vectors(term_ids, self.contract.document.prompt) if dense else None, counts
         states = self.states(batch) if states is None else states
         return (
@@ -290,16 +166,8 @@ class LightRetriever(nn.Module):
 
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
-        states = token_states(self.backbone, self._text_ids(prompt), unique, pooling=self._dense.pooling)
+        states = token_states(self.backbone, self.framing.text_ids(prompt), unique, pooling=self._dense.pooling)
         return mixing.to(states) @ self._standardize(states)
-
-    def _counts(self, term_ids: Ragged, terms: Tensor | None) -> Tensor:
-        """(B, V) float32, how often each term stands in a text; with terms (B, n), of these alone."""
-        counts = torch.zeros(len(term_ids), self.backbone.vocab_size, device=self.backbone.device)
-        rows = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
-        places = tuple(torch.from_numpy(each.astype(np.int64)).to(counts.device) for each in (rows, term_ids.term_ids))
-        counts.index_put_(places, torch.ones(len(rows), device=counts.device), accumulate=True)
-        return counts if terms is None else counts[:, terms]
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
@@ -319,31 +187,12 @@ class LightRetriever(nn.Module):
 
         With `terms`, (n,) int64 term ids, (B, n): theirs alone, at n / V of the cost. `straight_through`: see activate.
         """
-        maxima = self._maxima(states, batch, self.heads.term_bias, terms=terms)
+        maxima = self._head.maxima(states, batch.own_mask, term_bias=self.heads.term_bias, terms=terms)
         return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
     def maxima(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
-        return self._maxima(states, batch, None)
-
-    def _maxima(self, states: Tensor, batch: Batch, term_bias: Tensor | None, *, terms: Tensor | None = None) -> Tensor:
-        head = self._head
-        # The calibrated bias belongs to the capped logits, so with a cap it cannot go into the projection.
-        inside = None if head.softcap is not None else term_bias
-        bias = self._bias(inside)
-        # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
-        low = states.dtype == torch.bfloat16 and inside is not None
-        search_dtype = torch.bfloat16 if low else None
-        weight, features = head.weight, head.features(states)
-        if terms is not None:
-            weight, bias = weight[terms], None if bias is None else bias[terms]
-        maxima, _ = projection_max(
-            features, weight, mask=batch.own_mask, bias=bias, search_dtype=search_dtype, kernel=head.kernel
-        )
-        if head.softcap is None:
-            return maxima
-        capped = soft_capped(maxima, head.softcap)
-        return capped if term_bias is None else capped + (term_bias if terms is None else term_bias[terms])
+        return self._head.maxima(states, batch.own_mask)
 
     def full_queries(
         self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None
@@ -445,7 +294,7 @@ class LightRetriever(nn.Module):
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
         rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
         policy = self._query_policy(instruction)
-        batch = self.batch(self._frame(policy, rows, None))
+        batch = self.batch(self.framing.rows(policy, rows, None))
         return self.states(batch), batch
 
     def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
@@ -455,7 +304,7 @@ class LightRetriever(nn.Module):
         return prompt_cache(self.backbone, self._prompt_ids(instruction))
 
     def _prompt_ids(self, instruction: str | None) -> list[int]:
-        return self._text_ids(self._query_policy(instruction).prompt)
+        return self.framing.text_ids(self._query_policy(instruction).prompt)
 
     def _standardize(self, vectors: Tensor) -> Tensor:
         if self.heads.mean is None or self.heads.deviation is None:
@@ -470,10 +319,6 @@ class LightRetriever(nn.Module):
         if self.backbone.head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
         return self.backbone.head
-
-    def _bias(self, term_bias: Tensor | None) -> Tensor | None:
-        own = self._head.bias
-        return own if term_bias is None else term_bias if own is None else own.float() + term_bias
 
     @property
     def _dense(self) -> DenseHead:
@@ -521,17 +366,13 @@ class LightRetriever(nn.Module):
 
     def _stored_weights(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
-        sparse, head = self._sparse, self._head
-        if head.softcap is not None:
-            return self.kept(self.sparse_from(states, batch), batch)
-        maxima = largest_maxima(
-            head.features(states),
-            head.weight,
-            mask=batch.own_mask,
-            bias=self._bias(self.heads.term_bias),
+        sparse = self._sparse
+        maxima = self._head.largest_maxima(
+            states,
+            batch.own_mask,
+            term_bias=self.heads.term_bias,
             k=sparse.top_k,
             floor=0.0 if sparse.activation == "log1p_relu" else -torch.inf,
-            kernel=head.kernel,
             also=self._own_terms(batch),
         )
         return self.kept(activate(maxima, sparse.activation), batch)
@@ -544,10 +385,7 @@ class LightRetriever(nn.Module):
         """(B, V) bool: which terms stand in a text; None where the contract keeps the strongest alone."""
         if not self._sparse.own_terms:
             return None
-        own = torch.zeros(len(batch.input_ids), self.backbone.vocab_size, dtype=torch.bool, device=self.backbone.device)
-        rows, places = batch.own_mask.nonzero(as_tuple=True)
-        own[rows, batch.input_ids[rows, places]] = True
-        return own
+        return terms_present(batch, self.backbone)
 
     @torch.no_grad()
     def calibrate(self, documents: Sequence[Document | str], *, quantile: float, batch_size: int = 16) -> None:
@@ -573,93 +411,8 @@ class LightRetriever(nn.Module):
         if maxima:
             bias = calibrate_bias(maxima, quantile=quantile).to(self.backbone.device)
             self.heads = dataclasses.replace(self.heads, term_bias=bias)
-        self._rehash()
-
-
-def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
-    """The distinct token ids (m,) int64, and (n, m) float32 whose product with their rows gives each query's mean."""
-    unique, inverse = np.unique(term_ids.term_ids, return_inverse=True)
-    mixing = np.zeros((len(term_ids), len(unique)), dtype=np.float32)
-    row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
-    np.add.at(mixing, (row_of, inverse), (1 / np.maximum(term_ids.lengths, 1))[row_of].astype(np.float32))
-    return torch.from_numpy(unique.astype(np.int64)), torch.from_numpy(mixing)
-
-
-def contract_backbone(
-    folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | Literal["echo"] | None = None
-) -> Backbone:
-    """The backbone in a model folder, or the one that its contract names, still without the folder's adapter.
-
-    Raises:
-        ContractMismatch: the backbone, tokenizer, adapter or end tokens found are not those of the contract.
-    """
-    record, own = contract.backbone, folder / OWN_WEIGHTS
-    backbone = load_backbone(
-        own if own.is_dir() else record.address, dtype=dtype, attention=backbone_attention(attention)
-    )
-    _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
-    _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
-    _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)
-    ends = saved_ends(folder)
-    _require("document.ends_hash", contract.document.ends_hash, "" if ends is None else ends_hash(ends), folder)
-    return backbone if ends is None else add_ends(backbone, ends, trainable=False)
-
-
-def backbone_attention(attention: Attention | Literal["echo"] | None) -> Attention | None:
-    """How the backbone below attends: an echo is a matter of the texts, and read causally."""
-    return "causal" if attention == "echo" else attention
-
-
-def backbone_record(backbone: Backbone) -> BackboneRecord:
-    """What a contract says of a loaded backbone without an adapter."""
-    return BackboneRecord(
-        backbone.address,
-        backbone.kind,
-        backbone.weights_hash,
-        "",
-        backbone.tokenizer.hash,
-        backbone.vocab_size,
-        backbone.hidden_size,
-    )
-
-
-def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
-    """Rows of weights (B, V) as impacts; what rounds to 0 is left out."""
-    impacts = head.quantize(weights.float().cpu().numpy())
-    rows, term_ids = np.nonzero(impacts)
-    indptr = np.searchsorted(rows, np.arange(len(impacts) + 1)).astype(np.int64)
-    return SparseVectors(indptr, term_ids.astype(np.uint32), impacts[rows, term_ids], weights.shape[1])
+        self.contract = with_array_hashes(self.contract, self.heads)
 
 
 def _pools_everything(contract: Contract) -> bool:
     return contract.dense is not None and contract.dense.pooling == "mean_all"
-
-
-def _document_text(document: Document | str, policy: DocumentPolicy) -> str:
-    text = document if isinstance(document, str) else document.full_text(policy.title_joiner)
-    text = text[: policy.max_tokens * CHARACTERS_PER_TOKEN].strip()
-    text = text.lower() if policy.lower_case else text
-    return f" {text}" if policy.leading_blank and text else text
-
-
-def _head_arrays(heads: Heads) -> dict[str, Tensor]:
-    values = {each.name: getattr(heads, each.name) for each in dataclasses.fields(Heads)}
-    return {name: value.detach().float().cpu().contiguous() for name, value in values.items() if value is not None}
-
-
-def _load_heads(folder: Path, contract: Contract) -> Heads:
-    path = folder / "head.safetensors"
-    arrays = read_tensors(path) if path.is_file() else {}
-    heads = Heads(**arrays)
-    standardized = array_hash(arrays["mean"].numpy(), arrays["deviation"].numpy()) if "mean" in arrays else ""
-    bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
-    if contract.dense is not None:
-        _require("dense.standardized", contract.dense.standardized, standardized, folder)
-    if contract.sparse is not None:
-        _require("sparse.bias_hash", contract.sparse.bias_hash, bias_hash, folder)
-    return heads
-
-
-def _require(what: str, expected: str, found: str, folder: Path) -> None:
-    if expected != found:
-        raise ContractMismatch(f"{folder}: the contract says {what} is {expected!r}, but what was found has {found!r}")

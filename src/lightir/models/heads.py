@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightir.contract import SparseHead
 from lightir.errors import InvalidInput
-from lightir.models.projection import Kernel
+from lightir.models.projection import Kernel, largest_maxima, projection_max
+from lightir.vectors import SparseVectors
 
 Activation = Literal["log1p_relu", "elu1p"]
 
@@ -40,6 +44,69 @@ class LMHead:
             return states
         transformed: Tensor = self.transform(states.to(next(self.transform.parameters()).dtype))
         return transformed
+
+    def to(self, device: torch.device) -> LMHead:
+        """The head with its tensors on a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        transform = None if self.transform is None else self.transform.to(device)
+        return dataclasses.replace(self, weight=self.weight.to(device), bias=bias, transform=transform)
+
+    def maxima(
+        self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None = None, terms: Tensor | None = None
+    ) -> Tensor:
+        """Each term's largest logit, capped where the model's are, over the allowed positions.
+
+        Args:
+            states: (B, T, H).
+            mask: (B, T) bool; True where a position may win.
+            term_bias: (V,) the calibrated bias, which is added to the (capped) logits; None for none.
+            terms: (n,) int64 term ids; None for all.
+
+        Returns:
+            (B, V) float32, with `terms` (B, n), theirs alone, at n / V of the cost.
+        """
+        # The calibrated bias belongs to the capped logits, so with a cap it cannot go into the projection.
+        inside = None if self.softcap is not None else term_bias
+        bias = self._bias(inside)
+        # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
+        low = states.dtype == torch.bfloat16 and inside is not None
+        weight = self.weight
+        if terms is not None:
+            weight, bias = weight[terms], None if bias is None else bias[terms]
+        maxima, _ = projection_max(
+            self.features(states),
+            weight,
+            mask=mask,
+            bias=bias,
+            search_dtype=torch.bfloat16 if low else None,
+            kernel=self.kernel,
+        )
+        if self.softcap is None:
+            return maxima
+        capped = soft_capped(maxima, self.softcap)
+        return capped if term_bias is None else capped + (term_bias if terms is None else term_bias[terms])
+
+    def largest_maxima(
+        self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None, k: int, floor: float, also: Tensor | None
+    ) -> Tensor:
+        """maxima's (B, V) float32, exact for each row's k largest above the floor; see projection.largest_maxima."""
+        if self.softcap is not None:
+            return self.maxima(states, mask, term_bias=term_bias)
+        return largest_maxima(
+            self.features(states),
+            self.weight,
+            mask=mask,
+            bias=self._bias(term_bias),
+            k=k,
+            floor=floor,
+            kernel=self.kernel,
+            also=also,
+        )
+
+    def _bias(self, term_bias: Tensor | None) -> Tensor | None:
+        if self.bias is None or term_bias is None:
+            return self.bias if term_bias is None else term_bias
+        return self.bias.float() + term_bias
 
 
 def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_through: bool = False) -> Tensor:
@@ -106,3 +173,11 @@ def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tenso
     below = int(rank)
     above = min(below + 1, len(ordered) - 1)
     return -torch.lerp(ordered[below], ordered[above], rank - below)
+
+
+def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
+    """Rows of weights (B, V) as impacts; what rounds to 0 is left out."""
+    impacts = head.quantize(weights.float().cpu().numpy())
+    rows, term_ids = np.nonzero(impacts)
+    indptr = np.searchsorted(rows, np.arange(len(impacts) + 1)).astype(np.int64)
+    return SparseVectors(indptr, term_ids.astype(np.uint32), impacts[rows, term_ids], weights.shape[1])

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lightir.data import Batch as DataBatch
 from lightir.errors import InvalidInput
-from lightir.models.encoder import Batch, LightRetriever, token_means
+from lightir.models.bags import token_means
+from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Batch
 from lightir.models.losses import (
     alignment_kl,
     flops,

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.encoder import Batch
+from lightir.models.framing import Batch
 from lightir.models.masks import model_mask
 from lightir.models.pieces import Pieces
 

@@ -36,9 +36,10 @@ from lightir.models.adapters import add_lora, continue_adapter, load_adapter, me
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.compilation import compile_layers
 from lightir.models.devices import fast_dtype
-from lightir.models.encoder import LightRetriever, backbone_attention, backbone_record, contract_backbone
+from lightir.models.encoder import LightRetriever
 from lightir.models.heads import calibrate_bias
 from lightir.models.liger import use_liger
+from lightir.models.model_folder import backbone_attention, backbone_record, contract_backbone
 from lightir.models.own_ends import add_ends, fresh_ends, own_ends
 from lightir.models.own_weights import train_all
 from lightir.text import TextTokenizer

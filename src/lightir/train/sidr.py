@@ -22,7 +22,8 @@ from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
 from lightir.data import Batch as DataBatch
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
-from lightir.models.encoder import LightRetriever, token_means
+from lightir.models.bags import token_means
+from lightir.models.encoder import LightRetriever
 from lightir.models.heads import top_k_weights
 from lightir.models.losses import gather, rank, similarity, two_way_loss, world_size
 from lightir.models.pooling import at_least_fp32

@@ -20,7 +20,8 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.devices import fast_dtype, usable_device
-from lightir.models.encoder import LightRetriever, backbone_record
+from lightir.models.encoder import LightRetriever
+from lightir.models.model_folder import backbone_record
 from lightir.models.pooling import Pooling
 from lightir.text import PROMPT_FORMAT, QueryPolicy
 from lightir.types import Document

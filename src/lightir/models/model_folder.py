@@ -1,0 +1,152 @@
+"""A model folder's parts, read and written under its contract: backbone, adapter, tokenizer and head arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, array_hash
+from lightir.errors import ContractMismatch
+from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
+from lightir.models.backbones import Attention, Backbone, load_backbone
+from lightir.models.model_files import read_tensors
+from lightir.models.own_ends import add_ends, ends_hash, save_ends, saved_ends
+from lightir.models.own_weights import OWN_WEIGHTS, save_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The fixed arrays behind the backbone; each None where the contract has none.
+
+    Attributes:
+        mean: (H,) float32, subtracted from pooled states.
+        deviation: (H,) float32, which they are then divided by.
+        term_bias: (V,) float32, added to maximal logits.
+        term_weights: (V,) float32, a sparse query's weight of each term (IDF).
+    """
+
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
+    term_bias: Tensor | None = None
+    term_weights: Tensor | None = None
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Those there are, by name."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbone, Contract, Heads]:
+    """A model folder's backbone with its adapter (merged, or trainable), its contract and its head arrays.
+
+    Raises:
+        ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
+    """
+    contract = Contract.load(folder)
+    attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
+    backbone = contract_backbone(folder, contract, dtype=dtype, attention=attention)
+    if contract.backbone.adapter_hash:
+        backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
+        backbone = merge_adapter(backbone) if merge else backbone
+    return backbone, contract, _load_heads(folder, contract)
+
+
+def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: Heads) -> Contract:
+    """Write a model folder; the contract comes back as saved, with the hashes of the arrays as they are now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(backbone.trunk, PeftModel):
+        save_adapter(backbone, folder / "adapter")
+    record = dataclasses.replace(contract.backbone, adapter_hash=saved_adapter_hash(folder / "adapter"))
+    if backbone.whole:
+        record = dataclasses.replace(record, weights_hash=save_weights(backbone, folder / OWN_WEIGHTS))
+    document = dataclasses.replace(contract.document, ends_hash=save_ends(backbone, folder))
+    contract = with_array_hashes(dataclasses.replace(contract, backbone=record, document=document), heads)
+    if arrays := _stored(heads):
+        save_file(arrays, str(folder / "head.safetensors"))
+    backbone.tokenizer.save(folder / "tokenizer.json")
+    contract.save(folder)
+    mode = (folder / FILE_NAME).stat().st_mode  # a new file's, as the umask says
+    for path in folder.rglob("*.safetensors"):  # safetensors writes for the owner alone
+        path.chmod(mode)
+    return contract
+
+
+def with_array_hashes(contract: Contract, heads: Heads) -> Contract:
+    """The contract with the hashes of the head arrays as they are now."""
+    dense, sparse, arrays = contract.dense, contract.sparse, _stored(heads)
+    if dense is not None and "mean" in arrays:
+        dense = dataclasses.replace(dense, standardized=_standardization_hash(arrays))
+    if sparse is not None and "term_bias" in arrays:
+        sparse = dataclasses.replace(sparse, bias_hash=array_hash(arrays["term_bias"].numpy()))
+    return dataclasses.replace(contract, dense=dense, sparse=sparse)
+
+
+def _stored(heads: Heads) -> dict[str, Tensor]:
+    return {name: value.detach().float().cpu().contiguous() for name, value in heads.arrays().items()}
+
+
+def _standardization_hash(arrays: dict[str, Tensor]) -> str:
+    return array_hash(arrays["mean"].numpy(), arrays["deviation"].numpy())
+
+
+def contract_backbone(
+    folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | Literal["echo"] | None = None
+) -> Backbone:
+    """The backbone in a model folder, or the one that its contract names, still without the folder's adapter.
+
+    Raises:
+        ContractMismatch: the backbone, tokenizer, adapter or end tokens found are not those of the contract.
+    """
+    record, own = contract.backbone, folder / OWN_WEIGHTS
+    backbone = load_backbone(
+        own if own.is_dir() else record.address, dtype=dtype, attention=backbone_attention(attention)
+    )
+    _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
+    _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
+    _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)
+    ends = saved_ends(folder)
+    _require("document.ends_hash", contract.document.ends_hash, "" if ends is None else ends_hash(ends), folder)
+    return backbone if ends is None else add_ends(backbone, ends, trainable=False)
+
+
+def backbone_attention(attention: Attention | Literal["echo"] | None) -> Attention | None:
+    """How the backbone below attends: an echo is a matter of the texts, and read causally."""
+    return "causal" if attention == "echo" else attention
+
+
+def backbone_record(backbone: Backbone) -> BackboneRecord:
+    """What a contract says of a loaded backbone without an adapter."""
+    return BackboneRecord(
+        backbone.address,
+        backbone.kind,
+        backbone.weights_hash,
+        "",
+        backbone.tokenizer.hash,
+        backbone.vocab_size,
+        backbone.hidden_size,
+    )
+
+
+def _load_heads(folder: Path, contract: Contract) -> Heads:
+    path = folder / "head.safetensors"
+    arrays = read_tensors(path) if path.is_file() else {}
+    heads = Heads(**arrays)
+    standardized = _standardization_hash(arrays) if "mean" in arrays else ""
+    bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
+    if contract.dense is not None:
+        _require("dense.standardized", contract.dense.standardized, standardized, folder)
+    if contract.sparse is not None:
+        _require("sparse.bias_hash", contract.sparse.bias_hash, bias_hash, folder)
+    return heads
+
+
+def _require(what: str, expected: str, found: str, folder: Path) -> None:
+    if expected != found:
+        raise ContractMismatch(f"{folder}: the contract says {what} is {expected!r}, but what was found has {found!r}")
