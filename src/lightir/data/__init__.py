@@ -7,16 +7,11 @@ from lightir.data.decontamination import DecontaminationReport, decontaminate, d
 from lightir.data.examples import TrainingExample
 from lightir.data.hub import open_hub
 from lightir.data.instructions import instructions, task_names
+from lightir.data.mixture import Batch, Mixture
+from lightir.data.negatives import read_negatives, write_negatives
 from lightir.data.pairs import span_pairs, title_pairs
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
-from lightir.data.training import (
-    Batch,
-    Mixture,
-    Pair,
-    TrainingSet,
-    read_negatives,
-    write_negatives,
-)
+from lightir.data.training import Pair, TrainingSet
 from lightir.data.triples import open_triples
 
 __all__ = [

@@ -279,6 +279,18 @@ def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Recor
         yield number, record
 
 
+def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    """The list in a record's field, [] where it has none.
+
+    Raises:
+        InvalidInput: something else; `where` names the place.
+    """
+    value = record.get(name, [])
+    if not isinstance(value, list):
+        raise InvalidInput(f"{where}: {name} is {type(value).__name__}; expected a list")
+    return value
+
+
 def _table_records(path: Path, kind: str) -> Iterator[_Record]:
     # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
     csv.field_size_limit(sys.maxsize)

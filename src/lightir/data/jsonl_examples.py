@@ -1,0 +1,65 @@
+"""Training examples out of JSON lines."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightir.data.examples import TrainingExample, given_document
+from lightir.data.readers import json_records, list_field, numbered_lines, place_name
+from lightir.errors import InvalidInput, NotFound
+from lightir.text import check_text
+from lightir.types import Document
+
+
+def read_jsonl_examples(path: Path, name: str) -> tuple[list[TrainingExample], dict[str, Document]]:
+    """The examples of a file, of the data set `name`, and their documents by id; the form is TrainingSet.open_jsonl's.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidInput: file and line are named.
+    """
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist; a file of training examples is needed")
+    documents: dict[str, Document] = {}
+    examples = [
+        _example(record, number, name, documents, place_name(str(path), number))
+        for number, record in json_records(str(path), numbered_lines(path))
+    ]
+    return examples, documents
+
+
+def _example(
+    record: dict[str, Any], number: int, name: str, documents: dict[str, Document], where: str
+) -> TrainingExample:
+    if unknown := sorted(record.keys() - {"query_id", "query", "positives", "negatives", "scores"}):
+        raise InvalidInput(
+            f"{where}: unknown field {unknown[0]!r}; expected query, positives, negatives, scores, query_id"
+        )
+    query = check_text(record.get("query"), f"{where}: query")
+    positives, negatives = (
+        tuple(_add_document(each, documents, f"{where}: {role}") for each in list_field(record, role, where))
+        for role in ("positives", "negatives")
+    )
+    query_id = check_text(record.get("query_id", str(number)), f"{where}: query_id")
+    scores = _scores(record, len(positives) + len(negatives), where)
+    return TrainingExample(query_id, query, positives, negatives, name, scores=scores)
+
+
+def _scores(record: dict[str, Any], n: int, where: str) -> tuple[float, ...]:
+    values = list_field(record, "scores", where)
+    if values and len(values) != n:
+        raise InvalidInput(f"{where}: {len(values)} scores for {n} positives and negatives")
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InvalidInput(f"{where}: the score {value!r} is no number")
+    return tuple(math.nan if value is None else float(value) for value in values)
+
+
+def _add_document(value: Any, documents: dict[str, Document], where: str) -> str:
+    """The id of the document, which is put among the documents."""
+    document = given_document(value, where)
+    if documents.setdefault(document.doc_id, document) != document:
+        raise InvalidInput(f"{where}: document {document.doc_id!r} came before with another text")
+    return document.doc_id

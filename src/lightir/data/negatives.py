@@ -1,0 +1,43 @@
+"""Mined negatives as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightir.data.readers import json_records, list_field, numbered_lines, place_name
+from lightir.errors import InvalidInput, NotFound
+from lightir.files import write_bytes
+from lightir.text import check_text
+
+
+def write_negatives(path: Path | str, negatives: Mapping[str, Sequence[str]]) -> None:
+    """Write JSON lines {"query_id", "negatives": [doc_id, …]}, best first, whole or not at all."""
+    lines = (
+        json.dumps({"query_id": query_id, "negatives": list(doc_ids)}, ensure_ascii=False) + "\n"
+        for query_id, doc_ids in negatives.items()
+    )
+    write_bytes(Path(path), "".join(lines).encode())
+
+
+def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
+    """What write_negatives wrote: query_id -> document ids, best first.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidInput: file and line are named.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist; mine the negatives first: lightir mine")
+    negatives: dict[str, tuple[str, ...]] = {}
+    for number, record in json_records(str(path), numbered_lines(path)):
+        where = place_name(str(path), number)
+        query_id = check_text(record.get("query_id"), f"{where}: query_id")
+        if query_id in negatives:
+            raise InvalidInput(f"{where}: query {query_id!r} came before")
+        negatives[query_id] = tuple(
+            check_text(each, f"{where}: a negative") for each in list_field(record, "negatives", where)
+        )
+    return negatives
