@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -93,6 +94,8 @@ def test_examples_in_the_help_can_be_parsed(name):
         ["search"],
         ["search", "i", "q", "--k", "1"],
         ["search", "i", "q", "-k", "0"],
+        ["search", "i", "q", "-k", "9" * 20],
+        ["search", "i", "q", "--filter", "[" * 100_000],
         ["search", "i", "q", "--weights", "tokens=1,tokens=2"],
     ],
 )
@@ -191,6 +194,29 @@ def test_queries_from_stdin_stream_as_json_lines(lightir, bm25_index):
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["query"] for answer in answers] == ["river", "bread"]
     assert [answer["hits"][0]["doc_id"] for answer in answers] == ["d-river", "d-bread"]
+
+
+def test_queries_and_ids_from_stdin_are_utf8_whatever_the_locale_says(bm25_index, tmp_path):
+    copy = tmp_path / "index"
+    shutil.copytree(bm25_index, copy)
+
+    def call(stdin, *arguments, encoding="latin-1"):
+        command = [sys.executable, "-m", "lightir", *map(str, arguments)]
+        return subprocess.run(
+            command, input=stdin, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
+        )
+
+    shown = call("疫苗 é river 🍕\r\n".encode(), "search", copy, "-", "--json")
+    assert json.loads(shown.stdout)["query"] == "疫苗 é river 🍕"
+    assert shown.stdout.isascii()
+    shown = call("疫苗 river".encode(), "search", copy, "-", encoding="ascii")
+    assert shown.stdout.startswith(rb"\u75ab\u82d7 river")
+    for encoding in ("utf-8:strict", "latin-1"):
+        for arguments in (("search", copy, "-"), ("delete", copy, "--ids", "-")):
+            refused = call(b"river\n\xff\n", *arguments, encoding=encoding)
+            assert refused.returncode == 1
+            assert refused.stderr.decode().endswith("stdin, line 2: not UTF-8 (byte 0xff at position 0)\n")
+    assert b'"deleted": 1,' in call(b"\xef\xbb\xbfd-river\r\n\n", "delete", copy, "--ids", "-", "--json").stdout
 
 
 def test_a_corpus_from_stdin_is_indexed(lightir, tmp_path):

@@ -47,6 +47,12 @@ def test_cut_text_never_exceeds_its_columns(columns):
     assert terminal.shorten_front("threading.Timer", 6) == "…Timer"
 
 
+def test_control_characters_of_a_document_do_not_reach_the_terminal():
+    text = "a\x1b[2J b\x07\x9b1m\x00"
+    shown = [terminal.shorten(text, 40), terminal.shorten_front(text, 40), terminal.wrap(text), terminal.visible(text)]
+    assert set(shown) == {"a\ufffd[2J b\ufffd\ufffd1m\ufffd"}
+
+
 def test_times_and_sizes_read_like_speech():
     assert [terminal.duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
     assert [terminal.size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == ["0 B", "999 B", "1.4 kB", "2.5 MB", "3.0 GB"]

@@ -7,6 +7,7 @@ import datetime
 import gzip
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,8 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     [
         (b"[1]", "line 2: list where an object was expected"),
         (b"[" * 100_000, "line 2: not JSON"),
+        (b'{"_id": "b", "text": "x", "price": NaN}', "line 2: not JSON: NaN is no number"),
+        (b'{"_id": "b", "text": "x", "price": [1, -1e999]}', "line 2: not JSON: -1e999 is no number"),
         (b'{"text": "x"}', r"line 2: no id: the fields are \['text'\]"),
         (b'{"_id": "b"}', "line 2: no text"),
         (b'{"_id": " ", "text": "x"}', "line 2: _id is empty"),
@@ -184,6 +187,10 @@ def test_parquet_dates_become_text_and_bytes_are_refused(tmp_path: Path) -> None
     parquet.write_table(pyarrow.Table.from_pylist([{**row, "raw": b"\0"}]), tmp_path / "c.parquet")
     with pytest.raises(InvalidInput, match="row 1: raw is bytes"):
         list(read_documents(tmp_path / "c.parquet"))
+    for nothing in (math.nan, math.inf):
+        parquet.write_table(pyarrow.Table.from_pylist([{**row, "price": nothing}]), tmp_path / "c.parquet")
+        with pytest.raises(InvalidInput, match=r"row 1: price is (nan|inf), which metadata cannot hold"):
+            list(read_documents(tmp_path / "c.parquet"))
     (tmp_path / "c.parquet").write_bytes(b"nonsense")
     with pytest.raises(InvalidInput, match="not a Parquet file"):
         list(read_documents(tmp_path / "c.parquet"))

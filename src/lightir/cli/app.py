@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
     terminal.show_log()
+    terminal.escape_what_cannot_be_written()
     try:
         code = args.run(args)
         sys.stdout.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from lightir.cli.filters import add_filter
@@ -44,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_ids(file: str) -> list[str]:
-    """The lines of a file, or of stdin, without empty ones."""
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    return [line for line in text.split("\n") if line]
+    """The lines of a file, or of stdin, without blank ones."""
+    from lightir.data.readers import STDIN, numbered_lines, stdin_lines
+
+    return [line for _, line in (stdin_lines() if file == STDIN else numbered_lines(Path(file)))]

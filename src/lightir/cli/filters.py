@@ -21,5 +21,5 @@ def json_filter(text: str) -> Any:
     """An argparse type: any JSON value; what it may be as a filter is checked where it is used."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON: {error}") from None

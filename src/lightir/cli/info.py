@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import add_json, print_json, size
+from lightir.cli.terminal import add_json, print_json, size, visible
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
         if name in ("bytes", "bytes_per_document"):
             value = ", ".join(f"{part} {size(n_bytes)}" for part, n_bytes in value.items())
         elif name == "failures":
-            value = "; ".join(f"{each['doc_id']}: {each['error']}" for each in value[:FAILURES_SHOWN]) or None
+            value = "; ".join(visible(f"{each['doc_id']}: {each['error']}") for each in value[:FAILURES_SHOWN]) or None
         elif isinstance(value, dict):
             value = ", ".join(f"{key} {each}" for key, each in value.items() if not isinstance(each, dict))
         elif isinstance(value, (list, tuple)):

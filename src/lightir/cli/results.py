@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, paint, shorten, width, wrap
+from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, paint, shorten, visible, width, wrap
 from lightir.types import Branch, BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
     A score that is estimated has a ~ before it.
     """
     counted = f"{len(hits)} {mode} hit{'' if len(hits) == 1 else 's'} in {duration(took_s)}"
-    print(f"{paint(query, BOLD)}  {paint(counted, DIM)}")
+    print(f"{paint(shorten(query, width()), BOLD)}  {paint(counted, DIM)}")
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit)}")
         if hit.snippet:
@@ -81,8 +81,8 @@ def print_explanation(query: str, found: Explanation) -> None:
     place = f"#{found.rank} of {found.n_candidates:,} candidates"
     if found.rank is None:
         place = f"not found: none of the {found.n_candidates:,} candidates"
-    print(f"{paint(query, BOLD)}  {paint(f'{found.fusion}, {place}', DIM)}")
-    print(f"{paint(found.doc_id, BOLD, CYAN)}  {found.score:.4f} = {sum_line(found.branches)}")
+    print(f"{paint(shorten(query, width()), BOLD)}  {paint(f'{found.fusion}, {place}', DIM)}")
+    print(f"{paint(visible(found.doc_id), BOLD, CYAN)}  {found.score:.4f} = {sum_line(found.branches)}")
     for name, branch in found.branches.items():
         listed = "not in its list" if branch.rank is None else f"#{branch.rank}"
         listed += ", estimated: the document waits for its vectors" if branch.estimated else ""
@@ -121,7 +121,7 @@ def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
 def _head(hit: Hit) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
     if hit.title and not hit.title.startswith(hit.doc_id):
-        name = f"{name}  [{hit.doc_id}]"
+        name = f"{name}  [{visible(hit.doc_id)}]"
     parts = [
         f"{branch} {'~' if score.estimated else ''}{score.score:.3g}{_rank(score.rank)}"
         for branch, score in hit.branches.items()

@@ -119,7 +119,9 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
 
         yield from (query.text for query in read_queries(args.queries))
     elif args.query == "-":
-        yield from (line.strip() for line in sys.stdin if line.strip())
+        from lightir.data.readers import stdin_lines
+
+        yield from (line.strip() for _, line in stdin_lines())
     else:
         yield args.query
 
@@ -181,7 +183,7 @@ def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Name
     if args.run_file == "-":
         with tempfile.TemporaryDirectory() as folder:
             write_run(Path(folder, "run"), found)
-            sys.stdout.write(Path(folder, "run").read_text(encoding="utf-8"))
+            sys.stdout.buffer.write(Path(folder, "run").read_bytes())
     else:
         write_run(args.run_file, found)
     say(f"{len(queries):,} queries in {took_s:.2f} s ({len(queries) / max(took_s, 1e-9):,.0f} a second)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import json
 import logging
 import os
@@ -16,6 +18,8 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 MAX_WIDTH = 110
+MOST = 2**31 - 1
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
 
@@ -43,12 +47,27 @@ def show_log() -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document, indented; what JSON cannot say (NaN) is refused."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False))
+    print(json.dumps(value, ensure_ascii=not _is_utf8(sys.stdout), indent=2, allow_nan=False))
 
 
 def print_json_line(value: Any) -> None:
     """One JSON value on one line, for results that stream."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    print(json.dumps(value, ensure_ascii=not _is_utf8(sys.stdout), allow_nan=False))
+
+
+def escape_what_cannot_be_written() -> None:
+    """From now on stdout escapes what its encoding lacks (\\u2026), as stderr does anyway, in place of an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
+
+
+def visible(text: str) -> str:
+    """The text with U+FFFD for control characters, for a document's must not command the terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def width() -> int:
@@ -79,18 +98,19 @@ def highlight(text: str, words: Iterable[str], *codes: str) -> str:
 
 def shorten(text: str, columns: int) -> str:
     """One line of at most so many characters, cut with an ellipsis."""
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     return line if len(line) <= columns else f"{line[: max(columns - 1, 0)].rstrip()}…"
 
 
 def shorten_front(text: str, columns: int) -> str:
     """At most so many characters, cut in front: of a dotted name the end says most."""
-    return text if len(text) <= columns else f"…{text[len(text) - columns + 1 :]}"
+    line = visible(text)
+    return line if len(line) <= columns else f"…{line[len(line) - columns + 1 :]}"
 
 
 def wrap(text: str, *, indent: str = "", lines: int = 2) -> str:
     """The text in at most so many indented lines of the terminal's width."""
-    filled = textwrap.wrap(" ".join(text.split()), width() - len(indent), max_lines=lines, placeholder=" …")
+    filled = textwrap.wrap(visible(" ".join(text.split())), width() - len(indent), max_lines=lines, placeholder=" …")
     return "\n".join(f"{indent}{line}" for line in filled)
 
 
@@ -137,10 +157,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    """An argparse type: a whole number of at least 1."""
+    """An argparse type: a whole number of at least 1 that 32 bits hold."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST}")
     return value
 
 

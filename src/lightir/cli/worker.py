@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
+from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say, visible
 
 if TYPE_CHECKING:
     from lightir.index.worker import WorkReport
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         return int(bool(report.failed))
     say(f"{args.index}: {said(report)}")
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
-        say(f"  failed: {doc_id}: {error}")
+        say(f"  failed: {visible(f'{doc_id}: {error}')}")
     if report.failed:
         say(f"{len(report.failed):,} failed and stay searchable by tokens: lightir worker {args.index} --retry-failed")
     return int(bool(report.failed))

@@ -9,6 +9,7 @@ import gzip
 import importlib
 import io
 import json
+import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -259,6 +260,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\r\n")
 
 
+def stdin_lines() -> Iterator[tuple[int, str]]:
+    """stdin's lines that are not blank, as they come, with their numbers, without their ends; UTF-8 in any locale."""
+    stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
+    for number, line in _decoded(stream, "stdin"):
+        if line.strip():
+            yield number, line.rstrip("\r\n")
+
+
 def _read_text(path: Path) -> str:
     with _open(path) as file:
         return "".join(line for _, line in _decoded(_raw_lines(file, path), str(path)))
@@ -271,7 +280,7 @@ def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Recor
     """The objects in JSON lines, with the lines' numbers."""
     for number, line in lines:
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
             raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
         if not isinstance(record, dict):
@@ -289,6 +298,15 @@ def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise InvalidInput(f"{where}: {name} is {type(value).__name__}; expected a list")
     return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number there; leave the field out or write null")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text[:20])
 
 
 def _table_records(path: Path, kind: str) -> Iterator[_Record]:
@@ -356,14 +374,15 @@ def _json_value(value: Any, where: str) -> Any:
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(f"{where} is {value}, which metadata cannot hold; write null")
     if value is None or isinstance(value, str | int | float):
         return value
     raise InvalidInput(f"{where} is {type(value).__name__}, which metadata cannot hold")
 
 
 def _stdin_records(id_field: str, text_field: str) -> Iterator[_Record]:
-    stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
-    lines = ((n, line.rstrip("\r\n")) for n, line in _decoded(stream, "stdin") if line.strip())
+    lines = stdin_lines()
     first = next(lines, None)
     if first is None:
         return

@@ -29,6 +29,7 @@ DEPTH = 1000
 """Documents that each branch gives to the fusion."""
 
 BATCH_QUERIES = 256
+MOST = 2**31 - 1
 
 
 class Searcher:
@@ -252,7 +253,9 @@ class Searcher:
         return chosen
 
     def _encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
-        texts = [check_text(query.text, f"query {query.query_id!r}") for query in queries]
+        texts = [
+            check_text(each.text, f"query {each.query_id!r}" if each.query_id else "the query") for each in queries
+        ]
         by_tokens = "tokens" in chosen.branches or chosen.estimates
         by_words = by_tokens and not self.index.counts_model_terms
         tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
@@ -417,5 +420,5 @@ def _require_fit(index: Index, encoder: QueryEncoder) -> None:
 
 
 def _check_counts(k: int, depth: int) -> None:
-    if k < 1 or depth < 1:
-        raise InvalidInput(f"k is {k} and depth is {depth}; both must be at least 1")
+    if not (1 <= k <= MOST and 1 <= depth <= MOST):
+        raise InvalidInput(f"k is {k} and depth is {depth}; both must be at least 1 and at most {MOST}")
