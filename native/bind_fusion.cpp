@@ -289,10 +289,11 @@ Scale scale_of(const std::string& name) {
     throw InvalidInput("there is no scale '" + name + "'");
 }
 
-nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weights, const std::string& scale, double rrf_k,
-                    size_t k, bool ties) {
+nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weights, std::vector<bool> complete,
+                    const std::string& scale, double rrf_k, size_t k, bool ties) {
     same_length("lists and queries", lists.size(), queries.size());
     same_length("lists and weights", lists.size(), weights.size());
+    same_length("lists and complete", lists.size(), complete.size());
     std::vector<std::unique_ptr<Array>> arrays;
     std::vector<std::unique_ptr<BranchQuery>> asked;
     std::vector<FusedBranch> branches;
@@ -302,7 +303,7 @@ nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weight
         arrays.emplace_back(new Array(pair[1], "scores", 1));
         asked.emplace_back(new BranchQuery(nb::cast<nb::tuple>(queries[i])));
         FusedBranch branch{arrays[2 * i]->span<uint32_t>(), arrays[2 * i + 1]->span<float>(), asked[i]->scorer.get(),
-                           weights[i]};
+                           weights[i], complete[i]};
         same_length("doc_ords and scores", branch.doc_ords.size, branch.scores.size);
         branches.push_back(branch);
     }

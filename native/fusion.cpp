@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
+#include <queue>
 
 #include "errors.hpp"
 
@@ -58,9 +61,18 @@ public:
         deviation_ = std::sqrt(squares / static_cast<double>(n_ - 1));
     }
 
-    double operator()(float score, int64_t rank) const {
+    // What can be said of a document outside the list at most, and at least; `complete`: it scores no more than any listed.
+    double most_outside(bool complete) const { return normalized(complete ? least_ : infinity, 0); }
+    double least_outside() const { return normalized(-infinity, 0); }
+
+    double operator()(float score, int64_t rank) const { return normalized(static_cast<double>(score), rank); }
+
+private:
+    static constexpr double infinity = std::numeric_limits<double>::infinity();
+
+    // Rises with s, roundings included.
+    double normalized(double s, int64_t rank) const {
         if (n_ == 0) return 0.0;
-        const double s = static_cast<double>(score);
         const bool flat = least_ == most_;
         switch (scale_) {
             case Scale::none: return s;
@@ -76,46 +88,142 @@ public:
         return 0.0;
     }
 
-private:
     Scale scale_;
     double rrf_k_;
     size_t n_;
     double least_ = 0, most_ = 0, mean_ = 0, deviation_ = 1;
 };
 
-// One branch's raw scores and ranks of the candidates that it lists.
-void fill(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& doc_ords,
-          FusedColumn& column) {
-    const size_t n = doc_ords.size();
-    column.scores.assign(n, 0.0f);
-    column.ranks.assign(n, 0);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-        if (column.ranks[numbers[i]] != 0) throw InvalidInput("a branch lists a document twice");
-        column.scores[numbers[i]] = branch.scores[i];
-        column.ranks[numbers[i]] = static_cast<int64_t>(i) + 1;
-    }
-}
-
-// The raw scores of the others.
-void fill_outside(const FusedBranch& branch, const std::vector<uint32_t>& doc_ords, FusedColumn& column) {
-    std::vector<uint32_t> outside, at;
-    for (size_t i = 0; i < doc_ords.size(); ++i) {
-        if (column.ranks[i] == 0) {
-            outside.push_back(doc_ords[i]);
-            at.push_back(static_cast<uint32_t>(i));
-        }
-    }
-    std::vector<float> scores(outside.size());
-    branch.scorer->score({outside.data(), outside.size()}, scores.data());
-    for (size_t i = 0; i < at.size(); ++i) column.scores[at[i]] = scores[i];
-}
-
 template <typename T>
-std::vector<T> taken(const std::vector<T>& values, const std::vector<uint32_t>& order) {
+std::vector<T> some_of(const std::vector<T>& values, const std::vector<uint32_t>& order) {
     std::vector<T> out;
     out.reserve(order.size());
     for (const uint32_t i : order) out.push_back(values[i]);
     return out;
+}
+
+// The k-th best of the numbers seen, or minus infinity while they are fewer.
+class Threshold {
+public:
+    explicit Threshold(size_t k) : k_(k) {}
+
+    void add(double value) {
+        if (best_.size() == k_ && value <= best_.top()) return;
+        best_.push(value);
+        if (best_.size() > k_) best_.pop();
+    }
+
+    double value() const { return best_.size() < k_ ? -std::numeric_limits<double>::infinity() : best_.top(); }
+
+private:
+    size_t k_;  // at least 1
+    std::priority_queue<double, std::vector<double>, std::greater<double>> best_;
+};
+
+// One branch's part in the candidates' sums. Of a document outside its list nothing is asked where all scores that it may
+// have are worth the same, as with ranks, or with min-max below the least listed score.
+class Part {
+public:
+    Part(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& doc_ords,
+         Scale scale, double rrf_k)
+        : branch_(branch), doc_ords_(doc_ords), normalized_(branch.scores, scale, rrf_k),
+          most_outside_(normalized_.most_outside(branch.complete)),
+          open_(most_outside_ != normalized_.least_outside()) {
+        const size_t n = doc_ords.size();
+        column_.scores.assign(n, 0.0f);
+        column_.ranks.assign(n, 0);
+        column_.normalized.assign(n, open_ ? 0.0 : most_outside_);
+        for (size_t i = 0; i < numbers.size(); ++i) {
+            if (column_.ranks[numbers[i]] != 0) throw InvalidInput("a branch lists a document twice");
+            const int64_t rank = static_cast<int64_t>(i) + 1;
+            column_.scores[numbers[i]] = branch.scores[i];
+            column_.ranks[numbers[i]] = rank;
+            column_.normalized[numbers[i]] = normalized_(branch.scores[i], rank);
+        }
+    }
+
+    // Whether what it says of a candidate hangs on a score that its list lacks.
+    bool asks(size_t i) const { return open_ && column_.ranks[i] == 0; }
+
+    // Whether it asks for any score that its list lacks.
+    bool open() const { return open_; }
+
+    double weighted(size_t i) const { return branch_.weight * column_.normalized[i]; }
+
+    // The most that `weighted` can be before `score` was called.
+    double most(size_t i) const {
+        if (!asks(i)) return weighted(i);
+        if (branch_.weight < 0.0) return std::numeric_limits<double>::infinity();
+        return branch_.weight == 0.0 ? 0.0 : branch_.weight * most_outside_;
+    }
+
+    // Candidates' scores where the list lacks them, and what these are worth where it asks for them.
+    void score(const std::vector<uint32_t>& numbers) {
+        std::vector<uint32_t> outside, at;
+        for (const uint32_t i : numbers) {
+            if (column_.ranks[i] != 0) continue;
+            outside.push_back(doc_ords_[i]);
+            at.push_back(i);
+        }
+        std::vector<float> scores(outside.size());
+        branch_.scorer->score({outside.data(), outside.size()}, scores.data());
+        for (size_t i = 0; i < at.size(); ++i) {
+            column_.scores[at[i]] = scores[i];
+            if (open_) column_.normalized[at[i]] = normalized_(scores[i], 0);
+        }
+    }
+
+    // The whole column of some candidates, of which those that it asks for are scored.
+    FusedColumn taken(const std::vector<uint32_t>& numbers) {
+        if (!open_) score(numbers);
+        return {some_of(column_.scores, numbers), some_of(column_.normalized, numbers),
+                some_of(column_.ranks, numbers)};
+    }
+
+private:
+    const FusedBranch& branch_;
+    const std::vector<uint32_t>& doc_ords_;
+    Normalizer normalized_;
+    double most_outside_;
+    bool open_;
+    FusedColumn column_;
+};
+
+// The candidates' sums: true ones of all that can be among the k best, and of the others what they can be at most.
+std::vector<double> sums_of(std::vector<Part>& parts, size_t n_candidates, size_t k) {
+    std::vector<double> sums(n_candidates, 0.0);
+    if (k == 0) return sums;
+    const auto sum = [&](uint32_t i) {
+        double total = 0.0;
+        for (const Part& part : parts) total += part.weighted(i);
+        return total;
+    };
+    Threshold threshold(k);
+    std::vector<uint32_t> open;
+    for (uint32_t i = 0; i < n_candidates; ++i) {
+        if (std::none_of(parts.begin(), parts.end(), [i](const Part& part) { return part.asks(i); })) {
+            threshold.add(sums[i] = sum(i));
+            continue;
+        }
+        for (const Part& part : parts) sums[i] += part.most(i);
+        open.push_back(i);
+    }
+    const auto lower = [&](uint32_t a, uint32_t b) { return sums[a] < sums[b]; };
+    std::make_heap(open.begin(), open.end(), lower);
+    const auto promising = [&] { return !open.empty() && sums[open.front()] >= threshold.value(); };
+    for (size_t size = 16; promising(); size *= 2) {
+        std::vector<uint32_t> some;
+        while (some.size() < size && promising()) {
+            std::pop_heap(open.begin(), open.end(), lower);
+            some.push_back(open.back());
+            open.pop_back();
+        }
+        for (Part& part : parts) {
+            if (part.open()) part.score(some);
+        }
+        for (const uint32_t i : some) threshold.add(sums[i] = sum(i));
+    }
+    return sums;
 }
 
 // The places of the k best sums, and of those that tie with the last of them if asked.
@@ -151,30 +259,13 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
         for (const uint32_t doc_ord : branches[b].doc_ords) numbers[b].push_back(candidates.add(doc_ord));
     }
     const std::vector<uint32_t>& doc_ords = candidates.doc_ords();
-    FusedTop out;
-    out.columns.resize(branches.size());
-    std::vector<double> sums(doc_ords.size(), 0.0);
-    for (size_t b = 0; b < branches.size(); ++b) {
-        FusedColumn& column = out.columns[b];
-        fill(branches[b], numbers[b], doc_ords, column);
-        if (scale != Scale::reciprocal) fill_outside(branches[b], doc_ords, column);
-        const Normalizer normalized(branches[b].scores, scale, rrf_k);
-        column.normalized.resize(doc_ords.size());
-        for (size_t i = 0; i < doc_ords.size(); ++i) {
-            column.normalized[i] = normalized(column.scores[i], column.ranks[i]);
-            sums[i] += branches[b].weight * column.normalized[i];
-        }
-    }
+    std::vector<Part> parts;
+    parts.reserve(branches.size());
+    for (size_t b = 0; b < branches.size(); ++b) parts.emplace_back(branches[b], numbers[b], doc_ords, scale, rrf_k);
+    const std::vector<double> sums = sums_of(parts, doc_ords.size(), k);
     const std::vector<uint32_t> order = best(sums, doc_ords, k, ties);
-    for (FusedColumn& column : out.columns) {
-        column = {taken(column.scores, order), taken(column.normalized, order), taken(column.ranks, order)};
-    }
-    out.doc_ords = taken(doc_ords, order);
-    out.scores = taken(sums, order);
-    // Ranks alone made the sums, so only the scores of the best are asked for.
-    for (size_t b = 0; scale == Scale::reciprocal && b < branches.size(); ++b) {
-        fill_outside(branches[b], out.doc_ords, out.columns[b]);
-    }
+    FusedTop out{some_of(doc_ords, order), some_of(sums, order), {}};
+    for (Part& part : parts) out.columns.push_back(part.taken(order));
     return out;
 }
 

@@ -11,12 +11,14 @@ namespace lightir {
 
 enum class Scale { none, min_max, z_score, dbsf, reciprocal };
 
-// One branch's best documents, score down; what it gives others; and its part in the sum.
+// One branch's best documents, score down; what it gives others, no more than the last of these where the list is
+// complete; and its part in the sum.
 struct FusedBranch {
     Span<uint32_t> doc_ords;
     Span<float> scores;
     const Scorer* scorer = nullptr;
     double weight = 1.0;
+    bool complete = false;
 };
 
 struct FusedColumn {
@@ -32,7 +34,8 @@ struct FusedTop {
 };
 
 // The k best documents of all lists by the weighted sum of what the branches say of them: sum down, then doc_ord up;
-// with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score.
+// with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score, which is asked for
+// where it can matter.
 FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties);
 
 }  // namespace lightir

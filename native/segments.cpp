@@ -201,9 +201,19 @@ public:
     }
     const std::vector<Hit>& hits() const { return hits_; }
 
+    // Whether any document may match.
+    bool matches() const { return segment_.there && !term_ids_.empty(); }
+
+    SparsePart part() const {
+        SparsePart out{nullptr, nullptr, query(), allowed_, first_ord_};
+        if (segment_.byte_postings) out.narrow = &segment_.narrow_postings;
+        else out.wide = &segment_.wide_postings;
+        return out;
+    }
+
     // The k best, or those of them that score at least the floor, which a list may have that is current.
     void ask(size_t k, double floor) {
-        if (!segment_.there || term_ids_.empty()) return;
+        if (!matches()) return;
         const size_t n_docs = segment_.byte_postings ? segment_.narrow_postings.n_docs : segment_.wide_postings.n_docs;
         k = std::min(k, n_docs);
         if (coarse_) {
@@ -315,21 +325,26 @@ struct Tied {
     size_t n_bytes = 0;
 };
 
-// Puts documents with one score in the order of their ids. Each step asks for the memory of the next for all of them. An
-// id that a damaged place would put outside the text is taken for empty: checksums tell, and the search goes on.
-void sort_by_id(const std::vector<SegmentIds>& ids, std::vector<Tied>& tied) {
-    for (const Tied& each : tied) __builtin_prefetch(ids[each.segment].indptr.data + each.place);
-    for (Tied& each : tied) {
-        const SegmentIds& here = ids[each.segment];
-        const int64_t begin = here.indptr[each.place], end = here.indptr[each.place + 1];
-        if (begin < 0 || end < begin || static_cast<size_t>(end) > here.text.size) continue;
-        each.text = here.text.data + begin;
-        each.n_bytes = static_cast<size_t>(end - begin);
-        __builtin_prefetch(each.text);
+// Finds the ids of documents that tie. Each step asks for the memory of the next for all of them. An id that a damaged
+// place would put outside the text is taken for empty: checksums tell, and the search goes on.
+template <typename IsTied>
+void find_ids(const std::vector<SegmentIds>& ids, std::vector<Tied>& all, const IsTied& tied) {
+    for (size_t i = 0; i < all.size(); ++i) {
+        if (tied(i)) __builtin_prefetch(ids[all[i].segment].indptr.data + all[i].place);
     }
-    std::sort(tied.begin(), tied.end(), [](const Tied& a, const Tied& b) {
-        return std::lexicographical_compare(a.text, a.text + a.n_bytes, b.text, b.text + b.n_bytes);
-    });
+    for (size_t i = 0; i < all.size(); ++i) {
+        if (!tied(i)) continue;
+        const SegmentIds& here = ids[all[i].segment];
+        const int64_t begin = here.indptr[all[i].place], end = here.indptr[all[i].place + 1];
+        if (begin < 0 || end < begin || static_cast<size_t>(end) > here.text.size) continue;
+        all[i].text = here.text.data + begin;
+        all[i].n_bytes = static_cast<size_t>(end - begin);
+        __builtin_prefetch(all[i].text);
+    }
+}
+
+bool by_id(const Tied& a, const Tied& b) {
+    return std::lexicographical_compare(a.text, a.text + a.n_bytes, b.text, b.text + b.n_bytes);
 }
 
 }  // namespace
@@ -337,21 +352,22 @@ void sort_by_id(const std::vector<SegmentIds>& ids, std::vector<Tied>& tied) {
 template <typename Score>
 std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,
                                   Span<Score> scores) {
-    std::vector<int64_t> order;
-    order.reserve(doc_ords.size);
-    std::vector<Tied> tied;
-    for (size_t first = 0; first < doc_ords.size;) {
-        size_t last = first + 1;
-        while (last < doc_ords.size && scores[last] == scores[first]) ++last;
-        tied.clear();
-        for (size_t i = first; i < last; ++i) {
-            const size_t segment = firsts.segment_of(doc_ords[i]);
-            tied.push_back({static_cast<int64_t>(i), segment, doc_ords[i] - firsts[segment]});
-        }
-        if (tied.size() > 1) sort_by_id(ids, tied);
-        for (const Tied& each : tied) order.push_back(each.at);
-        first = last;
+    std::vector<Tied> all;
+    all.reserve(doc_ords.size);
+    for (size_t i = 0; i < doc_ords.size; ++i) {
+        const size_t segment = firsts.segment_of(doc_ords[i]);
+        all.push_back({static_cast<int64_t>(i), segment, doc_ords[i] - firsts[segment]});
     }
+    const auto ties = [&](size_t i, size_t j) { return j < doc_ords.size && scores[i] == scores[j]; };
+    const auto tied = [&](size_t i) { return ties(i, i + 1) || (i > 0 && ties(i - 1, i)); };
+    find_ids(ids, all, tied);
+    for (size_t first = 0, last = 0; first < all.size(); first = last) {
+        while (last == first || ties(first, last)) ++last;
+        if (last - first > 1) std::sort(all.begin() + first, all.begin() + last, by_id);
+    }
+    std::vector<int64_t> order;
+    order.reserve(all.size());
+    for (const Tied& each : all) order.push_back(each.at);
     return order;
 }
 
@@ -439,16 +455,23 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
                                 const std::vector<Bitmap>& allowed) {
-    const size_t most = std::min<size_t>(k, firsts[segments.size()]);
+    const size_t n_docs = firsts[segments.size()], most = std::min(k, n_docs);
     std::vector<SegmentList> lists;
     lists.reserve(segments.size());
-    KthBest best_so_far(k, 0.0f);
     for (size_t s = 0; s < segments.size(); ++s) {
-        const double n_here = static_cast<double>(firsts[s + 1] - firsts[s]);
-        const double part = n_here / std::max(1.0, static_cast<double>(firsts[segments.size()]));
+        const double part = static_cast<double>(firsts[s + 1] - firsts[s]) / std::max(1.0, static_cast<double>(n_docs));
         lists.emplace_back(segments[s], terms_of(query, s), firsts[s], saturation.mean, allowed[s],
                            static_cast<double>(most) * part);
-        SegmentList& list = lists.back();
+    }
+    if (std::all_of(lists.begin(), lists.end(), [](const SegmentList& list) { return list.exact(); })) {
+        std::vector<SparsePart> parts;
+        for (const SegmentList& list : lists) {
+            if (list.matches()) parts.push_back(list.part());
+        }
+        return sparse_top_k(parts, n_docs, k);
+    }
+    KthBest best_so_far(k, 0.0f);
+    for (SegmentList& list : lists) {
         if (list.current()) list.ask(k, best_so_far.value());
         else list.ask(most + most / 8 + 16, 0.0);
         for (const Hit& hit : list.hits()) best_so_far.add(static_cast<float>(list.lowest(hit)));

@@ -220,18 +220,20 @@ struct Accumulators {
     uint32_t positions[most_chunk];
     float values[most_chunk];
 
-    void collect(size_t first_doc, size_t n_docs, Bitmap allowed, TopK& best, Guesses& guesses) {
+    // first_ord: the number of the postings' first document among all.
+    void collect(size_t first_doc, size_t n_docs, size_t first_ord, Bitmap allowed, TopK& best, Guesses& guesses) {
         const size_t n = std::min(block_size, n_docs - first_doc);
         const size_t n_scanned = (n + scan_width - 1) / scan_width * scan_width;
         for (size_t first = 0, size = 0; first < n_scanned; first += size) {
-            size = std::min(std::clamp(first_doc + first, least_chunk, most_chunk), n_scanned - first);
+            const size_t n_seen = first_ord + first_doc + first;
+            size = std::min(std::clamp(n_seen, least_chunk, most_chunk), n_scanned - first);
             const size_t n_found = take_above(scores + first, size, best.threshold(), positions, values);
             for (size_t i = 0; i < n_found; ++i) {
                 const size_t doc = first_doc + first + positions[i];
-                if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(doc), values[i]);
+                if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(first_ord + doc), values[i]);
             }
             best.shrink();
-            guesses.look(first_doc + first + size, best);
+            guesses.look(n_seen + size, best);
         }
         // Damaged postings may point behind the last document; the next query must not find their traces.
         std::fill(scores + n_scanned, scores + block_size, Score{0});
@@ -262,14 +264,12 @@ struct Wanted {
     float slack = 0.0f;
 };
 
-template <typename Score, typename W, typename Add = Adding<Score, W>>
-std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, const Wanted& wanted,
-                                const Add& add = {}, bool with_guesses = true) {
+// Adds all postings of a query, block by block; first_ord is the number of their first document among all.
+template <typename Score, typename W, typename Add>
+void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t first_ord, Bitmap allowed, const Add& add,
+          TopK& best, Guesses& guesses) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
-    TopK best(wanted.k, wanted.lowest, wanted.slack);
-    Guesses guesses(with_guesses, wanted.k, postings.n_docs);
-    std::vector<Cursor> cursors = query;
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
         bool touched = false;
         for (Cursor& cursor : cursors) {
@@ -279,13 +279,25 @@ std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vect
             add(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, cursor.weight);
             touched = true;
         }
-        if (touched) kept.collect(first_doc, postings.n_docs, wanted.allowed, best, guesses);
+        if (touched) kept.collect(first_doc, postings.n_docs, first_ord, allowed, best, guesses);
     }
     guard.done = true;
+}
+
+// Whether k hits came that beat all guesses, so that no guess has lost one.
+bool complete(const std::vector<Hit>& hits, const TopK& best, size_t k, float lowest) {
+    return best.guessed() <= lowest || (hits.size() >= k && hits[k - 1].score > best.guessed());
+}
+
+template <typename Score, typename W, typename Add = Adding<Score, W>>
+std::vector<Hit> term_at_a_time(const PostingsView<W>& postings, const std::vector<Cursor>& query, const Wanted& wanted,
+                                const Add& add = {}, bool with_guesses = true) {
+    TopK best(wanted.k, wanted.lowest, wanted.slack);
+    Guesses guesses(with_guesses, wanted.k, postings.n_docs);
+    walk<Score>(postings, query, 0, wanted.allowed, add, best, guesses);
     std::vector<Hit> hits = best.finish();
-    const bool complete = hits.size() >= wanted.k && hits[wanted.k - 1].score > best.guessed();
-    const bool guessed = best.guessed() > wanted.lowest;
-    return complete || !guessed ? hits : term_at_a_time<Score>(postings, query, wanted, add, false);
+    return complete(hits, best, wanted.k, wanted.lowest) ? hits
+                                                         : term_at_a_time<Score>(postings, query, wanted, add, false);
 }
 
 // 16-bit sums hold every score when the weights are whole numbers and even all-255 impacts cannot pass 65,535.
@@ -364,6 +376,39 @@ std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery
         if (fits_u16(query)) return term_at_a_time<uint16_t>(postings, cursors, {k, allowed, lowest});
     }
     return term_at_a_time<float>(postings, cursors, {k, allowed, lowest});
+}
+
+namespace {
+
+template <typename W>
+void walk_segment(const PostingsView<W>& postings, const SparsePart& part, TopK& best, Guesses& guesses) {
+    const std::vector<Cursor> cursors = open_cursors(postings, sorted_query(part.query));
+    if (cursors.empty()) return;
+    if constexpr (std::is_same_v<W, uint8_t>) {
+        if (fits_u16(part.query)) {
+            walk<uint16_t>(postings, cursors, part.first_ord, part.allowed, Adding<uint16_t, W>{}, best, guesses);
+            return;
+        }
+    }
+    walk<float>(postings, cursors, part.first_ord, part.allowed, Adding<float, W>{}, best, guesses);
+}
+
+std::vector<Hit> walk_segments(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, bool with_guesses) {
+    TopK best(k, 0.0f, 0.0f, true);
+    Guesses guesses(with_guesses, k, n_docs);
+    for (const SparsePart& part : parts) {
+        if (part.narrow != nullptr) walk_segment(*part.narrow, part, best, guesses);
+        else walk_segment(*part.wide, part, best, guesses);
+        best.end_segment(part.first_ord);
+    }
+    std::vector<Hit> hits = best.finish();
+    return complete(hits, best, k, 0.0f) ? hits : walk_segments(parts, n_docs, k, false);
+}
+
+}  // namespace
+
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k) {
+    return k == 0 ? std::vector<Hit>{} : walk_segments(parts, n_docs, k, true);
 }
 
 size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query) {

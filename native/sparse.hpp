@@ -49,10 +49,24 @@ struct SparseQuery {
     Span<float> weights;
 };
 
-// The k best documents with a score above 0 and at least the floor: the float sum of query weight * impact in ascending order of term ids.
+// The k best documents with a score above 0 and at least the floor: the float sum of query weight * impact in ascending
+// order of term ids.
 template <typename W>
 std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                               float floor = 0.0f);
+
+// A segment of a collection: its postings, of bytes or of floats, and the query's terms there.
+struct SparsePart {
+    const PostingsView<uint8_t>* narrow = nullptr;
+    const PostingsView<float>* wide = nullptr;
+    SparseQuery query;
+    Bitmap allowed;
+    uint32_t first_ord = 0;  // of the segment's first document in the collection; ascending
+};
+
+// The k best of all segments' documents, n_docs with those of segments that are left out, score down, then doc_ord up; and
+// those of each segment's k best that tie with the last of them.
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k);
 
 // What sums of rounded weights say: with s for its own, a document's sum of weight * impact lies between
 // unit * (s - over) and unit * (s + under), but for what float sums lose.

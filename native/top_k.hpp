@@ -27,10 +27,11 @@ inline float just_below(float floor) {
 class TopK {
 public:
     // lowest: scores at or below it never enter; NaN lets everything in. slack: those come too that are less than so
-    // much below the k-th best.
-    TopK(size_t k, float lowest, float slack = 0.0f) : k_(k), slack_(slack), threshold_(lowest) {}
+    // much below the k-th best. ties: those too that score as much as the k-th, see end_segment.
+    TopK(size_t k, float lowest, float slack = 0.0f, bool ties = false)
+        : k_(k), slack_(slack), ties_(ties), threshold_(lowest) {}
 
-    // A later document has to beat this to enter; ties lose, for their doc_ord is larger.
+    // A later document has to beat this to enter; ties lose, for their doc_ord is larger, unless all are wanted.
     float threshold() const { return threshold_; }
 
     void push(uint32_t doc_ord, float score) { keys_.push_back(key(doc_ord, score)); }
@@ -56,6 +57,17 @@ public:
         n_kept_ = keys_.size();
     }
 
+    // Call behind a segment's last document, with its first one: of each segment no more than the k best are kept.
+    void end_segment(uint32_t first_ord) {
+        if (keys_.size() <= k_) return;
+        const auto here = [first_ord](uint64_t one) { return ~static_cast<uint32_t>(one) >= first_ord; };
+        const auto first = std::partition(keys_.begin(), keys_.end(), [&](uint64_t one) { return !here(one); });
+        if (static_cast<size_t>(keys_.end() - first) <= k_) return;
+        const auto end = first + static_cast<std::ptrdiff_t>(k_);
+        std::nth_element(first, end, keys_.end(), std::greater<uint64_t>());
+        keys_.erase(end, keys_.end());
+    }
+
     std::vector<Hit> finish() {
         if (keys_.size() > k_) keep_best();
         std::sort(keys_.begin(), keys_.end(), std::greater<uint64_t>());
@@ -76,10 +88,11 @@ private:
         const auto end = keys_.begin() + static_cast<std::ptrdiff_t>(k_);
         if (k_ > 0) {
             std::nth_element(keys_.begin(), end - 1, keys_.end(), std::greater<uint64_t>());
-            raise(unpack(keys_[k_ - 1]).score - slack_);
+            const float least = unpack(keys_[k_ - 1]).score;
+            raise(ties_ ? just_below(least) : least - slack_);
         }
         const auto near = [this](uint64_t one) { return unpack(one).score > threshold_; };
-        keys_.erase(slack_ > 0.0f && k_ > 0 ? std::partition(end, keys_.end(), near) : end, keys_.end());
+        keys_.erase((slack_ > 0.0f || ties_) && k_ > 0 ? std::partition(end, keys_.end(), near) : end, keys_.end());
     }
 
     // One integer whose descending order is score down, doc_ord up. Floats compare like their bits once negative
@@ -102,6 +115,7 @@ private:
 
     size_t k_, n_kept_ = 0;
     float slack_;
+    bool ties_;
     float threshold_;
     float guessed_ = lowest_possible;
     std::vector<uint64_t> keys_;

@@ -68,7 +68,7 @@ struct Collection {
     }
 };
 
-void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Scale scale) {
+void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Scale scale, bool complete) {
     const Collection data(seed);
     const DenseScorer by_dense(data.firsts, data.dense, span(data.query));
     const SparseScorer by_terms(data.firsts, data.sparse,
@@ -85,7 +85,7 @@ void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Sca
         ords.emplace_back(new std::vector<uint32_t>(every.begin(), every.begin() + static_cast<std::ptrdiff_t>(depth)));
         scores.emplace_back(new std::vector<float>());
         for (const uint32_t doc : *ords.back()) scores.back()->push_back(said[doc]);
-        branches.push_back({span(*ords.back()), span(*scores.back()), scorer, 0.5});
+        branches.push_back({span(*ords.back()), span(*scores.back()), scorer, 0.5, complete});
     }
     const FusedTop all = fuse(branches, scale, 2.0, 12, false), best = fuse(branches, scale, 2.0, k, false);
     const FusedTop tied = fuse(branches, scale, 2.0, k, true);
@@ -138,7 +138,9 @@ int main() {
         for (const size_t depth : {0u, 1u, 5u, 12u}) {
             for (const size_t k : {0u, 1u, 4u, 50u}) {
                 for (const Scale scale : {Scale::none, Scale::min_max, Scale::z_score, Scale::dbsf, Scale::reciprocal}) {
-                    the_best_are_in_order_and_scored(seed, depth, k, scale);
+                    for (const bool complete : {false, true}) {
+                        the_best_are_in_order_and_scored(seed, depth, k, scale, complete);
+                    }
                 }
             }
         }

@@ -139,6 +139,20 @@ def test_a_segment_that_holds_all_the_best_is_asked_for_more(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("small_graphs")
+def test_a_graph_s_list_may_lack_documents_that_score_more_than_its_last(tmp_path: Path) -> None:
+    build(tmp_path / "index", shard(unit_rows(2 * N, 1)), segment_documents=N, analyzer="words")
+    queries = EncodedQueries(1, np.ones((1, DIM), np.float32), None, None)
+    with Index.open(tmp_path / "index") as index:
+        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["tokens"]
+    with Index.open(tmp_path / "index", exact=True) as index:
+        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["dense", "tokens"]
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.add([Document("waits", "text")])
+    with Index.open(tmp_path / "index", exact=True) as index:  # without a vector it scores 0, the last may score less
+        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["tokens"]
+
+
+@pytest.mark.usefixtures("small_graphs")
 def test_filters_and_deletes_leave_k_documents(tmp_path: Path) -> None:
     build(tmp_path / "index", shard(unit_rows(3 * N, 1)), segment_documents=N)
     with IndexWriter.open(tmp_path / "index") as writer:

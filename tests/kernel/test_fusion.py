@@ -231,13 +231,25 @@ def test_rounded_sums_lose_no_document(level: None, kind: str, n_terms: int) -> 
     st.sampled_from(SCALES),
     st.sampled_from((0, 1, 2, 7, 1000)),
     st.booleans(),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.sampled_from(((0.5, 0.0, 0.3), (0.7, -0.4, 0.3))),
 )
 def test_the_best_are_those_of_the_slow_twin(
-    data: Collection, branches: list[str], depths: list[int], scale: Any, k: int, ties: bool
+    data: Collection,
+    branches: list[str],
+    depths: list[int],
+    scale: Any,
+    k: int,
+    ties: bool,
+    complete: list[bool],
+    weights: tuple[float, ...],
 ) -> None:
+    """The lists hold the best scores, whether the kernel is told so or not: fewer scores give the same result."""
+    n = len(branches)
     lists = [data.listed(branch, depth) for branch, depth in zip(branches, depths, strict=False)]
-    how = {"weights": [0.5, 0.0, 0.3][: len(branches)], "scale": scale, "k": k, "rrf_k": 2.5, "ties": ties}
-    doc_ords, sums, columns = fuse(lists, [data.queries[branch] for branch in branches], **how)
+    how = {"weights": weights[:n], "scale": scale, "k": k, "rrf_k": 2.5, "ties": ties}
+    queries = [data.queries[branch] for branch in branches]
+    doc_ords, sums, columns = fuse(lists, queries, **how, complete=complete[:n])
     outside = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
     expected = reference.fuse(lists, outside, **how)
     assert (doc_ords.tolist(), sums.tolist()) == expected[:2]
@@ -247,22 +259,73 @@ def test_the_best_are_those_of_the_slow_twin(
 
 
 @settings(deadline=None)
-@given(collections, st.sampled_from(SCALES), st.sampled_from((1, 4, 1000)), st.integers(1, 30))
+@given(collections, st.sampled_from(SCALES), st.sampled_from((1, 4, 1000)), st.integers(1, 30), st.booleans())
 def test_the_kernel_s_best_are_the_first_of_all_that_numpy_ranks(
-    data: Collection, scale: Any, k: int, depth: int
+    data: Collection, scale: Any, k: int, depth: int, complete: bool
 ) -> None:
     method: Any = scale if scale in ("dbsf", "rrf") else "linear"
     fusion = Fusion(method, {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}, scale if method == "linear" else "none")
     lists: dict[Branch, BranchList] = {branch: BranchList(*data.listed(branch, depth)) for branch in fusion.weights}
     queries: dict[Branch, BranchQuery] = {branch: data.queries[branch] for branch in lists}
     every = fuse_all(lists, lambda branch, docs: pair_scores(docs, queries[branch]), fusion=fusion)
-    best = fuse_best(lists, queries, fusion=fusion, k=k, ties=False)
+    best = fuse_best(lists, queries, fusion=fusion, k=k, ties=False, complete=tuple(lists) if complete else ())
     first = every.take(slice(0, k))
     np.testing.assert_array_equal(best.doc_ords, first.doc_ords)
     np.testing.assert_array_equal(best.scores, first.scores)
     for branch, column in first.columns.items():
         for name in ("scores", "normalized", "ranks", "weight"):
             np.testing.assert_array_equal(getattr(best.columns[branch], name), getattr(column, name))
+
+
+@pytest.mark.parametrize(("scale", "n_asked"), [("min-max", 0), ("rrf", 0), ("z-score", 1), ("none", 1), ("dbsf", 1)])
+def test_scores_that_cannot_matter_are_not_asked_for(scale: Any, n_asked: int) -> None:
+    """Row 2 scores NaN, an error as soon as anybody asks; what it can be at most leaves it behind the first."""
+    rows = f32(9, 8, np.nan, 6, 1).reshape(5, 1)
+    dense = DenseSegments([(rows, None, None)], [5]).query(f32(1))
+    sparse = SparseSegments([SparseRows(*TERMS, FIVE)], [5]).query(u32(3), f32(1))
+    lists = [(u32(0, 1, 3), f32(9, 8, 6)), (u32(0, 2, 4), f32(9, 2, 1))]
+    how: Any = {"weights": [0.5, 0.5], "scale": scale, "k": 1}
+    found = fuse(lists, [dense, sparse], **how, complete=[True, True])
+    assert found[0].tolist() == [0]
+    if n_asked:
+        with pytest.raises(InvalidInput, match="row 2 scores NaN"):
+            fuse(lists, [dense, sparse], **how)
+
+
+@pytest.mark.parametrize("best_in", ["first", "last", "all"])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_a_guess_from_the_first_segments_loses_no_document(best_in: str, kind: Any) -> None:
+    """Large k: what all segments will give is guessed from the first ones, which hold all of the best, or none."""
+    rng = np.random.default_rng(3)
+    n_segments, size = 6, 700
+    segments = []
+    for i in range(n_segments):
+        weights = rng.integers(1, 40, size)
+        if i == {"first": 0, "last": n_segments - 1, "all": -1}[best_in]:
+            weights += 30
+        csr = np.arange(size + 1, dtype=np.int64), np.full(size, 5, U32), weights.astype(kind)
+        segments.append(SparseRows(*csr, invert(*csr, vocab_size=9, n_docs=size)))
+    view = SparseSegments(segments, [size] * n_segments)
+    said = np.concatenate([each.weights for each in segments]).astype(F32)
+    mask = rng.random(n_segments * size) < 0.7
+    for allowed in (None, [pack_bitmap(part) for part in np.split(mask, n_segments)]):
+        kept = np.flatnonzero(mask) if allowed else np.arange(len(said))
+        ranked = kept[np.lexsort((kept, -said[kept]))]
+        for k in (40, 300, 1500, 2900):
+            _, doc_ords, scores = view.top_k(np.array([0, 1], np.int64), u32(5), f32(1), k=k, allowed=allowed)
+            expected = ranked[said[ranked] >= said[ranked[k - 1]]]
+            needed = [i for part in range(n_segments) for i in expected[expected // size == part][:k].tolist()]
+            assert set(needed) <= set(doc_ords.tolist()) <= set(expected.tolist())
+            np.testing.assert_array_equal(scores, said[doc_ords])
+            assert doc_ords.tolist() == [i for i in expected.tolist() if i in set(doc_ords.tolist())]
+
+
+def test_of_a_segment_s_ties_no_more_than_k_come() -> None:
+    size, k = 2000, 30
+    csr = np.arange(size + 1, dtype=np.int64), np.full(size, 5, U32), np.ones(size, np.uint8)
+    one = SparseRows(*csr, invert(*csr, vocab_size=9, n_docs=size))
+    found = SparseSegments([one] * 3, [size] * 3).top_k(np.array([0, 1], np.int64), u32(5), f32(1), k=k)
+    assert found[1].tolist() == [first + i for first in (0, size, 2 * size) for i in range(k)]
 
 
 def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
@@ -281,6 +344,8 @@ def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
 CSR = (np.array([0, 1, 2], np.int64), u32(3, 4), np.ones(2, np.uint8))
 POSTINGS = reference.invert(*CSR, vocab_size=5, n_docs=2)
 ROWS = SparseRows(*CSR, POSTINGS)
+TERMS = (np.arange(6, dtype=np.int64), np.full(5, 3, U32), np.array([9, 1, 2, 1, 1], np.uint8))
+FIVE = reference.invert(*TERMS, vocab_size=5, n_docs=5)
 DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None, None)], [2]), SparseSegments([ROWS], [2])
 BY_DENSE, BY_TERMS = DENSE.query(f32(1, 2)), SPARSE.query(u32(3), f32(1))
 LIST = (u32(1, 0), f32(2, 1))
@@ -290,6 +355,7 @@ REFUSED = {
     "lists a document twice": lambda: fuse([(u32(1, 1), f32(1, 1))], [BY_TERMS], weights=[1], scale="rrf", k=1),
     "no scale 'log'": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="log", k=1),  # type: ignore[arg-type]
     "k must not be negative": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=-1),
+    "lists and complete differ": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=1, complete=[]),
     "lists and weights differ in length": lambda: fuse([LIST], [BY_TERMS], weights=[], scale="none", k=1),
     "doc_ords must be uint32": lambda: pair_scores(np.array([1]), BY_DENSE),  # type: ignore[arg-type]
     "less than the 3 columns asked for": lambda: pair_scores(u32(1), DENSE.query(np.ones(3, F32))),

@@ -78,6 +78,7 @@ def fuse(
     lists: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]],
     queries: list[tuple[Any, ...]],
     weights: list[float],
+    complete: list[bool],
     scale: str,
     rrf_k: float,
     k: int,

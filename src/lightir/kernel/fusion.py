@@ -192,6 +192,7 @@ def fuse(
     k: int,
     rrf_k: float = 60.0,
     ties: bool = False,
+    complete: Sequence[bool] | None = None,
 ) -> tuple[DocOrds, npt.NDArray[np.float64], list[Column]]:
     """The k best documents of all lists, by the weighted sum of what the branches say: sum down, then doc_ord up.
 
@@ -206,13 +207,16 @@ def fuse(
         k: number wanted; fewer come back when the lists hold fewer.
         rrf_k: of "rrf".
         ties: also those that have the k-th one's sum.
+        complete: of each list, whether no document outside it scores more than its last. Such lists need fewer scores
+            of documents outside them; the result is the same. None where nothing is known.
 
     Returns:
         doc_ords (n,) uint32, sums (n,) float64, and each branch's column of n.
     """
     if k < 0:
         raise InvalidInput(f"k must not be negative, but is {k}")
-    return _native.fuse(list(lists), list(queries), list(weights), scale, rrf_k, k, ties)
+    known = [False] * len(lists) if complete is None else list(complete)
+    return _native.fuse(list(lists), list(queries), list(weights), known, scale, rrf_k, k, ties)
 
 
 def _first_ords(n_docs: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ for more until none that it withholds can belong to the best. After a bulk build
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +82,11 @@ class BranchSearch:
         indptr, doc_ords, scores = self._best(branch, k)
         spans = [slice(indptr[i], indptr[i + 1]) for i in range(self.queries.n)]
         return [self._in_order(BranchList(doc_ords[span], scores[span]), k) for span in spans]
+
+    def complete(self, branches: Collection[Branch]) -> list[Branch]:
+        """Those of which no other document that may be found scores more than the last one of `top`."""
+        lacking = self._has_graphs() or self.view.n_pending > 0
+        return [branch for branch in branches if branch != "dense" or not lacking]
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
         """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""

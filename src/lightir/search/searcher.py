@@ -347,7 +347,10 @@ def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterato
             yield _candidates(found, None, searched, i, chosen, depth)
         else:
             queries = {branch: searched.query(branch, i) for branch in found}
-            yield _in_order(fuse_best(found, queries, fusion=chosen.fusion, k=k, ties=several), searched.view)
+            best = fuse_best(
+                found, queries, fusion=chosen.fusion, k=k, ties=several, complete=searched.complete(chosen.branches)
+            )
+            yield _in_order(best, searched.view)
 
 
 def _guide(
