@@ -95,6 +95,9 @@ def arguments() -> argparse.Namespace:
         "--slow-peers-up-to", type=int, default=100_000, help="documents that slow builders get (default %(default)s)"
     )
     parser.add_argument("--graph", action="store_true", help="build dense graphs whatever the number of documents")
+    parser.add_argument(
+        "--depth", type=int, default=HYBRID_DEPTH, help="documents a branch gives to fusion (default %(default)s)"
+    )
     parser.add_argument("--dir", help="for indexes (default: the system's folder for temporary files)")
     args = parser.parse_args()
     if (args.vectors is None) != (args.queries is None):
@@ -203,7 +206,7 @@ class Bench:
         _, build_s = peers.cpu_s(build)
         with Index.open(folder) as index:
             modes = [*index.branches, "hybrid, rrf", "hybrid"]
-            engines = index_engines(Searcher(index), folder, build_s, modes)
+            engines = index_engines(Searcher(index), folder, build_s, modes, depth=self.args.depth)
             self._compare(
                 "index, text in", [("", engine) for engine in engines], {"": self.real.texts}, None, None, KS[:1]
             )
@@ -226,17 +229,18 @@ class Bench:
                 writer.add(some.documents, dense=some.dense, sparse=some.sparse)
                 index.refresh()
 
-            return [("", each) for each in index_engines(Searcher(index, encoder), path, build_s, modes, more, add)]
+            engines = index_engines(Searcher(index, encoder), path, build_s, modes, more, self.args.depth, add)
+            return [("", each) for each in engines]
 
         with contextlib.ExitStack() as closing:
             makers = opened(folder, ["dense", "sparse", "hybrid, rrf", "hybrid"])
             if importlib.util.find_spec("usearch") is None:
                 print("\nusearch is not installed, so nothing is approximate in the next table (lightir[ann])")
             elif self.args.graph or self._slow("dense graphs", len(documents)):
-                makers += opened(folder.with_name("graphs"), ["dense", "hybrid"], ", graph")
+                makers += opened(folder.with_name("graphs"), ["dense", "hybrid, rrf", "hybrid"], ", graph")
             if self._slow("Qdrant Edge", len(documents)):
                 pairs = list(zip(terms, task.queries, strict=True))
-                edge = lambda: peers.qdrant_hybrid(documents, task.vectors, HYBRID_DEPTH, RRF_K)  # noqa: E731
+                edge = lambda: peers.qdrant_hybrid(documents, task.vectors, self.args.depth, RRF_K)  # noqa: E731
                 makers.append(("qdrant_edge", lambda: keyed(edge(), pairs)))
 
             def truths(queries: Sequence[str], k: int) -> Sequence[Truth]:
@@ -412,23 +416,24 @@ def index_engines(
     build_s: float,
     modes: Sequence[str],
     more: str = "",
+    depth: int = HYBRID_DEPTH,
     add: Callable[[int, int], None] | None = None,
 ) -> Iterator[Maker]:
     """The searcher in several modes, "MODE" or "MODE, FUSION"; documents are added when all were measured."""
     n_bytes = peers.folder_bytes(folder)
     for name in modes:
         mode, _, fusion = name.partition(", ")
-        how: dict[str, Any] = {"mode": mode, "fusion": fusion or None}
+        how: dict[str, Any] = {"mode": mode, "fusion": fusion or None, "depth": depth}
 
         def search(query: str, k: int, how: dict[str, Any] = how) -> peers.Found:
-            found = searcher.search([query], k, depth=max(k, HYBRID_DEPTH), **how)["0"]
+            found = searcher.search([query], k, **how)["0"]
             ids = [int(doc_id) if doc_id.isdigit() else 0 for doc_id in found.doc_ids]
             return np.array(ids, np.int64), found.scores.astype(np.float32)
 
         def batch(queries: Sequence[str], k: int, threads: int, how: dict[str, Any] = how) -> object:
             searcher.threads = threads
             try:
-                return searcher.search(list(queries), k, depth=max(k, HYBRID_DEPTH), **how)
+                return searcher.search(list(queries), k, **how)
             finally:
                 searcher.threads = 1
 
@@ -453,15 +458,19 @@ class ReadyQueries:
     def __init__(self, contract: Contract, sparse: SparseVectors, dense: data.Floats) -> None:
         self.document_fingerprint = contract.document_fingerprint
         self.sparse, self.dense = sparse, dense
+        self._alone = [self._vectors([i]) for i in range(len(sparse))]
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
         """Some of the vectors."""
-        rows = [self.sparse.row(int(text)) for text in texts]
+        return self._alone[int(texts[0])] if len(texts) == 1 else self._vectors([int(text) for text in texts])
+
+    def _vectors(self, numbers: Sequence[int]) -> QueryVectors:
+        rows = [self.sparse.row(number) for number in numbers]
         indptr = np.cumsum([0, *(len(terms) for terms, _ in rows)])
         term_ids = np.concatenate([terms for terms, _ in rows])
         weights = np.concatenate([weights for _, weights in rows])
         sparse = SparseVectors(indptr, term_ids, weights, self.sparse.vocab_size)
-        return QueryVectors(Ragged(term_ids, indptr), self.dense[[int(text) for text in texts]], sparse)
+        return QueryVectors(Ragged(term_ids, indptr), self.dense[list(numbers)], sparse)
 
 
 def ready_queries(vocab_size: int, terms: Sequence[data.Query], vectors: data.Floats) -> tuple[Contract, ReadyQueries]:

@@ -325,21 +325,17 @@ struct Tied {
     size_t n_bytes = 0;
 };
 
-// Finds the ids of documents that tie. Each step asks for the memory of the next for all of them. An id that a damaged
-// place would put outside the text is taken for empty: checksums tell, and the search goes on.
-template <typename IsTied>
-void find_ids(const std::vector<SegmentIds>& ids, std::vector<Tied>& all, const IsTied& tied) {
-    for (size_t i = 0; i < all.size(); ++i) {
-        if (tied(i)) __builtin_prefetch(ids[all[i].segment].indptr.data + all[i].place);
-    }
-    for (size_t i = 0; i < all.size(); ++i) {
-        if (!tied(i)) continue;
-        const SegmentIds& here = ids[all[i].segment];
-        const int64_t begin = here.indptr[all[i].place], end = here.indptr[all[i].place + 1];
+// Finds the documents' ids. Each step asks for the memory of the next for all of them. An id that a damaged place would put
+// outside the text is taken for empty: checksums tell, and the search goes on.
+void find_ids(const std::vector<SegmentIds>& ids, std::vector<Tied>& tied) {
+    for (const Tied& each : tied) __builtin_prefetch(ids[each.segment].indptr.data + each.place);
+    for (Tied& each : tied) {
+        const SegmentIds& here = ids[each.segment];
+        const int64_t begin = here.indptr[each.place], end = here.indptr[each.place + 1];
         if (begin < 0 || end < begin || static_cast<size_t>(end) > here.text.size) continue;
-        all[i].text = here.text.data + begin;
-        all[i].n_bytes = static_cast<size_t>(end - begin);
-        __builtin_prefetch(all[i].text);
+        each.text = here.text.data + begin;
+        each.n_bytes = static_cast<size_t>(end - begin);
+        __builtin_prefetch(each.text);
     }
 }
 
@@ -352,22 +348,22 @@ bool by_id(const Tied& a, const Tied& b) {
 template <typename Score>
 std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,
                                   Span<Score> scores) {
-    std::vector<Tied> all;
-    all.reserve(doc_ords.size);
-    for (size_t i = 0; i < doc_ords.size; ++i) {
-        const size_t segment = firsts.segment_of(doc_ords[i]);
-        all.push_back({static_cast<int64_t>(i), segment, doc_ords[i] - firsts[segment]});
-    }
     const auto ties = [&](size_t i, size_t j) { return j < doc_ords.size && scores[i] == scores[j]; };
-    const auto tied = [&](size_t i) { return ties(i, i + 1) || (i > 0 && ties(i - 1, i)); };
-    find_ids(ids, all, tied);
-    for (size_t first = 0, last = 0; first < all.size(); first = last) {
-        while (last == first || ties(first, last)) ++last;
-        if (last - first > 1) std::sort(all.begin() + first, all.begin() + last, by_id);
+    std::vector<int64_t> order(doc_ords.size);
+    std::vector<Tied> tied;
+    for (size_t i = 0; i < doc_ords.size; ++i) {
+        order[i] = static_cast<int64_t>(i);
+        if (!ties(i, i + 1) && (i == 0 || !ties(i - 1, i))) continue;
+        const size_t segment = firsts.segment_of(doc_ords[i]);
+        tied.push_back({order[i], segment, doc_ords[i] - firsts[segment]});
     }
-    std::vector<int64_t> order;
-    order.reserve(all.size());
-    for (const Tied& each : all) order.push_back(each.at);
+    find_ids(ids, tied);
+    for (auto first = tied.begin(), last = first; first != tied.end(); first = last) {
+        const size_t begin = static_cast<size_t>(first->at);
+        while (last != tied.end() && ties(begin, static_cast<size_t>(last->at))) ++last;
+        std::sort(first, last, by_id);
+        for (auto each = first; each != last; ++each) order[begin + static_cast<size_t>(each - first)] = each->at;
+    }
     return order;
 }
 

@@ -175,6 +175,16 @@ def test_search_json_has_its_promised_shape(bm25_index, capsys):
     assert hit["branches"]["tokens"].keys() == {"score", "rank"}
 
 
+def test_depth_bounds_what_a_branch_gives(bm25_index, capsys):
+    assert main(["search", str(bm25_index), "about the river and bread", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)["hits"][-1]["doc_id"]
+    asked = ["search", str(bm25_index), "about the river and bread", "--doc-id", last]
+    assert main(asked) == 0
+    assert "not found" not in capsys.readouterr().out
+    assert main([*asked, "--depth", "1"]) == 0
+    assert "not found: none of the 1 candidates" in capsys.readouterr().out
+
+
 def test_a_document_is_explained_found_or_not(bm25_index, capsys):
     arguments = ["search", str(bm25_index), "about the river", "--doc-id"]
     assert main([*arguments, "d-river", "--json"]) == 0

@@ -14,6 +14,8 @@ from factories import make_contract
 from lightir import kernel
 from lightir.errors import MissingExtra
 from lightir.index import Index, IndexWriter, build_index, graph, rows
+from lightir.index import build as build_module
+from lightir.index import writer as writer_module
 from lightir.index.graph import Graph, build_graph
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.shards import Shard
@@ -150,6 +152,32 @@ def test_a_graph_s_list_may_lack_documents_that_score_more_than_its_last(tmp_pat
         writer.add([Document("waits", "text")])
     with Index.open(tmp_path / "index", exact=True) as index:  # without a vector it scores 0, the last may score less
         assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["tokens"]
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_one_graph_has_all_documents_and_later_ones_join_it_when_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change waits for graphs of at most so many rows as a segment without one has."""
+    monkeypatch.setattr(graph, "ROWS_AT_ONCE", 70)
+    monkeypatch.setattr(writer_module, "SEGMENT_DOCUMENTS", 100)
+    monkeypatch.setattr(build_module, "SEGMENT_DOCUMENTS", 100)
+    build(tmp_path / "scanned", shard(unit_rows(N, 1)), dense_graph=False)
+    build(tmp_path / "index", shard(unit_rows(N, 1)))
+    queries = unit_rows(20, 3).astype(np.float32)
+    with IndexWriter.open(tmp_path / "index") as writer, IndexWriter.open(tmp_path / "scanned") as other:
+        assert [len(each.segment) for each in other.view.segments] == [100, 100, 100]
+        assert [len(each.segment) for each in writer.view.segments] == [N]
+        more = shard(unit_rows(250, 2), N)
+        writer.add(more.documents, dense=more.dense)
+        assert sorted(len(each.segment) for each in writer.view.segments) == [50, 100, 100, N]
+        info = writer.compact(progress=False)
+        assert (info.segments, info.dense_graph and info.dense_graph["documents"]) == (1, N + 250)
+    with Index.open(tmp_path / "index") as index:
+        found = dense_top(index, queries, 10)
+    with Index.open(tmp_path / "index", exact=True) as index:
+        true = dense_top(index, queries, 10)
+    assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(found, true, strict=True)]) > 0.9
 
 
 @pytest.mark.usefixtures("small_graphs")

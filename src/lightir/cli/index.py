@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dense-graph", action="store_true", help="make dense search of large segments approximate (lightir[ann])"
     )
+    parser.add_argument(
+        "--segment-documents",
+        type=positive,
+        metavar="N",
+        help="the most documents of a segment, of which memory holds one (default 65536; 1048576 with --dense-graph)",
+    )
     parser.add_argument("--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms")
     parser.add_argument(
         "--analyzer",
@@ -93,6 +99,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
             sparse_top_k=args.sparse_top_k,
             dense_graph=args.dense_graph,
             analyzer=analyzer,
+            segment_documents=args.segment_documents,
             overwrite=args.overwrite,
         )
     contract, query_encoder = None, args.query_encoder
@@ -117,6 +124,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
         sparse_top_k=args.sparse_top_k,
         dense_graph=args.dense_graph,
         analyzer=analyzer,
+        segment_documents=args.segment_documents,
         overwrite=args.overwrite,
     )
 

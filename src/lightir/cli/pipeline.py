@@ -41,6 +41,7 @@ def index_vectors(
     sparse_top_k: int | None = None,
     dense_graph: bool = False,
     analyzer: str | None = "english",
+    segment_documents: int | None = None,
     overwrite: bool = False,
 ) -> IndexInfo:
     """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
@@ -59,6 +60,7 @@ def index_vectors(
         sparse_top_k=sparse_top_k,
         dense_graph=dense_graph,
         analyzer=analyzer,
+        segment_documents=segment_documents,
         overwrite=overwrite,
     )
 

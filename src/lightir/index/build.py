@@ -19,7 +19,7 @@ from lightir.errors import InvalidInput
 from lightir.files import new_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
-from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
+from lightir.index.intake import GRAPH_SEGMENT_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
 from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
 from lightir.index.rows import Rows, join, of_segment, segment_arrays
 from lightir.index.segment import Segment, write_segment
@@ -50,14 +50,15 @@ def build_index(
     sparse_top_k: int | None = None,
     dense_graph: bool = False,
     analyzer: str | None = "english",
-    segment_documents: int = SEGMENT_DOCUMENTS,
+    segment_documents: int | None = None,
     progress: bool = True,
     overwrite: bool = False,
 ) -> IndexInfo:
     """Build an index of all documents; returns what it holds. The same shards give the same bytes.
 
     Documents go into segments as they come, so memory holds one segment of documents whatever the collection's size:
-    with the defaults about 250 MB for documents of 60 words (bench/bench_index.py), and 400 kB a dense column.
+    with the defaults about 250 MB for documents of 60 words (bench/bench_index.py), and 400 kB a dense column; with
+    dense_graph segments are sixteen times as large.
 
     Args:
         shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike.
@@ -69,7 +70,8 @@ def build_index(
         sparse_top_k: see `Sizes`.
         dense_graph: see `Sizes` and lightir.index.graph.
         analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
-        segment_documents: the most documents of a segment.
+        segment_documents: the most documents of a segment, of which memory holds one; None for 65,536, or 1,048,576
+            with dense_graph, see lightir.index.intake.
         progress: show a bar when standard error is a terminal.
         overwrite: replace an index that is there.
 
@@ -84,6 +86,8 @@ def build_index(
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
     sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
+    if segment_documents is None:
+        segment_documents = GRAPH_SEGMENT_DOCUMENTS if dense_graph else SEGMENT_DOCUMENTS
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
     with new_folder(Path(out), overwrite=overwrite) as folder:
         build = _Build(folder, intake, segment_documents)

@@ -30,6 +30,9 @@ CANDIDATE_COST = 200
 LEAST_DOCUMENTS = CANDIDATE_COST * SEARCH_CANDIDATES
 """Smaller segments get no graph: scanning them costs no more."""
 
+ROWS_AT_ONCE = 65_536
+"""Rows that a graph is given at a time, as float32."""
+
 RECALL_K = 10
 RECALL_QUERIES = 100
 
@@ -85,17 +88,20 @@ def build_graph(
     import usearch
 
     keys = np.flatnonzero(wanted)
-    values = _floats(rows, scales, keys)
-    element = "i8" if _have_length_1(values) else "f16"
+    batches = [keys[first : first + ROWS_AT_ONCE] for first in range(0, len(keys), ROWS_AT_ONCE)]
+    element = "i8" if all(_have_length_1(_floats(rows, scales, batch)) for batch in batches) else "f16"
     graph = _new(rows.shape[1], element)
-    graph.add(keys.astype(np.uint64), values, threads=1)
-    stored = np.frombuffer(bytes(graph.save()), dtype=np.uint8)
+    for batch in batches:
+        graph.add(batch.astype(np.uint64), _floats(rows, scales, batch), threads=1)
+    stored = np.frombuffer(graph.save(), dtype=np.uint8)
+    del graph  # it is as large as what was saved
     asked = np.linspace(0, len(keys) - 1, min(RECALL_QUERIES, len(keys))).astype(np.int64)
+    queries = _floats(rows, scales, keys[asked])
     library = f"usearch {usearch.__version__}"
     facts = GraphFacts(len(keys), 0.0, len(asked), element, library)
-    found = Graph(stored, rows, scales, facts).top_k(values[asked], RECALL_K, n_allowed=len(keys))
+    found = Graph(stored, rows, scales, facts).top_k(queries, RECALL_K, n_allowed=len(keys))
     allowed = kernel.pack_bitmap(wanted)
-    best, _ = kernel.dense_top_k(rows, values[asked], k=RECALL_K, scales=scales, allowed=allowed)
+    best, _ = kernel.dense_top_k(rows, queries, k=RECALL_K, scales=scales, allowed=allowed)
     hit = [len(np.intersect1d(mine[0], true)) / len(true) for mine, true in zip(found, best, strict=True)]
     return stored, GraphFacts(len(keys), round(float(np.mean(hit)), 4), len(asked), element, library)
 

@@ -23,6 +23,11 @@ from lightir.vectors import Floats, Ragged, SparseVectors
 SEGMENT_DOCUMENTS = 65_536
 """The most documents of a segment: one block of the kernel's, and the bound on what a build holds in memory."""
 
+GRAPH_SEGMENT_DOCUMENTS = 1_048_576
+"""The same where segments have graphs over dense rows. What a graph's search takes hardly grows with its rows, while
+sixteen graphs take sixteen times as long as one, and as long as a scan. Documents that are added still go into segments
+of SEGMENT_DOCUMENTS at most, so that no change waits for a graph of a million rows; compaction joins them."""
+
 WHOLE_TEXT_TOKENS = 2**31 - 1
 
 DenseDtype = Literal["fp16", "int8", "fp16+int8"]

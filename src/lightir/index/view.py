@@ -246,6 +246,11 @@ class View:
         return sum(each.n_pending for each in self.segments)
 
     @cached_property
+    def is_whole(self) -> bool:
+        """Whether every document of every segment may be found in every branch: none is deleted, none waits."""
+        return self.n_pending == 0 and all(each.deleted is None for each in self.segments)
+
+    @cached_property
     def waits(self) -> Mask:
         """By doc_ord, whether a document waits for its vectors; deleted ones too."""
         return np.concatenate([np.zeros(0, np.bool_), *(each.segment.pending for each in self.segments)])

@@ -23,7 +23,7 @@ from lightir.index import filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
-from lightir.index.intake import DenseDtype, Intake, sliced
+from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
 from lightir.index.rows import Rows, join, of_segment, segment_arrays
@@ -42,7 +42,7 @@ class _Change:
 
     Attributes:
         buried: keys of documents that leave the segments they are in.
-        added: documents for new segments, at most segment_documents each.
+        added: documents for new segments, at most SEGMENT_DOCUMENTS each.
         compact: write all segments again.
     """
 
@@ -258,7 +258,7 @@ class IndexWriter:
             if same:
                 keys = self._store.keys(rows.doc_ids)
                 with self._changing() as change:
-                    for piece in _pieces(len(rows), self._segment_documents):
+                    for piece in _pieces(len(rows), self._added_documents):
                         change.added.append(self._with_tokens(rows.take(piece), keys))
                     change.buried.append(np.array(list(keys.values()), dtype=np.int64))
             return left
@@ -293,7 +293,13 @@ class IndexWriter:
 
     @property
     def _segment_documents(self) -> int:
+        """The most documents of a segment."""
         return int(self._view.record["segment_documents"])
+
+    @property
+    def _added_documents(self) -> int:
+        """The most documents of a segment that a change other than compaction writes."""
+        return min(self._segment_documents, SEGMENT_DOCUMENTS)
 
     # One change
 
@@ -305,7 +311,7 @@ class IndexWriter:
             known = self._store.keys(row[0] for row in stored)
             if known and not replace:
                 raise InvalidInput(f"document {next(iter(known))!r} is in the index already; upsert replaces it")
-            rows = [self._intake.rows(piece) for piece in sliced(shard, self._segment_documents)]
+            rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)]
             if not stored:
                 return 0
             with self._changing() as change:
@@ -389,7 +395,7 @@ class IndexWriter:
             kept: list[LiveSegment] = []
             written = _packed(segments, self._segment_documents, progress)
         else:
-            absorbed = _absorbed(segments, change.added, self._segment_documents)
+            absorbed = _absorbed(segments, change.added, self._added_documents)
             kept = [each for each in segments if each.n_live and each not in absorbed]
             written = iter(_with_absorbed(change.added, absorbed))
         for rows in written:

@@ -149,9 +149,7 @@ class BranchSearch:
 
     def _best(self, branch: Branch, k: int) -> Lists:
         """Each query's best documents with all that tie with the k-th."""
-        n_segments = len(self.view.segments)
-        limited = [self._allowed(branch, position) for position in range(n_segments)]
-        allowed = None if all(each is None for each in limited) else limited
+        allowed = self._all_allowed(branch)
         if branch == "dense":
             assert self.queries.dense is not None  # the plan's branches were encoded
             # A query without terms has no direction: it finds nothing, not everything with score 0.
@@ -225,6 +223,12 @@ class BranchSearch:
         if allowed is None:
             return len(self.view.segments[position].segment)
         return int(np.unpackbits(allowed).sum())
+
+    def _all_allowed(self, branch: Branch) -> list[npt.NDArray[np.uint8] | None] | None:
+        if self.matching is None and self.view.is_whole:
+            return None
+        limited = [self._allowed(branch, position) for position in range(len(self.view.segments))]
+        return None if all(each is None for each in limited) else limited
 
     def _allowed(self, branch: Branch, position: int) -> npt.NDArray[np.uint8] | None:
         matching = None if self.matching is None else self.matching[position]
