@@ -27,7 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightir.data import Batch
 from lightir.train.batch import batch_losses
 from lightir.train.preparation import build_model, prepare_layers
-from lightir.train.recipe import DataRecipe, Documents, Heads, Losses, ModelRecipe, Optimisation, Recipe
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
 from lightir.types import Document
 
 VARIANTS = ("at once", "checkpointed layers", "GradCache 8", "GradCache 2")

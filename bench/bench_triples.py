@@ -38,7 +38,8 @@ from lightir.models.backbones import load_backbone
 from lightir.text import QueryPolicy
 from lightir.train.contrastive import Contrastive
 from lightir.train.loop import run_stage
-from lightir.train.recipe import DataRecipe, Documents, Heads, Losses, ModelRecipe, Optimisation, Recipe
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
 
 TEMPERATURE, RANK = 0.05, 16
 SYSTEMS = ("lightir", "lightir, rows of 512", "sentence-transformers")

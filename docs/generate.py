@@ -113,14 +113,14 @@ def contract_page() -> str:
 
 def recipe_page() -> str:
     """All keys of the training recipes: those of the contrastive stage, then what other stages have besides."""
-    from lightir.train import recipe
+    from lightir.train import recipe, settings
     from lightir.train.stages import STAGES
 
     def records_of(module: str) -> list[type]:
         found = [value for value in vars(sys.modules[module]).values() if dataclasses.is_dataclass(value)]
         return [value for value in found if isinstance(value, type) and value.__module__ == module]
 
-    records = records_of(recipe.__name__)
+    records = [*records_of(settings.__name__), *records_of(recipe.__name__)]
     for kind in STAGES.values():
         if kind.recipe not in records:
             records += records_of(kind.recipe.__module__)

@@ -9,7 +9,7 @@ from typing import Any
 from collections_for_training import write_dataset
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
 from lightir.train.masked import MaskedRecipe
-from lightir.train.recipe import DevSet
+from lightir.train.settings import DevSet
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 

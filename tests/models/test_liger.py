@@ -24,7 +24,8 @@ from lightir.errors import InvalidInput, MissingExtra
 from lightir.models.backbones import Backbone
 from lightir.models.liger import use_liger
 from lightir.train import contrastive, preparation
-from lightir.train.recipe import DataRecipe, Documents, Heads, ModelRecipe, Optimisation, Recipe
+from lightir.train.recipe import Heads, Recipe
+from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
 from tiny_models import save_tiny, tiny_backbone
 
 PATCHED = {

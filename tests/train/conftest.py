@@ -10,8 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from collections_for_training import write_dataset
-from lightir.train.recipe import DataRecipe, DevSet, Documents, Evaluation, Heads, Losses, ModelRecipe, Recipe
-from lightir.train.recipe import Optimisation as Settings
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import DataRecipe, DevSet, Documents, Evaluation, ModelRecipe
+from lightir.train.settings import Optimisation as Settings
 from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
 
 

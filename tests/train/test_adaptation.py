@@ -23,7 +23,9 @@ from lightir.shards import VectorsReader
 from lightir.train import adaptation, contrastive
 from lightir.train.adaptation import Adaptation, AdaptationRecipe, CorpusRecipe, train
 from lightir.train.loop import Loop, average_gradients
-from lightir.train.recipe import Optimisation, Recipe, recipe_yaml
+from lightir.train.recipe import Recipe
+from lightir.train.recipe_files import recipe_yaml
+from lightir.train.settings import Optimisation
 from lightir.train.stages import STAGES, read_recipe
 from lightir.types import Document
 from processes import join

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lightir.train import contrastive
-from lightir.train.recipe import Documents, Evaluation, Heads, Losses, Recipe
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import Documents, Evaluation
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")

@@ -15,7 +15,8 @@ from lightir.train.contrastive import train
 from lightir.train.loop import Loop
 from lightir.train.mining import negatives_files
 from lightir.train.preparation import open_sets
-from lightir.train.recipe import DataRecipe, Recipe
+from lightir.train.recipe import Recipe
+from lightir.train.settings import DataRecipe
 
 
 def triples() -> Iterator[tuple[str, str, str]]:

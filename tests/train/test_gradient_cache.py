@@ -25,7 +25,8 @@ from lightir.train.loop import average_gradients
 from lightir.train.masked import MaskedRecipe
 from lightir.train.preparation import build_model, fit_heads, load_trainable, make_mixture, open_sets
 from lightir.train.query_likelihood import LikelihoodRecipe
-from lightir.train.recipe import Heads, Losses, Optimisation, Recipe
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import Optimisation
 from lightir.train.sidr import SidrLosses, SidrRecipe
 from processes import join
 
@@ -194,9 +195,9 @@ def test_two_processes_have_the_gradient_of_one_without_a_cache(recipe: Recipe, 
 
 @pytest.mark.parametrize("kind", ["adaptation", "masked", "likelihood", "negative"])
 def test_it_is_refused_where_it_means_nothing(recipe: Recipe, kind: str) -> None:
-    asked = Optimisation(gradient_cache=-1 if kind == "negative" else 4)
     corpora = tuple(CorpusRecipe(each.name) for each in recipe.data)
     with pytest.raises(InvalidInput, match="gradient_cache"):  # noqa: PT012
+        asked = Optimisation(gradient_cache=-1 if kind == "negative" else 4)
         if kind == "adaptation":
             AdaptationRecipe(recipe.model, corpora, asked)
         elif kind == "masked":

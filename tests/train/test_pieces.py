@@ -28,7 +28,7 @@ from lightir.models.pieces import Pieces, each_piece
 from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
 from lightir.train.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
 from lightir.train.preparation import recompute_activations
-from lightir.train.recipe import ModelRecipe, Optimisation, packed_attention
+from lightir.train.settings import ModelRecipe, Optimisation, packed_attention
 from pretended_cuda import pretended_cuda
 from tiny_models import tiny_backbone
 

@@ -23,7 +23,8 @@ from lightir.models.projection import largest_maxima, projection_max
 from lightir.text import QueryPolicy
 from lightir.train import contrastive
 from lightir.train.distill import distill
-from lightir.train.recipe import Recipe, TeacherRecipe, recipe_yaml
+from lightir.train.recipe import Recipe, TeacherRecipe
+from lightir.train.recipe_files import recipe_yaml
 from lightir.train.stages import read_recipe
 from pretended_cuda import pretended_cuda
 from tiny_models import save_tiny, write_sentence_transformer

@@ -29,7 +29,9 @@ from lightir.train.query_likelihood import (
     train,
 )
 from lightir.train.query_likelihood import QueryLikelihood as Stage
-from lightir.train.recipe import DataRecipe, DevSet, Documents, Heads, Losses, ModelRecipe, Recipe, recipe_yaml
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.recipe_files import recipe_yaml
+from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe
 from lightir.train.stages import read_recipe
 from processes import join
 from tiny_models import EOS

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.train.recipe import Recipe, data_folder, load_recipe, recipe_content, recipe_yaml
+from lightir.train.data_names import data_folder
+from lightir.train.recipe import Recipe, load_recipe
+from lightir.train.recipe_files import recipe_content, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 from tiny_recipes import RECIPES, tiny_recipe
 

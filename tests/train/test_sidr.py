@@ -29,8 +29,8 @@ from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.bag_search import DeviceSearch, KernelSearch
 from lightir.train.loop import Loop, average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
-from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
+from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 from lightir.train.sidr import (
     SidrEvaluation,
     SidrHead,

@@ -25,7 +25,9 @@ from lightir.train.checkpoint import checkpoints
 from lightir.train.contrastive import train
 from lightir.train.curves import Curves, numbers
 from lightir.train.loop import Loop
-from lightir.train.recipe import Evaluation, Recipe, recipe_yaml
+from lightir.train.recipe import Recipe
+from lightir.train.recipe_files import recipe_yaml
+from lightir.train.settings import Evaluation
 from lightir.train.stopping import noted_interrupts
 from processes import join
 

@@ -22,10 +22,11 @@ from lightir.models.lm_losses import next_token_losses
 from lightir.models.losses import mean_pairwise_cosine, rank, world_size
 from lightir.models.projection import projection_max
 from lightir.text import QueryPolicy
+from lightir.train.data_names import data_folder
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers, trainable_backbone
-from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation, data_folder, packed_attention
+from lightir.train.settings import Evaluation, ModelRecipe, Optimisation, packed_attention
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +106,10 @@ def check_packed_text(
     """What every stage on rows of packed text asks of its recipe; a row has `length` tokens.
 
     Raises:
-        InvalidInput: no corpus, sizes below 1, settings of stages that have queries, or documents longer than a row.
+        InvalidInput: no corpus, settings of stages that have queries, or documents longer than a row.
     """
     if not data:
         raise InvalidInput("a recipe needs at least one corpus under `data`")
-    for name in ("steps", "batch_size", "accumulation"):
-        if getattr(optimisation, name) < 1:
-            raise InvalidInput(f"optimisation.{name} is {getattr(optimisation, name)}; at least 1 is needed")
     if optimisation.packed_tokens:
         raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
     packed_attention(optimisation, model)

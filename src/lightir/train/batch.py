@@ -34,7 +34,8 @@ from lightir.models.masks import BLOCKS_PER_ROW
 from lightir.text import query_term_ids, sparse_queries
 from lightir.train.gradient_cache import Vectors, in_pieces
 from lightir.train.packing import states_without_padding
-from lightir.train.recipe import Recipe, packed_attention
+from lightir.train.recipe import Recipe
+from lightir.train.settings import packed_attention
 from lightir.train.teacher import Teacher
 from lightir.types import Document
 

@@ -18,6 +18,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.losses import similarity
 from lightir.text import query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
+from lightir.train.data_names import data_folder
 from lightir.train.development import Development, fuse, load_development, mean_measures, ndcg
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
 from lightir.train.mining import negatives_files
@@ -30,7 +31,7 @@ from lightir.train.preparation import (
     prepare_layers,
     refit_bias,
 )
-from lightir.train.recipe import Recipe, data_folder
+from lightir.train.recipe import Recipe
 from lightir.train.sparsity import SparsityControl
 from lightir.train.teacher import Teacher
 

@@ -40,7 +40,8 @@ from lightir.train.checkpoint import (
 )
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
-from lightir.train.recipe import Optimisation, recipe_yaml
+from lightir.train.recipe_files import recipe_yaml
+from lightir.train.settings import Optimisation
 from lightir.train.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
 from lightir.train.stopping import noted_interrupts
 

@@ -21,7 +21,7 @@ from lightir.train.adaptation import CorpusRecipe, check_packed_text, corpus_rec
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers, trainable_backbone
-from lightir.train.recipe import Evaluation, ModelRecipe, Optimisation, packed_attention
+from lightir.train.settings import Evaluation, ModelRecipe, Optimisation, packed_attention
 
 
 @dataclass(frozen=True, slots=True)

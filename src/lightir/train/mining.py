@@ -17,9 +17,10 @@ from tqdm import tqdm
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import sha256_file
+from lightir.train.data_names import brings_examples, data_folder
 from lightir.train.finders import Finder, bm25_finder
-from lightir.train.recipe import DataRecipe, DataStage, brings_examples, data_folder
 from lightir.train.retrieval import holds_answer
+from lightir.train.settings import DataRecipe, DataStage
 from lightir.train.teacher import Teacher
 from lightir.types import Document, Query, Ranking
 

@@ -43,17 +43,9 @@ from lightir.models.model_folder import backbone_attention, backbone_record, con
 from lightir.models.own_ends import add_ends, fresh_ends, own_ends
 from lightir.models.own_weights import train_all
 from lightir.text import TextTokenizer
-from lightir.train.recipe import (
-    WANTED,
-    DataRecipe,
-    DataStage,
-    FittedStage,
-    ModelRecipe,
-    Recipe,
-    brings_examples,
-    data_folder,
-    examples_file,
-)
+from lightir.train.data_names import brings_examples, data_folder, examples_file
+from lightir.train.recipe import Recipe
+from lightir.train.settings import WANTED, DataRecipe, DataStage, FittedStage, ModelRecipe
 from lightir.types import Run
 
 logger = logging.getLogger(__name__)

@@ -38,6 +38,7 @@ from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.adaptation import mean_over_processes
 from lightir.train.batch import SHAPE_STEP, framed_queries
+from lightir.train.data_names import data_folder
 from lightir.train.development import Development, load_development
 from lightir.train.loop import Measured, autocast, run_stage
 from lightir.train.preparation import (
@@ -48,7 +49,7 @@ from lightir.train.preparation import (
     prepare_layers,
     training_policies,
 )
-from lightir.train.recipe import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, data_folder
+from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 
 logger = logging.getLogger(__name__)
 

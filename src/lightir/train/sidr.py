@@ -29,6 +29,7 @@ from lightir.models.losses import gather, rank, similarity, two_way_loss, world_
 from lightir.models.pooling import at_least_fp32
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
+from lightir.train.data_names import data_folder
 from lightir.train.development import Development, load_development, mean_measures, ndcg
 from lightir.train.gradient_cache import Vectors, in_pieces
 from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
@@ -42,8 +43,8 @@ from lightir.train.preparation import (
     prepare_layers,
     training_policies,
 )
-from lightir.train.recipe import WANTED, DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, data_folder
 from lightir.train.retrieval import BagOfTokens, Retrieval
+from lightir.train.settings import WANTED, DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import Any
 from lightir.contract import from_json
 from lightir.errors import FormatError
 from lightir.train import adaptation, contrastive, masked, query_likelihood, sidr
-from lightir.train.recipe import Recipe, recipe_content
+from lightir.train.recipe import Recipe
+from lightir.train.recipe_files import recipe_content
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""Recipes as YAML: a file with its bases, overrides of single keys, and what is saved with a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightir.contract import to_json
+from lightir.errors import FormatError, InvalidInput, NotFound
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-5 is a number, as YAML 1.2 has it and everyone means it; YAML 1.1 reads a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
+    """What stands in a recipe file of any stage, with overrides applied (their values in YAML); nothing is checked yet.
+
+    Under `base` a file may name another one beside it, whose keys hold where it says nothing itself; objects are joined
+    key by key, lists and values are replaced.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: not YAML, or bases that lead in a circle.
+        InvalidInput: an override without "=".
+    """
+    content = _with_base(Path(path), ())
+    for override in overrides:
+        _override(content, override)
+    return content
+
+
+def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
+    if not path.is_file():
+        raise NotFound(f"recipe {path} does not exist" + (f"; {above[-1]} names it as its base" if above else ""))
+    if path.resolve() in above:
+        raise FormatError(f"{path} is its own base, by way of {', '.join(each.name for each in above)}")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict) or "base" not in content:
+        return content
+    base = content.pop("base")
+    if not isinstance(base, str):
+        raise FormatError(f"{path}: base is {base!r}; expected the name of a recipe file")
+    return _merged(_with_base(path.parent / base, (*above, path.resolve())), content)
+
+
+def _merged(base: Any, own: Any) -> Any:
+    """Two contents joined: objects key by key, anything else is the own one."""
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    return {**base, **{key: _merged(base.get(key), value) for key, value in own.items()}}
+
+
+def _override(content: Any, override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise InvalidInput(f"override {override!r}: expected key=value, such as optimisation.steps=100")
+    *parents, last = key.split(".")
+    try:
+        parsed = yaml.load(value, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
+    for parent in parents:
+        content = (
+            content[_position(content, parent, override)]
+            if isinstance(content, list)
+            else (content.setdefault(parent, {}) if isinstance(content, dict) else None)
+        )
+        if not isinstance(content, dict | list):
+            raise InvalidInput(f"override {override!r}: {parent!r} has no fields")
+    if isinstance(content, list):
+        content[_position(content, last, override)] = parsed
+    else:
+        content[last] = parsed
+
+
+def _position(values: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(values):
+        raise InvalidInput(f"override {override!r}: {key!r} is no position in a list of {len(values)}")
+    return int(key)
+
+
+def recipe_yaml(recipe: object) -> str:
+    """The recipe as YAML with every field, defaults too."""
+    return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)
