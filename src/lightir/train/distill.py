@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from tqdm import tqdm
 
 from lightir.addresses import resolve_local
 from lightir.contract import Contract, require_same_documents
 from lightir.data import (
-    Dataset,
-    DecontaminationReport,
-    TrainingSet,
-    decontaminate,
     read_documents,
-    read_queries,
-    span_pairs,
-    title_pairs,
 )
 from lightir.encode.cache import cached_table, stored_term_weights
-from lightir.encode.documents import QUERY_ENCODER, length_batches
+from lightir.encode.documents import QUERY_ENCODER
 from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
@@ -38,12 +25,12 @@ from lightir.models.encoder import LightRetriever
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
+from lightir.train.fit_queries import FitQuery, labelled_queries, pseudo_queries, set_name, without_held_out
 from lightir.train.table_fit import FitConfig, fit_table, term_probabilities, weighted_start, with_bigrams
 from lightir.train.teacher import load_teacher
-from lightir.types import Document, Query
+from lightir.train.teacher_vectors import TeacherVectors
+from lightir.types import Document
 from lightir.vectors import Floats, Ragged
-
-CHUNK = 4096  # texts that are encoded, and at most lost, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +44,6 @@ class FittedTable:
 
     rows: Floats
     bigrams: BigramTable | None
-
-
-@dataclass(frozen=True, slots=True)
-class FitQuery:
-    """One query that the table is fitted to.
-
-    Attributes:
-        query: its id and text.
-        source: the query set or corpus that it came from.
-        positive_ids: relevant documents in the corpus of the same name; empty for spans.
-    """
-
-    query: Query
-    source: str
-    positive_ids: tuple[str, ...] = ()
 
 
 def distill(
@@ -113,35 +85,15 @@ def distill(
         AlreadyExists: `out` is there.
         NotFound, FormatError: the tokenizer is not there, or is none.
     """
-    if not corpora:
-        raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
-    config = config or FitConfig()
+    names, config = _corpus_names(corpora), config or FitConfig()
     model = load_teacher(teacher, device=device)
-    own = None if tokenizer is None else _tokenizer(tokenizer)
-    if own is not None and own.hash == model.backbone.tokenizer.hash:
-        own = None
-    if own is not None and model.contract.sparse is not None:
-        raise InvalidInput(
-            f"{teacher} has a sparse branch, whose terms are those of its own tokenizer; leave the other one out"
-        )
-    read = {_name(path): _read_corpus(path, model.contract) for path in corpora}
+    terms = None if tokenizer is None else _other_terms(model, _tokenizer(tokenizer))
+    read = {name: _read_corpus(path, model.contract) for name, path in zip(names, corpora, strict=True)}
     documents = {name: each for name, (each, _) in read.items()}
     encoded = {name: rows for name, (_, rows) in read.items() if rows is not None}
-    if len(documents) < len(corpora):
-        raise InvalidInput(f"two corpora have the same name: {[_name(path) for path in corpora]}")
-    gathered = [*_labelled(queries), *_pseudo_queries(documents, spans, config.seed)]
-    gathered, report = _clean(gathered, test)
-    query = model.contract.query
-    if own is not None:
-        query = dataclasses.replace(
-            query, tokenizer=own.hash, lower_case=True, leading_blank=True, drop=(), term_weights="none"
-        )
-    table = fitted_query_table(
-        model, gathered, documents, config, work=work, encoded=encoded, terms=None if own is None else (own, query)
-    )
-    known = "" if table.bigrams is None else table.bigrams.bigrams.hash
-    query = dataclasses.replace(query, bigrams=known)
-    contract = dataclasses.replace(model.contract, method="distilled", query=query)
+    gathered = [*labelled_queries(queries), *pseudo_queries(documents, spans, config.seed)]
+    gathered, report = without_held_out(gathered, test)
+    table = fitted_query_table(model, gathered, documents, config, work=work, encoded=encoded, terms=terms)
     facts = {
         "teacher": str(teacher),
         "fit": dataclasses.asdict(config),
@@ -152,19 +104,71 @@ def distill(
         "decontamination": None if report is None else report.to_json(),
     }
     with new_folder(Path(out), overwrite=overwrite) as folder:
-        _save_model(model, contract, teacher, folder)
-        fitted = QueryTable("", contract.query.instruction, table.rows)
-        write_query_encoder(
-            folder / QUERY_ENCODER,
-            contract,
-            own or model.backbone.tokenizer,
-            [fitted],
-            dtype=table_dtype,
-            term_weights=stored_term_weights(model) if own is None else None,
-            bigrams=table.bigrams,
-        )
+        _write_model(folder, teacher, model, table, dtype=table_dtype, terms=terms)
         write_json(folder / "distillation.json", facts)
     return Path(out)
+
+
+def _other_terms(model: LightRetriever, tokenizer: TextTokenizer) -> tuple[TextTokenizer, QueryPolicy] | None:
+    """The tokenizer with the policy of its queries; None where it is the model's own.
+
+    Raises:
+        InvalidInput: the model has a sparse branch.
+    """
+    if tokenizer.hash == model.backbone.tokenizer.hash:
+        return None
+    if model.contract.sparse is not None:
+        raise InvalidInput(
+            "the teacher has a sparse branch, whose terms are those of its own tokenizer; leave the other one out"
+        )
+    policy = dataclasses.replace(
+        model.contract.query,
+        tokenizer=tokenizer.hash,
+        lower_case=True,
+        leading_blank=True,
+        drop=(),
+        term_weights="none",
+    )
+    return tokenizer, policy
+
+
+def _write_model(
+    folder: Path,
+    teacher: str | os.PathLike[str],
+    model: LightRetriever,
+    table: FittedTable,
+    *,
+    dtype: TableDtype,
+    terms: tuple[TextTokenizer, QueryPolicy] | None,
+) -> None:
+    """The teacher's files under the contract of the table's queries, and their encoder."""
+    tokenizer, query = terms or (model.backbone.tokenizer, model.contract.query)
+    known = "" if table.bigrams is None else table.bigrams.bigrams.hash
+    contract = dataclasses.replace(model.contract, method="distilled", query=dataclasses.replace(query, bigrams=known))
+    _save_model(model, contract, teacher, folder)
+    write_query_encoder(
+        folder / QUERY_ENCODER,
+        contract,
+        tokenizer,
+        [QueryTable("", query.instruction, table.rows)],
+        dtype=dtype,
+        term_weights=stored_term_weights(model) if terms is None else None,
+        bigrams=table.bigrams,
+    )
+
+
+def _corpus_names(corpora: Sequence[Path | str]) -> list[str]:
+    """The corpora's distinct names.
+
+    Raises:
+        InvalidInput: no corpus, or two of one name.
+    """
+    if not corpora:
+        raise InvalidInput("no corpus was given; the table is fitted to the teacher's ranking of documents")
+    names = [set_name(path) for path in corpora]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"two corpora have the same name: {names}")
+    return names
 
 
 def fitted_query_table(
@@ -195,7 +199,7 @@ def fitted_query_table(
         terms: the tokenizer and the policy that make terms of a query, where they are not the model's.
     """
     tokenizer, policy = terms or (model.backbone.tokenizer, model.contract.query)
-    memory = _Memory(None if work is None else Path(work), model)
+    memory = TeacherVectors(None if work is None else Path(work), model)
     encoded = encoded or {}
     blocks = [encoded[name] if name in encoded else memory.documents(each) for name, each in documents.items() if each]
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
@@ -215,70 +219,6 @@ def fitted_query_table(
         weighted, term_ids, memory.queries(texts), document_vectors, config, positives=_positives(queries, documents)
     )
     return FittedTable(rows[:n_terms], None if bigrams is None else BigramTable(bigrams, rows[n_terms:]))
-
-
-class _Memory:
-    """The teacher's vectors, kept chunk by chunk in a folder under a name that their input decides."""
-
-    def __init__(self, folder: Path | None, model: LightRetriever) -> None:
-        self._folder = folder
-        self._model = model
-        self._width = model.contract.dense.dims[0] if model.contract.dense and model.contract.dense.dims else None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-
-    def documents(self, documents: Sequence[Document]) -> Floats:
-        """(N, dim) normalised, as an index holds them."""
-        keys = [f"{each.title}\x00{each.text}" for each in documents]
-        return self._rows("documents", keys, lambda a, b: self._framed(self._model.frame_documents(documents[a:b])))
-
-    def queries(self, texts: Sequence[str]) -> Floats:
-        """(n, dim) normalised vectors of the full query encoder."""
-        return self._rows("queries", texts, lambda a, b: self._framed(self._model.frame_queries(texts[a:b])))
-
-    def tokens(self, n: int) -> Floats:
-        """(n, dim) each term id encoded alone, normalised."""
-        return self._rows("tokens", [str(i) for i in range(n)], self._alone)
-
-    def _alone(self, start: int, stop: int) -> Floats:
-        empty_ids, begin, _ = self._model.frame_queries([""])[0]
-        framed = [([*empty_ids[:begin], i, *empty_ids[begin:]], begin, begin + 1) for i in range(start, stop)]
-        return self._framed(framed)
-
-    @torch.no_grad()
-    def _framed(self, framed: list[tuple[list[int], int, int]]) -> Floats:
-        blocks = []
-        for positions in length_batches([len(ids) for ids, _, _ in framed], 8192):
-            batch = self._model.batch([framed[position] for position in positions])
-            vectors = self._model.dense_from(self._model.states(batch), batch)[:, : self._width]
-            blocks.append((positions, F.normalize(vectors.float(), dim=-1).cpu().numpy()))
-        rows = np.zeros((len(framed), blocks[0][1].shape[1] if blocks else 0), dtype=np.float32)
-        for positions, block in blocks:
-            rows[positions] = block
-        return rows
-
-    def _rows(self, kind: str, keys: Sequence[str], encode: Callable[[int, int], Floats]) -> Floats:
-        parts = []
-        with tqdm(total=len(keys), desc=f"teacher: {kind}", unit="text", disable=None) as bar:
-            for start in range(0, len(keys), CHUNK):
-                stop = min(start + CHUNK, len(keys))
-                parts.append(self._chunk(kind, keys[start:stop], functools.partial(encode, start, stop)))
-                bar.update(stop - start)
-        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
-
-    def _chunk(self, kind: str, keys: Sequence[str], encode: Callable[[], Floats]) -> Floats:
-        if self._folder is None:
-            return encode()
-        identity = [self._model.contract.fingerprint, str(self._model.backbone.model.dtype), kind, *keys]
-        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-        path = self._folder / f"{kind}-{name}.npy"
-        if not path.is_file():
-            aside = path.with_suffix(f".{os.getpid()}.tmp")
-            with aside.open("wb") as file:
-                np.save(file, encode().astype(np.float16))
-            os.replace(aside, path)
-        rows: Floats = np.load(path).astype(np.float32)
-        return rows
 
 
 def _read_corpus(path: Path | str, contract: Contract) -> tuple[list[Document], Floats | None]:
@@ -306,50 +246,6 @@ def _positives(queries: Sequence[FitQuery], documents: dict[str, list[Document]]
     return Ragged.from_lists([[ordinal[key] for key in row if key in ordinal] for row in keys])
 
 
-def _labelled(paths: Iterable[Path | str]) -> list[FitQuery]:
-    found: list[FitQuery] = []
-    for path in paths:
-        name = _name(path)
-        if Path(path).is_dir():
-            examples = TrainingSet.open(path, instructions=("",)).examples
-            found += [FitQuery(Query(e.query_id, e.query), name, e.positive_ids) for e in examples]
-        else:
-            found += [FitQuery(query, name) for query in read_queries(path)]
-    return found
-
-
-def _pseudo_queries(documents: dict[str, list[Document]], wanted: int, seed: int) -> list[FitQuery]:
-    found: list[FitQuery] = []
-    rng = np.random.default_rng(seed)
-    for name, corpus in documents.items():
-        if not wanted or not corpus:
-            continue
-        per_document = -(-wanted // len(corpus))
-        pairs = [*span_pairs(corpus, rng, per_document=per_document), *title_pairs(corpus)]
-        chosen = np.sort(rng.permutation(len(pairs))[:wanted])
-        found += [FitQuery(pairs[i].query, name) for i in chosen]
-    return found
-
-
-def _clean(queries: list[FitQuery], test: Sequence[Path | str]) -> tuple[list[FitQuery], DecontaminationReport | None]:
-    if not test:
-        return queries, None
-    held_out: dict[str, list[Query]] = {}
-    for path in test:
-        dataset = Dataset.open(path)
-        splits = [split for split in dataset.splits if split != "train"]
-        held_out[dataset.name] = [query for split in splits for query in dataset.queries(split)]
-    groups: dict[str, list[FitQuery]] = {}
-    for each in queries:
-        groups.setdefault(f"{each.source} {'labelled' if each.positive_ids else 'unlabelled'}", []).append(each)
-    # Ids of queries and of spans may meet, so each goes in under its place.
-    numbered = {
-        name: [Query(str(place), each.query.text) for place, each in enumerate(group)] for name, group in groups.items()
-    }
-    kept, report = decontaminate(numbered, held_out)
-    return [groups[name][int(query.query_id)] for name, clean in kept.items() for query in clean], report
-
-
 def _save_model(model: LightRetriever, contract: Contract, teacher: str | os.PathLike[str], folder: Path) -> None:
     source = resolve_local(teacher)
     if source is not None and (source / "lightir.json").is_file():
@@ -363,7 +259,3 @@ def _save_model(model: LightRetriever, contract: Contract, teacher: str | os.Pat
 def _tokenizer(path: Path | str) -> TextTokenizer:
     path = Path(path)
     return TextTokenizer.from_file(path / "tokenizer.json" if path.is_dir() else path)
-
-
-def _name(path: Path | str) -> str:
-    return Path(path).resolve().name

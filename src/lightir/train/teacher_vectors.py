@@ -1,0 +1,86 @@
+"""A teacher's vectors, computed once and kept in files."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from lightir.encode.documents import length_batches
+from lightir.models.encoder import LightRetriever
+from lightir.types import Document
+from lightir.vectors import Floats
+
+CHUNK = 4096  # texts that are encoded, and at most lost, together
+
+
+class TeacherVectors:
+    """The teacher's vectors, kept chunk by chunk in a folder under a name that their input decides."""
+
+    def __init__(self, folder: Path | None, model: LightRetriever) -> None:
+        self._folder = folder
+        self._model = model
+        self._width = model.contract.dense.dims[0] if model.contract.dense and model.contract.dense.dims else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def documents(self, documents: Sequence[Document]) -> Floats:
+        """(N, dim) normalised, as an index holds them."""
+        keys = [f"{each.title}\x00{each.text}" for each in documents]
+        return self._rows("documents", keys, lambda a, b: self._framed(self._model.frame_documents(documents[a:b])))
+
+    def queries(self, texts: Sequence[str]) -> Floats:
+        """(n, dim) normalised vectors of the full query encoder."""
+        return self._rows("queries", texts, lambda a, b: self._framed(self._model.frame_queries(texts[a:b])))
+
+    def tokens(self, n: int) -> Floats:
+        """(n, dim) each term id encoded alone, normalised."""
+        return self._rows("tokens", [str(i) for i in range(n)], self._alone)
+
+    def _alone(self, start: int, stop: int) -> Floats:
+        empty_ids, begin, _ = self._model.frame_queries([""])[0]
+        framed = [([*empty_ids[:begin], i, *empty_ids[begin:]], begin, begin + 1) for i in range(start, stop)]
+        return self._framed(framed)
+
+    @torch.no_grad()
+    def _framed(self, framed: list[tuple[list[int], int, int]]) -> Floats:
+        blocks = []
+        for positions in length_batches([len(ids) for ids, _, _ in framed], 8192):
+            batch = self._model.batch([framed[position] for position in positions])
+            vectors = self._model.dense_from(self._model.states(batch), batch)[:, : self._width]
+            blocks.append((positions, F.normalize(vectors.float(), dim=-1).cpu().numpy()))
+        rows = np.zeros((len(framed), blocks[0][1].shape[1] if blocks else 0), dtype=np.float32)
+        for positions, block in blocks:
+            rows[positions] = block
+        return rows
+
+    def _rows(self, kind: str, keys: Sequence[str], encode: Callable[[int, int], Floats]) -> Floats:
+        parts = []
+        with tqdm(total=len(keys), desc=f"teacher: {kind}", unit="text", disable=None) as bar:
+            for start in range(0, len(keys), CHUNK):
+                stop = min(start + CHUNK, len(keys))
+                parts.append(self._chunk(kind, keys[start:stop], functools.partial(encode, start, stop)))
+                bar.update(stop - start)
+        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+
+    def _chunk(self, kind: str, keys: Sequence[str], encode: Callable[[], Floats]) -> Floats:
+        if self._folder is None:
+            return encode()
+        identity = [self._model.contract.fingerprint, str(self._model.backbone.model.dtype), kind, *keys]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+        path = self._folder / f"{kind}-{name}.npy"
+        if not path.is_file():
+            aside = path.with_suffix(f".{os.getpid()}.tmp")
+            with aside.open("wb") as file:
+                np.save(file, encode().astype(np.float16))
+            os.replace(aside, path)
+        rows: Floats = np.load(path).astype(np.float32)
+        return rows
