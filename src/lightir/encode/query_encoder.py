@@ -97,21 +97,8 @@ def write_query_encoder(
     Raises:
         InvalidInput: tables of different shapes, the same task twice, NaN, or weights that the policy doesn't say.
     """
-    if (contract.query.term_weights == "idf") != (term_weights is not None):
-        given = "were" if term_weights is not None else "were not"
-        raise InvalidInput(f"the policy says term_weights={contract.query.term_weights!r}, but weights {given} given")
-    if (contract.query.weighting == "expansion") != (expansions is not None):
-        given = "were" if expansions is not None else "were not"
-        raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
-    if contract.query.tokenizer not in ("", tokenizer.hash):
-        raise InvalidInput("the contract's queries have the terms of another tokenizer; their table comes from a fit")
-    if contract.query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
-        given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
-        raise InvalidInput(f"the policy says bigrams={contract.query.bigrams!r}, but {given} given")
-    if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
-        raise InvalidInput(f"two tables have the task {min(repeated)!r}")
-    if len({table.rows.shape for table in tables}) > 1:
-        raise InvalidInput(f"tables of different shapes: {[table.rows.shape for table in tables]}")
+    _require_agreement(contract, tokenizer, term_weights, expansions, bigrams)
+    _require_alike(tables)
     files = ["model.safetensors", *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
     with new_folder(Path(folder), overwrite=overwrite) as aside:
         if tables:
@@ -137,6 +124,34 @@ def write_query_encoder(
             save_file(arrays, str(aside / BIGRAMS_FILE))
         left_out = {} if bigrams is None else {"left_out": f"{BIGRAMS_FILE}: {len(bigrams.bigrams)} rows of bigrams"}
         write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **left_out})
+
+
+def _require_agreement(
+    contract: Contract,
+    tokenizer: TextTokenizer,
+    term_weights: Floats | None,
+    expansions: CachedExpansions | None,
+    bigrams: BigramTable | None,
+) -> None:
+    """The query policy says of each part whether it is there."""
+    if (contract.query.term_weights == "idf") != (term_weights is not None):
+        given = "were" if term_weights is not None else "were not"
+        raise InvalidInput(f"the policy says term_weights={contract.query.term_weights!r}, but weights {given} given")
+    if (contract.query.weighting == "expansion") != (expansions is not None):
+        given = "were" if expansions is not None else "were not"
+        raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
+    if contract.query.tokenizer not in ("", tokenizer.hash):
+        raise InvalidInput("the contract's queries have the terms of another tokenizer; their table comes from a fit")
+    if contract.query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
+        given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
+        raise InvalidInput(f"the policy says bigrams={contract.query.bigrams!r}, but {given} given")
+
+
+def _require_alike(tables: Sequence[QueryTable]) -> None:
+    if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
+        raise InvalidInput(f"two tables have the task {min(repeated)!r}")
+    if len({table.rows.shape for table in tables}) > 1:
+        raise InvalidInput(f"tables of different shapes: {[table.rows.shape for table in tables]}")
 
 
 def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any]]:
