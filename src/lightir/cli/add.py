@@ -12,8 +12,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.cli.arguments import CORPUS_HELP, add_json, positive
 from lightir.cli.pipeline import shards_of
-from lightir.cli.terminal import CORPUS_HELP, add_json, positive, print_json, say
+from lightir.cli.terminal import print_json, say
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 

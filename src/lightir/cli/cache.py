@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
+from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
+from lightir.cli.terminal import print_json, say
 
 HELP = "compute a model's query tables (needs the extra `train`)"
 EXAMPLES = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from lightir.cli.terminal import add_json, print_json, say, size
+from lightir.cli.arguments import add_json
+from lightir.cli.terminal import print_json, say, size
 
 HELP = "merge an index's segments and drop what was deleted"
 EXAMPLES = """

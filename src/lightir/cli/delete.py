@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightir.cli.arguments import add_json
 from lightir.cli.filters import add_filter
-from lightir.cli.terminal import add_json, print_json, say
+from lightir.cli.terminal import print_json, say
 
 HELP = "delete documents from an index"
 EXAMPLES = """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightir.cli.arguments import add_json
 from lightir.cli.pipeline import encode_documents, index_vectors
 from lightir.cli.results import result_json, terms_line
 from lightir.cli.terminal import (
@@ -21,7 +22,6 @@ from lightir.cli.terminal import (
     CYAN,
     DIM,
     YELLOW,
-    add_json,
     duration,
     paint,
     print_json,

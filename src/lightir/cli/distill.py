@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.terminal import CORPUS_HELP, add_device, add_json, print_json, say
+from lightir.cli.arguments import CORPUS_HELP, add_device, add_json
+from lightir.cli.terminal import print_json, say
 
 HELP = "fit a query table to a frozen document encoder (needs the extra `train`)"
 EXAMPLES = """

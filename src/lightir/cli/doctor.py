@@ -9,7 +9,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from lightir.cli.terminal import add_json, print_json
+from lightir.cli.arguments import add_json
+from lightir.cli.terminal import print_json
 
 HELP = "what this installation can do"
 EXAMPLES = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive, print_json, say
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_json
+from lightir.cli.terminal import print_json, say
 
 HELP = "encode a corpus into vectors (needs the extra `train`)"
 STAYS = "what is encoded stays, but for the last minute or so: go on with the same command and --resume"
@@ -22,15 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
     parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="folder to write")
     parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder was cut off")
-    parser.add_argument(
-        "--batch-tokens", type=positive, metavar="N", help="tokens in one batch (default: 2048 on a CPU, 8192 on a GPU)"
-    )
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
-    )
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+    add_encoding(parser)
     parser.add_argument(
         "--quantize",
         choices=("int8", "int8-dynamic", "int4"),

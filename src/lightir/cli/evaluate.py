@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
 from lightir.cli.fusion import add_fusion, add_tokens
-from lightir.cli.terminal import MODEL_HELP, add_device, add_json, duration, positive, print_json, say, table
+from lightir.cli.terminal import duration, print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.data import Dataset

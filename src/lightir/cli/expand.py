@@ -12,16 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightir.cli.terminal import (
-    CORPUS_HELP,
-    MODEL_HELP,
-    add_device,
-    add_json,
-    positive,
-    print_json,
-    print_json_line,
-    say,
-)
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
+from lightir.cli.terminal import print_json, print_json_line, say
 
 HELP = "generate queries that documents answer (needs the extra `train`)"
 EXAMPLES = """

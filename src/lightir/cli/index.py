@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.add import say_pending
+from lightir.cli.arguments import add_json, positive
 from lightir.cli.pipeline import are_vectors, index_vectors
-from lightir.cli.terminal import add_json, positive, print_json, say, size
+from lightir.cli.terminal import print_json, say, size
 from lightir.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:

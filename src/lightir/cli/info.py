@@ -7,7 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import add_json, print_json, size, visible
+from lightir.cli.arguments import add_json
+from lightir.cli.terminal import print_json, size, visible
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:

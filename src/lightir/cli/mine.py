@@ -14,7 +14,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say
+from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
+from lightir.cli.terminal import print_json, say
 
 if TYPE_CHECKING:
     from lightir.data import Dataset

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from lightir.cli.terminal import CORPUS_HELP, MODEL_HELP, add_device, add_json, duration, positive, print_json, say
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
+from lightir.cli.terminal import duration, print_json, say
 from lightir.errors import InvalidInput
 from lightir.types import Run
 

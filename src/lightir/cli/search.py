@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from lightir.cli.arguments import add_json, positive
 from lightir.cli.filters import add_filter
 from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import add_json, positive, print_json, print_json_line, say
+from lightir.cli.terminal import print_json, print_json_line, say
 
 if TYPE_CHECKING:
     from lightir.search import LateSearcher, Searcher

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.terminal import add_json, print_json, say
+from lightir.cli.arguments import add_json
+from lightir.cli.terminal import print_json, say
 
 HELP = "back an index up to another folder"
 EXAMPLES = """

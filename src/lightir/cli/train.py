@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightir.cli.terminal import add_device, add_json, print_json, say
+from lightir.cli.arguments import add_device, add_json
+from lightir.cli.terminal import print_json, say
 
 HELP = "train a model from a recipe (needs the extra `train`)"
 STAYS = "the checkpoints are in MODEL.run, and the same command with --resume goes on from the last one"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import add_json, positive, print_json, say, table
+from lightir.cli.arguments import add_json, positive
+from lightir.cli.terminal import print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.search import Searcher

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightir.cli.arguments import add_json
 from lightir.cli.info import kind_of
-from lightir.cli.terminal import add_json, print_json, say
+from lightir.cli.terminal import print_json, say
 
 HELP = "check a folder against its checksums and its contract"
 EXAMPLES = """

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import MODEL_HELP, add_device, add_json, positive, print_json, say, visible
+from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_json, positive
+from lightir.cli.terminal import print_json, say, visible
 
 if TYPE_CHECKING:
     from lightir.index.worker import WorkReport
@@ -50,15 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds before looking again when nothing is pending (default %(default)s)",
     )
-    parser.add_argument(
-        "--batch-tokens", type=positive, metavar="N", help="tokens in one batch (default: 2048 on a CPU, 8192 on a GPU)"
-    )
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
-    )
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+    add_encoding(parser)
     add_device(parser)
     add_json(parser)
 

