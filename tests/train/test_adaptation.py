@@ -21,11 +21,11 @@ from lightir.errors import FormatError, InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.shards import VectorsReader
 from lightir.train import adaptation, contrastive
-from lightir.train.adaptation import Adaptation, AdaptationRecipe, CorpusRecipe, train
+from lightir.train.adaptation import Adaptation, AdaptationRecipe, train
 from lightir.train.loop import Loop, average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import Optimisation
+from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import STAGES, read_recipe
 from lightir.types import Document
 from processes import join

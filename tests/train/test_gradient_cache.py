@@ -18,7 +18,7 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.text import QueryPolicy
 from lightir.train import gradient_cache, sidr
-from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
+from lightir.train.adaptation import AdaptationRecipe
 from lightir.train.batch import batch_losses
 from lightir.train.gradient_cache import in_pieces
 from lightir.train.loop import average_gradients
@@ -26,7 +26,7 @@ from lightir.train.masked import MaskedRecipe
 from lightir.train.preparation import build_model, fit_heads, load_trainable, make_mixture, open_sets
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import Optimisation
+from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.sidr import SidrLosses, SidrRecipe
 from processes import join
 

@@ -25,10 +25,10 @@ from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
 from lightir.models.framing import Batch
 from lightir.models.pieces import Pieces, each_piece
-from lightir.train.adaptation import AdaptationRecipe, CorpusRecipe
+from lightir.train.adaptation import AdaptationRecipe
 from lightir.train.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
 from lightir.train.preparation import recompute_activations
-from lightir.train.settings import ModelRecipe, Optimisation, packed_attention
+from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
 from pretended_cuda import pretended_cuda
 from tiny_models import tiny_backbone
 

@@ -178,3 +178,16 @@ class _AllGather(torch.autograd.Function):
         dist.all_reduce(total)
         begin = rank() * ctx.n_rows
         return total[begin : begin + ctx.n_rows]
+
+
+def mean_over_processes(total: Tensor, n: int) -> Tensor:
+    """A sum over n positions of this process as the mean over all processes' positions.
+
+    Its gradient is such that the mean of all processes' gradients, which the loop takes, is the whole batch's.
+    """
+    if world_size() == 1:
+        return total / max(n, 1)
+    whole = torch.stack([total.detach(), total.new_tensor(float(n))])
+    dist.all_reduce(whole)
+    mean, own = whole[0] / whole[1].clamp(min=1), total * world_size() / whole[1].clamp(min=1)
+    return own + (mean - own.detach())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +14,13 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import token_log_probs
-from lightir.models.losses import rank, world_size
+from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.text import QueryPolicy
-from lightir.train.adaptation import CorpusRecipe, check_packed_text, corpus_record, framed_corpora, mean_over_processes
-from lightir.train.loop import Measured, autocast, run_stage
-from lightir.train.packing import PackedBatch, PackedTexts, packed_states
-from lightir.train.preparation import prepare_layers, trainable_backbone
-from lightir.train.settings import Evaluation, ModelRecipe, Optimisation, packed_attention
+from lightir.train.loop import run_stage
+from lightir.train.packed_text import PackedTextStage, check_packed_text
+from lightir.train.packing import PackedBatch
+from lightir.train.preparation import trainable_backbone
+from lightir.train.settings import CorpusRecipe, Evaluation, ModelRecipe, Optimisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class MaskedRecipe:
     stage: Literal["masked_next_token"] = "masked_next_token"
 
     def __post_init__(self) -> None:
-        check_packed_text(self.data, self.optimisation, self.documents, self.model, self.length)
+        check_packed_text(self)
         if self.model.attention != "bidirectional":
             raise InvalidInput(f"model.attention is {self.model.attention}; this stage is for bidirectional")
         if not 0 < self.ratio <= 1 or min(self.random, self.kept) < 0 or self.random + self.kept > 1:
@@ -75,52 +74,28 @@ def train(recipe: MaskedRecipe, out: Path | str, *, resume: bool = False, device
     return run_stage(recipe, Path(out), lambda device: MaskedNextToken(recipe, device), resume=resume, device=device)
 
 
-class MaskedNextToken:
+class MaskedNextToken(PackedTextStage):
     """The stage: its packed text, its model and its loss."""
 
     def __init__(self, recipe: MaskedRecipe, device: str) -> None:
-        """Build the model, read and tokenise the text; every process holds all of it."""
-        self.recipe, self.device = recipe, device
-        self.retriever = _build(recipe, device)
-        self.mask_id = _mask_id(self.retriever, recipe.mask)
-        framed = framed_corpora(self.retriever, recipe.data)
-        self.texts = PackedTexts(framed, length=recipe.length, seed=recipe.optimisation.seed)
-        prepare_layers(self.retriever, recipe.model)
-        self.trunk = self.retriever.trunk
-        self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
-        self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
-
-    @property
-    def fixed(self) -> dict[str, Tensor]:
-        """Nothing beside the parameters."""
-        return {}
-
-    @property
-    def texts_per_step(self) -> int:
-        """About: documents as long as they are on average."""
-        settings = self.recipe.optimisation
-        tokens = settings.batch_size * settings.accumulation * self.recipe.length
-        return max(1, round(tokens * len(self.texts) / len(self.texts.tokens)))
-
-    def restore(self, fixed: Mapping[str, Tensor]) -> None:
-        """Nothing to take."""
+        """Build the model, read and tokenise the text."""
+        retriever = _build(recipe, device)
+        self.recipe, self.mask_id = recipe, _mask_id(retriever, recipe.mask)
+        super().__init__(recipe, retriever, device)
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Mean of -log p(token | everything else of its piece) over the batch's hidden tokens on all processes."""
         del step
         batch, wanted, targets = self._hidden(number)
-        backbone = self.retriever.backbone
-        with autocast(self.device, backbone.model.dtype):
-            attention = packed_attention(self.recipe.optimisation, self.recipe.model)
-            states = packed_states(backbone, batch, attention=attention)
+        states = self.states(batch)
         rows, places = wanted.nonzero(as_tuple=True)
-        found = token_log_probs(backbone, states[rows, places - 1], targets[rows, places])
+        found = token_log_probs(self.retriever.backbone, states[rows, places - 1], targets[rows, places])
         return {"masked": mean_over_processes(-found.sum(), len(found))}, {}
 
     def _hidden(self, number: int) -> tuple[PackedBatch, Tensor, Tensor]:
         """This process's rows with tokens hidden, (B, T) bool which, and (B, T) what stood there."""
         recipe, n_rows = self.recipe, self.recipe.optimisation.batch_size
-        whole = self.texts.batch(number, rows=n_rows, process=rank(), processes=world_size())
+        whole = self.own_rows(number)
         chosen, hidden, drawn = drawn_masks(
             (n_rows, recipe.length), recipe, vocab_size=self.retriever.backbone.vocab_size, number=number
         )
@@ -131,18 +106,6 @@ class MaskedNextToken:
         tensors = (ids, whole.pieces, whole.positions, wanted, whole.input_ids)
         ids, pieces, positions, wanted, targets = (each.to(self.device) for each in tensors)
         return PackedBatch(ids, pieces, positions), wanted, targets
-
-    def evaluate(self) -> Measured | None:
-        """There is no development set."""
-        return None
-
-    def save(self, folder: Path) -> None:
-        """Write the model."""
-        self.retriever.save(folder)
-
-    def records(self) -> dict[str, object]:
-        """What it was trained on."""
-        return {"data": corpus_record(self.recipe.data, self.texts)}
 
 
 def drawn_masks(

@@ -33,10 +33,9 @@ from lightir.models.likelihood import (
     require_generator,
     sequence_states,
 )
-from lightir.models.losses import rank, world_size
+from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.adaptation import mean_over_processes
 from lightir.train.batch import SHAPE_STEP, framed_queries
 from lightir.train.data_names import data_folder
 from lightir.train.development import Development, load_development

@@ -83,6 +83,20 @@ class DataRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class CorpusRecipe:
+    """Unlabelled text.
+
+    Attributes:
+        name: a corpus in any form that `lightir encode` reads: a BEIR folder, a JSON-lines, CSV or Parquet file, a
+            folder of text files; or a name inside the folder that LIGHTIR_DATA names.
+        documents: the first so many; 0 takes all.
+    """
+
+    name: str
+    documents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Optimisation:
     """Steps, batches and the learning rate.
 
