@@ -25,8 +25,9 @@ from lightir.train.batch import (
     full_query_states,
     share_of,
 )
-from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
+from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Recipe, TeacherRecipe
+from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.teacher import Teacher, load_teacher
 from tiny_models import write_sentence_transformer
 

@@ -20,8 +20,9 @@ from lightir.models.encoder import LightRetriever
 from lightir.train.batch import batch_losses, share_of
 from lightir.train.contrastive import Contrastive, train
 from lightir.train.loop import Loop, average_gradients, learning_rate_share
-from lightir.train.preparation import build_model, fit_heads, make_mixture, open_sets
+from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Losses, Recipe, load_recipe
+from lightir.train.stage_data import make_mixture, open_sets
 from processes import join
 
 

@@ -14,9 +14,9 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.train.contrastive import train
 from lightir.train.loop import Loop
 from lightir.train.mining import negatives_files
-from lightir.train.preparation import open_sets
 from lightir.train.recipe import Recipe
 from lightir.train.settings import DataRecipe
+from lightir.train.stage_data import open_sets
 
 
 def triples() -> Iterator[tuple[str, str, str]]:

@@ -23,11 +23,12 @@ from lightir.train.batch import batch_losses
 from lightir.train.gradient_cache import in_pieces
 from lightir.train.loop import average_gradients
 from lightir.train.masked import MaskedRecipe
-from lightir.train.preparation import build_model, fit_heads, load_trainable, make_mixture, open_sets
+from lightir.train.preparation import build_model, fit_heads, load_trainable
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.sidr import SidrLosses, SidrRecipe
+from lightir.train.stage_data import make_mixture, open_sets
 from processes import join
 
 ALL = Losses(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))

@@ -105,7 +105,7 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
 
 def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Tensor:
     """Eq. 10, pair by pair and token by token; nothing is hidden."""
-    retriever, batch = stage.retriever, stage.mixture.batch(number)
+    retriever, batch = stage.retriever, stage.data.mixture.batch(number)
     backbone = retriever.backbone
     total = torch.zeros(())
     for query, document in zip(batch.queries, batch.documents, strict=True):
@@ -287,7 +287,7 @@ def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
         for name, parameter in stage.parameters.items():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
-    parts, _ = batch_losses(stage.retriever, stage.mixture.batch(0), recipe, number=0)
+    parts, _ = batch_losses(stage.retriever, stage.data.mixture.batch(0), recipe, number=0)
     torch.stack(list(parts.values())).sum().backward()
     average_gradients(list(stage.parameters.values()))
     return {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
@@ -318,7 +318,7 @@ def test_a_file_of_examples_is_trained_on(likelihood: LikelihoodRecipe, tmp_path
     ]
     (tmp_path / "made.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     stage = Stage(dataclasses.replace(likelihood, data=(DataRecipe(str(tmp_path / "made.jsonl")),)), "cpu")
-    assert len(stage.sets[0]) == 9
+    assert len(stage.data.sets[0]) == 9
     assert float(stage.losses(0, step=0)[0]["query"].detach()) > 0
     with pytest.raises(InvalidInput, match="brings whole examples"):
         Stage(dataclasses.replace(likelihood, data=(DataRecipe(str(tmp_path / "made.jsonl"), pairs="titles"),)), "cpu")

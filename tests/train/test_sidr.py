@@ -28,7 +28,7 @@ from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.bag_search import DeviceSearch, KernelSearch
 from lightir.train.loop import Loop, average_gradients
-from lightir.train.preparation import fit_heads, load_trainable, make_mixture, open_sets, training_policies
+from lightir.train.preparation import fit_heads, load_trainable, training_policies
 from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 from lightir.train.sidr import (
@@ -44,6 +44,7 @@ from lightir.train.sidr import (
     shipped_contract,
     train,
 )
+from lightir.train.stage_data import make_mixture, open_sets
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 from processes import join

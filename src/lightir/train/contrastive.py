@@ -12,27 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightir.data import Dataset
-from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import similarity
 from lightir.text import query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
-from lightir.train.data_names import data_folder
-from lightir.train.development import Development, fuse, load_development, mean_measures, ndcg
-from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
-from lightir.train.mining import negatives_files
-from lightir.train.preparation import (
-    build_model,
-    data_record,
-    fit_heads,
-    make_mixture,
-    open_sets,
-    prepare_layers,
-    refit_bias,
-)
+from lightir.train.development import Development, fuse, measured, ndcg
+from lightir.train.loop import Measured, autocast, run_stage
+from lightir.train.preparation import build_model, fit_heads, prepare_layers, refit_bias, save_shipped
 from lightir.train.recipe import Recipe
 from lightir.train.sparsity import SparsityControl
+from lightir.train.stage_data import StageData
 from lightir.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
@@ -67,19 +56,9 @@ class Contrastive:
     def __init__(self, recipe: Recipe, negatives: Path, device: str) -> None:
         """Open and clean the data, mine what is to be mined into `negatives`, build the model and fit its heads."""
         self.recipe, self.device = recipe, device
-        if is_first():
-            negatives_files(recipe, negatives)  # one process mines, the others find the files
-        barrier()
-        self.sets, self.report = open_sets(recipe, negatives=negatives_files(recipe, negatives))
-        if self.report is not None:
-            logger.info("decontamination:\n%s", self.report.to_markdown())
-        self.mixture = make_mixture(recipe, self.sets)
-        self.development = [
-            load_development(Dataset.open(data_folder(d.name)), d.split, queries=d.queries, documents=d.documents)
-            for d in recipe.evaluation.sets
-        ]
+        self.data = StageData(recipe, negatives=negatives)
         self.retriever = build_model(recipe, device=device)
-        fit_heads(self.retriever, recipe, self.sets)
+        fit_heads(self.retriever, recipe, self.data.sets)
         prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
         self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
@@ -111,7 +90,7 @@ class Contrastive:
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the mixture's batch."""
-        batch = self.mixture.batch(number)
+        batch = self.data.mixture.batch(number)
         weights: dict[str, Any] = {name: control.weight for name, control in self.controls.items()}
         recipe = dataclasses.replace(self.recipe, losses=dataclasses.replace(self.recipe.losses, **weights))
         with autocast(self.device, self.retriever.backbone.model.dtype):
@@ -131,32 +110,23 @@ class Contrastive:
 
     def evaluate(self) -> Measured | None:
         """nDCG@10 on every development set, and the mean; the recipe says which branch decides."""
-        if not self.development:
+        if not self.data.development:
             return None
         heads = self.retriever.heads
-        refit_bias(self.retriever, self.recipe, self.sets)  # what is shipped is refitted, so that is measured
+        refit_bias(self.retriever, self.recipe, self.data.sets)  # what is shipped is refitted, so that is measured
         with autocast(self.device, self.retriever.backbone.model.dtype):
-            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
+            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.data.development}
         self.retriever.heads = heads
-        means = mean_measures(list(per_set.values()))
-        logger.info("development: %s", {name: round(value, 4) for name, value in means.items()})
-        wanted = self.recipe.evaluation.by
-        if wanted not in means:
-            raise InvalidInput(f"evaluation.by is {wanted!r}, but this model has {sorted(means)}")
-        return Measured(means[wanted], {"mean": means, **per_set})
+        return measured(per_set, by=self.recipe.evaluation.by)
 
     def save(self, folder: Path) -> None:
         """Write the model under the contract that the recipe describes."""
-        refit_bias(self.retriever, self.recipe, self.sets)
-        self.retriever.contract = dataclasses.replace(
-            self.retriever.contract, document=self.recipe.documents.policy, query=self.recipe.query
-        )
-        self.retriever.save(folder)
+        refit_bias(self.retriever, self.recipe, self.data.sets)
+        save_shipped(self.retriever, self.recipe, folder)
 
     def records(self) -> dict[str, object]:
         """What was trained on, and what was left out of it."""
-        found: dict[str, object] = {"data": data_record(self.sets, self.mixture)}
-        return found if self.report is None else found | {"decontamination": self.report.to_json()}
+        return self.data.records()
 
 
 def sparsity_controls(recipe: Recipe) -> dict[str, SparsityControl]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.data.dataset import Dataset
+from lightir.errors import InvalidInput
+from lightir.train.loop import Measured
 from lightir.types import Document, Query
+
+logger = logging.getLogger(__name__)
 
 Scores = npt.NDArray[np.float32]
 
@@ -102,3 +107,16 @@ def mean_measures(per_set: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each measure's mean over the sets; empty without sets."""
     names = per_set[0] if per_set else ()
     return {name: float(np.mean([measures[name] for measures in per_set])) for name in names}
+
+
+def measured(per_set: Mapping[str, Mapping[str, float]], *, by: str) -> Measured:
+    """Several sets' measures as the loop takes them: the mean of `by` decides which state is kept.
+
+    Raises:
+        InvalidInput: the model has no such measure.
+    """
+    means = mean_measures(list(per_set.values()))
+    logger.info("development: %s", {name: round(value, 4) for name, value in means.items()})
+    if by not in means:
+        raise InvalidInput(f"evaluation.by is {by!r}, but this model has {sorted(means)}")
+    return Measured(means[by], {"mean": means, **per_set})

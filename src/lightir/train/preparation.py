@@ -1,4 +1,4 @@
-"""From a recipe to what the loop needs: training sets, the mixture, the model with its fitted heads."""
+"""A recipe's model, made ready for the loop: adapter, contract, layers, and what is fitted before the first step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,9 @@ from transformers import PreTrainedModel
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import (
-    Dataset,
-    DecontaminationReport,
-    Mixture,
     TrainingSet,
-    decontaminate_sets,
-    open_hub,
-    open_triples,
-    span_pairs,
-    title_pairs,
 )
 from lightir.errors import InvalidInput
-from lightir.eval.runs import read_run
 from lightir.models.adapters import add_lora, continue_adapter, load_adapter, merge_adapter
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.compilation import compile_layers
@@ -43,10 +34,8 @@ from lightir.models.model_folder import backbone_attention, backbone_record, con
 from lightir.models.own_ends import add_ends, fresh_ends, own_ends
 from lightir.models.own_weights import train_all
 from lightir.text import TextTokenizer
-from lightir.train.data_names import brings_examples, data_folder, examples_file
 from lightir.train.recipe import Recipe
-from lightir.train.settings import WANTED, DataRecipe, DataStage, FittedStage, ModelRecipe
-from lightir.types import Run
+from lightir.train.settings import WANTED, DataStage, FittedStage, ModelRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -55,88 +44,6 @@ DOCUMENTS_FOR_IDF = 20_000
 
 SHAPES = 64
 """Shapes and modes that compiled layers may meet; beyond its default of 8 torch silently runs uncompiled."""
-
-
-def open_sets(
-    recipe: DataStage, *, negatives: Sequence[Path | None]
-) -> tuple[list[TrainingSet], DecontaminationReport | None]:
-    """The recipe's training sets, cleaned of what is close to the held-out ones; no report without held-out sets.
-
-    Args:
-        recipe: data, held_out and held_out_documents are read.
-        negatives: each set's file of mined negatives, or None.
-
-    Raises:
-        InvalidInput: cleaning left a set without examples.
-    """
-    sets = [
-        open_set(each, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
-        for each, mined in zip(recipe.data, negatives, strict=True)
-    ]
-    if not recipe.held_out:
-        return sets, None
-    held_out = [Dataset.open(data_folder(name)) for name in recipe.held_out]
-    cleaned, report = decontaminate_sets(sets, held_out, shared_documents=recipe.held_out_documents)
-    for each in cleaned:
-        if not len(each):
-            raise InvalidInput(f"training set {each.name!r}: every query is too close to a held-out one; leave it out")
-    return cleaned, report
-
-
-def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
-    """One training set as its recipe describes it."""
-    if brings_examples(data.name):
-        return _open_examples(data, data.instructions or (default_instruction,))
-    if data.scores and data.pairs != "judged":
-        raise InvalidInput(f"data set {data.name!r}: scores are of judged queries, not of {data.pairs}")
-    folder = data_folder(data.name)
-    listed = data.instructions == ("listed",)
-    instructions = None if listed else data.instructions or (default_instruction,)
-    if data.pairs == "judged":
-        opened = TrainingSet.open(folder, data.split, negatives=negatives, instructions=instructions)
-        return opened.scored(run_scores(read_run(data.scores))) if data.scores else opened
-    corpus = Dataset.open(folder).corpus()
-    pairs = title_pairs(corpus) if data.pairs == "titles" else span_pairs(corpus, np.random.default_rng(seed))
-    name = f"{folder.name}:{data.pairs}"
-    return TrainingSet.from_pairs(name, pairs, instructions=instructions or (default_instruction,))
-
-
-def _open_examples(data: DataRecipe, instructions: tuple[str, ...]) -> TrainingSet:
-    """A set that brings positives, negatives and perhaps scores with it."""
-    if data.pairs != "judged" or instructions == ("listed",) or data.negatives or data.scores:
-        raise InvalidInput(
-            f"data set {data.name!r} brings whole examples: pairs, negatives, scores and listed instructions are not "
-            "to be chosen"
-        )
-    file = examples_file(data.name)
-    if file is None:
-        return open_hub(data.name, split=data.split, instructions=instructions)
-    if data.split != "train":
-        raise InvalidInput(f"data set {data.name!r} is a file of examples, which has no split {data.split!r}")
-    if file.name.removesuffix(".gz").endswith(".tsv"):
-        return open_triples(file, instructions=instructions)
-    return TrainingSet.open_jsonl(file, instructions=instructions)
-
-
-def run_scores(run: Run) -> dict[str, dict[str, float]]:
-    """A run's scores by query and document id."""
-    return {
-        query_id: dict(zip(found.doc_ids, map(float, found.scores), strict=True)) for query_id, found in run.items()
-    }
-
-
-def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
-    """The batches over the sets."""
-    ratios = {each.name: data.ratio for each, data in zip(sets, recipe.data, strict=True)}
-    settings = recipe.optimisation
-    return Mixture(
-        sets,
-        batch_size=settings.batch_size,
-        n_negatives=settings.negatives,
-        seed=settings.seed,
-        ratios=ratios,
-        mixed=settings.mixed_batches,
-    )
 
 
 def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
@@ -252,6 +159,13 @@ def training_policies(contract: Contract, recipe: DataStage) -> Contract:
     return dataclasses.replace(contract, document=document, query=query)
 
 
+def save_shipped(retriever: LightRetriever, recipe: DataStage, folder: Path) -> None:
+    """Write the model under the recipe's own policies: what is searched is not cut as training was."""
+    document, query = recipe.documents.policy, recipe.query
+    retriever.contract = dataclasses.replace(retriever.contract, document=document, query=query)
+    retriever.save(folder)
+
+
 def prepare_layers(retriever: LightRetriever, model: ModelRecipe) -> None:
     """Gradient checkpointing and compilation, as far as the recipe asks for them."""
     retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
@@ -332,16 +246,3 @@ def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch
         n_documents += len(texts)
     raw = np.log1p(n_documents / (frequency + 0.5))
     return torch.from_numpy((raw / np.log1p(n_documents / 0.5)).astype(np.float32))
-
-
-def data_record(sets: Sequence[TrainingSet], mixture: Mixture) -> dict[str, object]:
-    """What was trained on: counts, and a fingerprint over ids and texts of each set."""
-    return {
-        each.name: {
-            "examples": len(each),
-            "documents": len(each.documents),
-            "batches_per_epoch": mixture.batches_per_set[each.name],
-            "fingerprint": each.fingerprint(),
-        }
-        for each in sets
-    }

@@ -5,7 +5,6 @@ Each passage is corrupted and framed as `<bos> I1 d I2 [E]`; its query's tokens 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, Fusion
-from lightir.data import Batch, Dataset
+from lightir.data import Batch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import (
@@ -37,18 +36,11 @@ from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import SHAPE_STEP, framed_queries
-from lightir.train.data_names import data_folder
-from lightir.train.development import Development, load_development
+from lightir.train.development import Development
 from lightir.train.loop import Measured, autocast, run_stage
-from lightir.train.preparation import (
-    data_record,
-    load_trainable,
-    make_mixture,
-    open_sets,
-    prepare_layers,
-    training_policies,
-)
+from lightir.train.preparation import load_trainable, prepare_layers, save_shipped, training_policies
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.stage_data import StageData
 
 logger = logging.getLogger(__name__)
 
@@ -156,14 +148,7 @@ class QueryLikelihood:
     def __init__(self, recipe: LikelihoodRecipe, device: str) -> None:
         """Open and clean the data, and build the model."""
         self.recipe, self.device = recipe, device
-        self.sets, self.report = open_sets(recipe, negatives=[None] * len(recipe.data))
-        if self.report is not None:
-            logger.info("decontamination:\n%s", self.report.to_markdown())
-        self.mixture = make_mixture(recipe, self.sets)
-        self.development = [
-            load_development(Dataset.open(data_folder(d.name)), d.split, queries=d.queries, documents=d.documents)
-            for d in recipe.evaluation.sets
-        ]
+        self.data = StageData(recipe, negatives=None)
         contract = training_policies(shipped_contract(recipe), recipe)
         self.retriever = load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
         require_generator(self.retriever.backbone)
@@ -187,32 +172,28 @@ class QueryLikelihood:
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Of the mixture's batch; `step` changes nothing, the corruption is drawn for each number."""
-        batch = self.mixture.batch(number)
+        batch = self.data.mixture.batch(number)
         with autocast(self.device, self.retriever.backbone.model.dtype):
             parts, monitored = batch_losses(self.retriever, batch, self.recipe, number=number)
         return parts, {**monitored, "dataset": batch.dataset}
 
     def evaluate(self) -> Measured | None:
         """Mean log likelihood of a query token after a relevant document, uncorrupted, over the development sets."""
-        if not self.development:
+        if not self.data.development:
             return None
         with autocast(self.device, self.retriever.backbone.model.dtype):
-            found = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
+            found = {each.name: measure(self.retriever, each, self.recipe) for each in self.data.development}
         mean = float(np.mean(list(found.values())))
         logger.info("development: log likelihood of a query token %.4f", mean)
         return Measured(mean, {"mean": {"log_likelihood": mean}, **found})
 
     def save(self, folder: Path) -> None:
         """Write the model under the contract that the recipe describes."""
-        self.retriever.contract = dataclasses.replace(
-            self.retriever.contract, document=self.recipe.documents.policy, query=self.recipe.query
-        )
-        self.retriever.save(folder)
+        save_shipped(self.retriever, self.recipe, folder)
 
     def records(self) -> dict[str, object]:
         """What was trained on, and what was left out of it."""
-        found: dict[str, object] = {"data": data_record(self.sets, self.mixture)}
-        return found if self.report is None else found | {"decontamination": self.report.to_json()}
+        return self.data.records()
 
 
 def shipped_contract(recipe: LikelihoodRecipe) -> Contract:

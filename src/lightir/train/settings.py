@@ -274,6 +274,22 @@ class DataStage(Protocol):
         """The document policy."""
 
 
+class DevelopmentSets(Protocol):
+    """What a stage measures on."""
+
+    @property
+    def sets(self) -> tuple[DevSet, ...]:
+        """The development sets."""
+
+
+class QueryStage(DataStage, Protocol):
+    """A stage's recipe that trains on queries and is measured by queries."""
+
+    @property
+    def evaluation(self) -> DevelopmentSets:
+        """The development sets."""
+
+
 class FittedHeads(Protocol):
     """What fitting the heads reads."""
 

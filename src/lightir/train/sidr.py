@@ -20,7 +20,6 @@ from torch import Tensor
 
 from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
 from lightir.data import Batch as DataBatch
-from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.models.bags import token_means
 from lightir.models.encoder import LightRetriever
@@ -29,22 +28,13 @@ from lightir.models.losses import gather, rank, similarity, two_way_loss, world_
 from lightir.models.pooling import at_least_fp32
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
-from lightir.train.data_names import data_folder
-from lightir.train.development import Development, load_development, mean_measures, ndcg
+from lightir.train.development import Development, measured, ndcg
 from lightir.train.gradient_cache import Vectors, in_pieces
-from lightir.train.loop import Measured, autocast, barrier, is_first, run_stage
-from lightir.train.mining import negatives_files
-from lightir.train.preparation import (
-    data_record,
-    fit_heads,
-    load_trainable,
-    make_mixture,
-    open_sets,
-    prepare_layers,
-    training_policies,
-)
+from lightir.train.loop import Measured, autocast, run_stage
+from lightir.train.preparation import fit_heads, load_trainable, prepare_layers, save_shipped, training_policies
 from lightir.train.retrieval import BagOfTokens, Retrieval
 from lightir.train.settings import WANTED, DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.stage_data import StageData
 
 logger = logging.getLogger(__name__)
 
@@ -179,26 +169,16 @@ class Sidr:
     def __init__(self, recipe: SidrRecipe, negatives: Path, device: str) -> None:
         """Open and clean the data, index them, build the model and fit its bias."""
         self.recipe, self.device = recipe, device
-        if is_first():
-            negatives_files(recipe, negatives)
-        barrier()
-        self.sets, self.report = open_sets(recipe, negatives=negatives_files(recipe, negatives))
-        if self.report is not None:
-            logger.info("decontamination:\n%s", self.report.to_markdown())
-        self.mixture = make_mixture(recipe, self.sets)
-        self.development = [
-            load_development(Dataset.open(data_folder(d.name)), d.split, queries=d.queries, documents=d.documents)
-            for d in recipe.evaluation.sets
-        ]
+        self.data = StageData(recipe, negatives=negatives)
         contract = training_policies(shipped_contract(recipe), recipe)
         self.retriever = load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
-        fit_heads(self.retriever, recipe, self.sets)
+        fit_heads(self.retriever, recipe, self.data.sets)
         prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
         self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
         self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
         wanted = recipe.retrieval.top_m > 0
-        self.indexes = {each.name: BagOfTokens(each, self.retriever) for each in self.sets} if wanted else {}
+        self.indexes = {each.name: BagOfTokens(each, self.retriever) for each in self.data.sets} if wanted else {}
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -218,7 +198,7 @@ class Sidr:
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """L_final over the mixture's batch and what the queries retrieve."""
-        batch = self.mixture.batch(number)
+        batch = self.data.mixture.batch(number)
         generator = np.random.default_rng([self.recipe.optimisation.seed, 4, number])
         with autocast(self.device, self.retriever.backbone.model.dtype):
             parts, monitored = batch_losses(
@@ -228,28 +208,19 @@ class Sidr:
 
     def evaluate(self) -> Measured | None:
         """nDCG@10 of full and beta search on every development set, and the mean."""
-        if not self.development:
+        if not self.data.development:
             return None
         with autocast(self.device, self.retriever.backbone.model.dtype):
-            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.development}
-        means = mean_measures(list(per_set.values()))
-        logger.info("development: %s", {name: round(value, 4) for name, value in means.items()})
-        if self.recipe.evaluation.by not in means:
-            raise InvalidInput(f"evaluation.by is {self.recipe.evaluation.by!r}, but this model has {sorted(means)}")
-        return Measured(means[self.recipe.evaluation.by], {"mean": means, **per_set})
+            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.data.development}
+        return measured(per_set, by=self.recipe.evaluation.by)
 
     def save(self, folder: Path) -> None:
         """Write the model under the contract that the recipe describes."""
-        wanted = shipped_contract(self.recipe)
-        self.retriever.contract = dataclasses.replace(
-            self.retriever.contract, document=wanted.document, query=wanted.query
-        )
-        self.retriever.save(folder)
+        save_shipped(self.retriever, self.recipe, folder)
 
     def records(self) -> dict[str, object]:
         """What was trained on, and what was left out of it."""
-        found: dict[str, object] = {"data": data_record(self.sets, self.mixture)}
-        return found if self.report is None else found | {"decontamination": self.report.to_json()}
+        return self.data.records()
 
 
 def shipped_contract(recipe: SidrRecipe) -> Contract:
