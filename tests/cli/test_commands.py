@@ -9,10 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, load_command, main
 from lightir.cli.completion import commands
 
@@ -330,6 +333,24 @@ def test_doctor_json_has_its_promised_shape(capsys):
     found = json.loads(capsys.readouterr().out)
     assert {"version", "kernel", "extras", "cpu", "threads"} <= found.keys()
     assert found["kernel"]["dispatch"] in found["kernel"]["available"]
+
+
+def test_doctor_knows_every_extra_of_the_project(capsys):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {
+        extra: [Requirement(line).name for line in lines] for extra, lines in project["optional-dependencies"].items()
+    }
+    del wanted["dev"]
+    assert doctor.extras() == wanted
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^{extra} +(installed|not installed: pip)", shown, re.MULTILINE) for extra in wanted)
+
+
+def test_doctor_tells_what_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "extras", lambda: {"here": ["pytest"], "gone": ["pytest", "no-such-package"]})
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["extras"] == {"here": True, "gone": False}
 
 
 def test_doctor_says_how_each_model_s_queries_are_tokenised(tmp_path, monkeypatch, capsys):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,8 @@ EXAMPLES = """
   lightir doctor --json
 """
 
-EXTRAS = {
-    "train": ("torch", "transformers", "peft", "accelerate", "yaml"),
-    "eval": ("ir_measures", "scipy"),
-    "parquet": ("pyarrow",),
-    "ann": ("usearch",),
-    "quantize": ("torchao",),
-}
-"""What must be importable for an extra to count as installed."""
+FOR_DEVELOPERS = "dev"
+"""The extra that a checkout needs; an installation is whole without it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,15 +36,14 @@ def run(args: argparse.Namespace) -> None:
         return
     kernel, installed = found["kernel"], found["extras"]
     print(f"lightir {found['version']}, Python {found['python']}")
-    print(f"cpu       {found['cpu']}, {found['threads']} threads")
-    print(f"kernel    {kernel['dispatch']} (this processor has {', '.join(kernel['available'])})")
+    print(f"cpu         {found['cpu']}, {found['threads']} threads")
+    print(f"kernel      {kernel['dispatch']} (this processor has {', '.join(kernel['available'])})")
     for name, present in installed.items():
-        print(
-            f"{name:<9} {'installed' if present else f'not installed: pip install {chr(39)}lightir[{name}]{chr(39)}'}"
-        )
-    print(f"models    {', '.join(found['models']) or 'none installed; `make setup` in a checkout installs them'}")
+        how = "installed" if present else f"not installed: pip install 'lightir[{name}]'"
+        print(f"{name:<11} {how}")
+    print(f"models      {', '.join(found['models']) or 'none installed; `make setup` in a checkout installs them'}")
     for name, how in found["query_tokenizers"].items():
-        print(f"          {name}'s queries are tokenised by {how}")
+        print(f"            {name}'s queries are tokenised by {how}")
 
 
 def report() -> dict[str, Any]:
@@ -62,12 +56,32 @@ def report() -> dict[str, Any]:
         "version": lightir.__version__,
         "python": platform.python_version(),
         "kernel": {"dispatch": kernel.dispatch(), "available": kernel.available()},
-        "extras": {name: all(map(importlib.util.find_spec, needed)) for name, needed in EXTRAS.items()},
+        "extras": {name: all(map(_is_installed, needed)) for name, needed in extras().items()},
         "models": list(shipped_models()),
         "query_tokenizers": {name: _query_tokenizer(folder) for name, folder in shipped_models().items()},
         "cpu": _cpu(),
         "threads": len(os.sched_getaffinity(0)),
     }
+
+
+def extras() -> dict[str, list[str]]:
+    """The packages of each extra, in pyproject.toml's order, as the installed metadata have them."""
+    found: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("lightir") or ():
+        package, _, marker = requirement.partition(";")
+        extra = re.search(r"extra == [\"']([^\"']+)", marker)
+        name = re.match(r"[\w.-]+", package)
+        if extra and name and extra[1] != FOR_DEVELOPERS:
+            found.setdefault(extra[1], []).append(name[0])
+    return found
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _query_tokenizer(model: Path) -> str:
