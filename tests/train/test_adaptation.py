@@ -15,6 +15,7 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from interrupted import cut
 from lightir.contract import DocumentPolicy
 from lightir.encode import encode_corpus
 from lightir.errors import FormatError, InvalidInput
@@ -22,7 +23,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.shards import VectorsReader
 from lightir.train import adaptation, contrastive
 from lightir.train.adaptation import Adaptation, AdaptationRecipe, train
-from lightir.train.loop import Loop, average_gradients
+from lightir.train.loop import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import CorpusRecipe, Optimisation
@@ -91,21 +92,9 @@ def test_a_model_folder_comes_out_that_encodes_documents(adapting: AdaptationRec
     assert json.loads((out / "training" / "data.json").read_text())["documents"] == 24
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    adapting: AdaptationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(adapting: AdaptationRecipe, tmp_path: Path) -> None:
     whole = train(adapting, tmp_path / "whole", device="cpu")
-    original = Loop._optimizer_step
-
-    def killed(self: Loop) -> dict[str, object]:
-        if self.step == 5:
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(Loop, "_optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(adapting, tmp_path / "cut", device="cpu")
-    monkeypatch.undo()
+    cut(lambda: train(adapting, tmp_path / "cut", device="cpu"))
     resumed = train(adapting, tmp_path / "cut", resume=True, device="cpu")
     assert [each["loss"] for each in records(resumed)] == [each["loss"] for each in records(whole)]
     a, b = (load_file(str(m / "adapter" / "adapter_model.safetensors")) for m in (whole, resumed))

@@ -14,6 +14,7 @@ import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
 from collections_for_training import write_dataset
+from interrupted import cut
 from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
@@ -65,21 +66,9 @@ def test_the_log_holds_losses_norms_and_development_measures(recipe: Recipe, tmp
     assert set(measured[0]) == {"symmetric", "dense", "sparse", "hybrid", "symmetric_hybrid"}
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(recipe: Recipe, tmp_path: Path) -> None:
     whole = train(recipe, tmp_path / "whole", device="cpu")
-    original = Loop._optimizer_step
-
-    def killed(self: Loop) -> dict[str, object]:
-        if self.step == 5:
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(Loop, "_optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", device="cpu")
-    monkeypatch.undo()
+    cut(lambda: train(recipe, tmp_path / "cut", device="cpu"))
     with pytest.raises(AlreadyExists, match="unfinished run"):
         train(recipe, tmp_path / "cut", device="cpu")
     resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")

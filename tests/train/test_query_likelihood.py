@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from interrupted import cut
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
@@ -19,7 +20,7 @@ from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFF
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
 from lightir.train import contrastive
-from lightir.train.loop import Loop, average_gradients
+from lightir.train.loop import average_gradients
 from lightir.train.query_likelihood import (
     Corruption,
     LikelihoodEvaluation,
@@ -233,22 +234,10 @@ def test_the_contrastive_stage_starts_from_it(
             contrastive.build_model(plain, device="cpu")
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    likelihood: LikelihoodRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
     recipe = ends(likelihood, "four_new")
     whole = train(recipe, tmp_path / "whole", device="cpu")
-    original = Loop._optimizer_step
-
-    def killed(self: Loop) -> dict[str, object]:
-        if self.step == 5:
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(Loop, "_optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", device="cpu")
-    monkeypatch.undo()
+    cut(lambda: train(recipe, tmp_path / "cut", device="cpu"))
     resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
     assert log(resumed, "query") == log(whole, "query")
     assert Contract.load(resumed) == Contract.load(whole)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
+from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Batch, Dataset, TrainingExample, TrainingSet
 from lightir.encode.cache import cache_vocabulary
@@ -27,7 +28,7 @@ from lightir.models.losses import two_way_loss
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.bag_search import DeviceSearch, KernelSearch
-from lightir.train.loop import Loop, average_gradients
+from lightir.train.loop import average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, training_policies
 from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
@@ -350,21 +351,9 @@ def test_answers_are_found_word_for_word(text: str, answers: tuple[str, ...], ex
     assert holds_answer(text, answers) is expected
 
 
-def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(
-    sidr: SidrRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(sidr: SidrRecipe, tmp_path: Path) -> None:
     whole = train(sidr, tmp_path / "whole", device="cpu")
-    original = Loop._optimizer_step
-
-    def killed(self: Loop) -> dict[str, object]:
-        if self.step == 3:
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(Loop, "_optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(sidr, tmp_path / "cut", device="cpu")
-    monkeypatch.undo()
+    cut(lambda: train(sidr, tmp_path / "cut", device="cpu"), at=3)
     resumed = train(sidr, tmp_path / "cut", resume=True, device="cpu")
     logs = [
         [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]

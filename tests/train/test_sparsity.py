@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from interrupted import cut
 from lightir.errors import InvalidInput
 from lightir.models.heads import activate
 from lightir.models.losses import flops
 from lightir.train.contrastive import train
-from lightir.train.loop import Loop
 from lightir.train.recipe import Recipe
 from lightir.train.sparsity import SparsityControl
 
@@ -71,26 +71,14 @@ def controlled(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, losses=losses, optimisation=accumulated)
 
 
-def test_a_resumed_run_has_the_same_weights_logged_and_losses(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_the_same_weights_logged_and_losses(recipe: Recipe, tmp_path: Path) -> None:
     def steps(model: Path) -> list[dict[str, float]]:
         lines = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
         names = ("loss", "flops_weight", "query_flops_weight", "nonzeros")
         return [{name: each[name] for name in names} for each in lines if "loss" in each]
 
     whole = train(controlled(recipe), tmp_path / "whole", device="cpu")
-    original = Loop._optimizer_step
-
-    def killed(self: Loop) -> dict[str, object]:
-        if self.step == 5:
-            raise KeyboardInterrupt
-        return original(self)
-
-    monkeypatch.setattr(Loop, "_optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(controlled(recipe), tmp_path / "cut", device="cpu")
-    monkeypatch.undo()
+    cut(lambda: train(controlled(recipe), tmp_path / "cut", device="cpu"))
     resumed = train(controlled(recipe), tmp_path / "cut", resume=True, device="cpu")
     assert steps(resumed) == steps(whole)
     weights = [each["flops_weight"] for each in steps(whole)]

@@ -1,0 +1,24 @@
+"""Training runs that are cut off in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from lightir.train.loop import Loop
+
+
+def cut(run: Callable[[], Path], *, at: int = 5) -> None:
+    """Start a training run and kill it in front of the optimizer's step `at`."""
+    original = Loop._optimizer_step
+
+    def killed(self: Loop) -> dict[str, object]:
+        if self.step == at:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with mock.patch.object(Loop, "_optimizer_step", killed), pytest.raises(KeyboardInterrupt):
+        run()
