@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -23,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightir.models.lm_losses import next_token_losses
+from own_process import ExtraMemory, in_own_process
 
 VARIANTS = ("plain", "chunks", "chunks bf16")
 
@@ -33,12 +32,6 @@ def loss(variant: str, states: Tensor, weight: Tensor, targets: Tensor) -> Tenso
     logits = states @ weight.T
     adapted = torch.log(1 + torch.relu(logits))
     return F.cross_entropy(logits, targets, reduction="sum") + F.cross_entropy(adapted, targets, reduction="sum")
-
-
-def resident(field: str) -> int:
-    """Bytes that /proc says of this process: VmRSS now, VmHWM at its highest since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def measure(variant: str, *, positions: int, vocabulary: int, hidden: int, repeats: int) -> dict[str, float]:
@@ -52,22 +45,14 @@ def measure(variant: str, *, positions: int, vocabulary: int, hidden: int, repea
     torch.autograd.backward(loss(variant, states[:2], weight[:64], targets[:2] % 64))  # loads code
     for _ in range(repeats):
         states.grad = None
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        memory = ExtraMemory()
         start = time.perf_counter()
         found = loss(variant, states, weight, targets)
         torch.autograd.backward(found)
         seconds.append(time.perf_counter() - start)
-        peak = max(peak, resident("VmHWM") - before - states.numel() * states.element_size())
+        peak = max(peak, memory.peak() - states.numel() * states.element_size())
         value = float(found.detach()) / positions
     return {"seconds": min(seconds), "extra_bytes": peak, "loss": value}
-
-
-def in_own_process(variant: str, shape: dict[str, int]) -> dict[str, float]:
-    command = [sys.executable, __file__, "--variant", variant, *(f"--{k}={v}" for k, v in shape.items())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
 
 
 def main() -> None:
@@ -80,7 +65,7 @@ def main() -> None:
     if variant:
         json.dump(measure(variant, **arguments), sys.stdout)
         return
-    results = {name: in_own_process(name, arguments) for name in VARIANTS}
+    results = {name: in_own_process(__file__, name, arguments) for name in VARIANTS}
     base = results["plain"]
     for name, result in results.items():
         print(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lightir.models.projection import projection_max
+from own_process import ExtraMemory, in_own_process
 
 VARIANTS = ("naive", "fused", "fused bf16 search")
 
@@ -42,12 +41,6 @@ def run(variant: str, states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor
     return float((maxima > 0).float().mean())
 
 
-def resident(field: str) -> int:
-    """Bytes that /proc says of this process: VmRSS now, VmHWM at its highest since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
 def measure(variant: str, *, batch: int, length: int, vocabulary: int, hidden: int, repeats: int) -> dict[str, float]:
     """Seconds (best of the repeats) and peak extra bytes of one forward and backward pass."""
     torch.manual_seed(0)
@@ -60,20 +53,12 @@ def measure(variant: str, *, batch: int, length: int, vocabulary: int, hidden: i
     run(variant, states[:1, :8], weight[:512], mask[:1, :8], bias[:512])  # loads code, which is resident memory too
     for _ in range(repeats):
         states.grad = None
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        memory = ExtraMemory()
         start = time.perf_counter()
         share = run(variant, states, weight, mask, bias)
         seconds.append(time.perf_counter() - start)
-        peak = max(peak, resident("VmHWM") - before - states.numel() * states.element_size())
+        peak = max(peak, memory.peak() - states.numel() * states.element_size())
     return {"seconds": min(seconds), "extra_bytes": peak, "share_above_zero": share}
-
-
-def in_own_process(variant: str, shape: dict[str, int]) -> dict[str, float]:
-    command = [sys.executable, __file__, "--variant", variant, *(f"--{k}={v}" for k, v in shape.items())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
 
 
 def main() -> None:
@@ -89,7 +74,7 @@ def main() -> None:
         return
     for vocabulary in [arguments["vocabulary"]] if arguments["vocabulary"] else [49_152, 128_256]:
         shape = arguments | {"vocabulary": vocabulary}
-        results = {name: in_own_process(name, shape) for name in VARIANTS}
+        results = {name: in_own_process(__file__, name, shape) for name in VARIANTS}
         base = results["naive"]
         for name, result in results.items():
             memory = base["extra_bytes"] / max(result["extra_bytes"], 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from lightir.train.preparation import build_model, prepare_layers
 from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
 from lightir.types import Document
+from own_process import ExtraMemory, in_own_process
 
 VARIANTS = ("at once", "checkpointed layers", "GradCache 8", "GradCache 2")
 
@@ -71,12 +71,6 @@ def data(n: int, length: int) -> Batch:
     return Batch("none", ("find it",) * n, names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
 
 
-def resident(field: str) -> int:
-    """Bytes that /proc says of this process: VmRSS now, VmHWM at its highest since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
 def measure(variant: str, *, batch: int, length: int) -> dict[str, float]:
     """Processor seconds and peak extra bytes of the second step, and its loss."""
     torch.manual_seed(0)
@@ -88,14 +82,13 @@ def measure(variant: str, *, batch: int, length: int) -> dict[str, float]:
     retriever.trunk.train()
     for n in (2, batch):  # the first one loads code, which is resident memory too
         step = data(n, length)
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        memory = ExtraMemory()
         begun = time.process_time()
         parts, _ = batch_losses(retriever, step, settings, step=0)
         loss = torch.stack(list(parts.values())).sum()
         torch.autograd.backward(loss)
         seconds = time.process_time() - begun
-    return {"seconds": seconds, "extra_bytes": resident("VmHWM") - before, "loss": float(loss)}
+    return {"seconds": seconds, "extra_bytes": memory.peak(), "loss": float(loss)}
 
 
 def main() -> None:
@@ -110,8 +103,7 @@ def main() -> None:
         return
     results = {}
     for name in VARIANTS:
-        command = [sys.executable, __file__, "--variant", name, *(f"--{k}={v}" for k, v in arguments.items())]
-        results[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        results[name] = in_own_process(__file__, name, arguments)
         base, found = results["at once"], results[name]
         print(
             f"{arguments['batch']} queries, {2 * arguments['batch']} documents of {arguments['length']}: {name:20s}"
