@@ -22,8 +22,9 @@ from lightir.train.batch import batch_losses, share_of
 from lightir.train.contrastive import Contrastive, train
 from lightir.train.loop import Loop, average_gradients, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
-from lightir.train.recipe import Losses, Recipe, load_recipe
+from lightir.train.recipe import Losses, Recipe
 from lightir.train.stage_data import make_mixture, open_sets
+from lightir.train.stages import STAGES, read_recipe
 from processes import join
 
 
@@ -49,7 +50,7 @@ def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_
     assert {"recipe.yaml", "log.jsonl", "data.json", "environment.json"} <= {
         p.name for p in (out / "training").iterdir()
     }
-    assert load_recipe(out / "training" / "recipe.yaml") == with_settings(recipe, steps=40)
+    assert read_recipe(out / "training" / "recipe.yaml") == (STAGES["contrastive"], with_settings(recipe, steps=40))
     assert not (tmp_path / "model.run").exists()
 
 

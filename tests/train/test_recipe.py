@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.data_names import data_folder
-from lightir.train.recipe import Recipe, load_recipe
+from lightir.train.recipe import Recipe
 from lightir.train.recipe_files import recipe_content, recipe_yaml
 from lightir.train.stages import STAGES, read_recipe
 from tiny_recipes import RECIPES, tiny_recipe
 
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Any:
+    _, recipe = read_recipe(path, overrides=overrides)
+    return recipe
 
 
 def written(folder: Path, text: str) -> Path:

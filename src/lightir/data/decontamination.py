@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -56,13 +56,6 @@ def content_tokens(text: str) -> list[str]:
         elif run not in STOP_WORDS:
             tokens.append(run)
     return tokens
-
-
-def jaccard(a: Iterable[str], b: Iterable[str]) -> float:
-    """Common tokens over all distinct tokens; 0 when both are empty."""
-    left, right = set(a), set(b)
-    union = len(left | right)
-    return len(left & right) / union if union else 0.0
 
 
 def simhash(tokens: Sequence[str]) -> int:

@@ -290,7 +290,6 @@ class _Systems:
         self._prepared, self._index, self._opened = prepared, index, opened
         self._task, self._threads = task, threads
         self._light = Searcher(index, task=task, threads=threads)
-        self._others: dict[str, Index] = {}
         self._encoders: dict[tuple[bool, SparseForm], _Remembering] = {}
 
     def default_modes(self) -> list[str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from lightir.contract import Fusion, from_json
+from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.text import QueryPolicy
-from lightir.train.recipe_files import recipe_content
 from lightir.train.settings import DataRecipe, Documents, Evaluation, ModelRecipe, Optimisation, packed_attention
 
 
@@ -227,15 +224,3 @@ class Recipe:
             raise InvalidInput("a teacher teaches the full encoder: losses.symmetric and the teacher's own must be > 0")
         if min(losses.contrast, losses.distillation) < 0 or losses.contrast + losses.distillation <= 0:
             raise InvalidInput("losses: contrast and distillation must be 0 or more, and one of them above 0")
-
-
-def load_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> Recipe:
-    """The contrastive recipe in a YAML file, with `key=value` overrides applied (`optimisation.steps=10`).
-
-    Raises:
-        NotFound: there is no such file.
-        FormatError: not YAML, an unknown key, a wrong type; the place is named.
-        InvalidInput: an override without "=", or a value that makes no sense.
-    """
-    recipe: Recipe = from_json(Recipe, recipe_content(path, overrides=overrides), str(path))
-    return recipe
