@@ -268,3 +268,23 @@ def test_a_store_and_segments_that_disagree_are_told(folder: Path) -> None:
         writer._store.remove(np.array([2], np.int64))
     with Index.open(folder) as index, pytest.raises(FormatError, match="2 documents, but the segments hold 3"):
         index.verify()
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_path: Path, rising: bool) -> None:
+    """Documents with one text tie; where ids rise from segment to segment nothing has to be put in order."""
+    ids = [f"d{i:02d}" for i in range(12)]
+    given = ids if rising else ids[::-1]
+    build_index(
+        document_shards([Document(each, "the cat runs") for each in given]), tmp_path / "i", segment_documents=4
+    )
+    with Index.open(tmp_path / "i") as index:
+        assert len(index.view.segments) == 3
+        assert index.view.ids_ascend is rising
+        for k in (3, 7, 12):
+            assert Searcher(index).search(["cat"], k)["0"].doc_ids == ids[:k]
+        with IndexWriter.open(tmp_path / "i") as writer:
+            writer.add([Document("a", "the cat runs")])
+        index.refresh()
+        assert index.view.ids_ascend is False
+        assert Searcher(index).search(["cat"], 13)["0"].doc_ids == ["a", *ids]

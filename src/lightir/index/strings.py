@@ -31,6 +31,10 @@ class SortedStrings:
     def __getitem__(self, position: int) -> str:
         return self._bytes(position).decode()
 
+    def ends(self) -> tuple[bytes, bytes]:
+        """The first and the last one in UTF-8; there must be one."""
+        return self._bytes(0), self._bytes(len(self) - 1)
+
     def terms(self) -> list[str]:
         """All of them."""
         return [self[position] for position in range(len(self))]

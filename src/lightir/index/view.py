@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -348,9 +349,15 @@ class View:
         Returns:
             (n,) places.
         """
-        if len(self.segments) < 2 or len(doc_ords) < 2:
+        if self.ids_ascend or len(doc_ords) < 2:
             return np.arange(len(doc_ords))
         return self._ids.order(doc_ords, scores)
+
+    @cached_property
+    def ids_ascend(self) -> bool:
+        """Whether ids ascend with doc_ords over all segments, so that ties, whose doc_ords ascend, are in order."""
+        ends = [each.segment.doc_ids.ends() for each in self.segments]
+        return all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
     @cached_property
     def _ids(self) -> DocumentIds:

@@ -284,7 +284,7 @@ class BranchSearch:
 
     def _in_order(self, found: BranchList, k: int) -> BranchList:
         """The k best of a list whose scores fall already and that holds all ties of the k-th."""
-        if len(self.view.segments) > 1:
+        if not self.view.ids_ascend:
             order = self.view.break_ties(found.doc_ords, found.scores)
             found = BranchList(found.doc_ords[order], found.scores[order])
         return BranchList(found.doc_ords[:k], found.scores[:k])

@@ -336,7 +336,7 @@ def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterato
     """Each query's k best candidates, or more, out of `depth` of each branch; in the order of the queries."""
     lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
     tokens = _guide(lists, searched, chosen, depth)
-    several = len(searched.view.segments) > 1
+    ties = not searched.view.ids_ascend
     for i in range(searched.queries.n):
         found = {branch: each[i] for branch, each in lists.items()}
         if tokens is not None:
@@ -348,7 +348,7 @@ def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterato
         else:
             queries = {branch: searched.query(branch, i) for branch in found}
             best = fuse_best(
-                found, queries, fusion=chosen.fusion, k=k, ties=several, complete=searched.complete(chosen.branches)
+                found, queries, fusion=chosen.fusion, k=k, ties=ties, complete=searched.complete(chosen.branches)
             )
             yield _in_order(best, searched.view)
 
@@ -390,8 +390,8 @@ def _candidates(
 
 
 def _in_order(fused: Fused, view: View) -> Fused:
-    if len(view.segments) == 1:
-        return fused  # doc_ords ascend with doc_ids, so ties are in order
+    if view.ids_ascend:
+        return fused
     return fused.take(view.break_ties(fused.doc_ords, fused.scores))
 
 
