@@ -32,7 +32,7 @@ class AlreadyExists(LightirError, FileExistsError):
 
 
 class WriteFailed(LightirError, OSError):
-    """A change that could not be stored (a full disk, a broken one); what was stored before is untouched."""
+    """What the system refused (a full disk, a broken one, a busy file); what was stored before is untouched."""
 
 
 class IndexLocked(LightirError):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightir.errors import AlreadyExists, FormatError, NotFound
+from lightir.errors import AlreadyExists, FormatError, NotFound, WriteFailed
 
 
 def fsync_path(path: Path) -> None:
@@ -67,6 +67,18 @@ def sha256_file(path: Path) -> str:
     """The file's SHA-256 as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_folder(source: Path | str, target: Path) -> None:
+    """Copy a folder's content, subfolders too, into another, which may be there.
+
+    Raises:
+        WriteFailed: the disk is full or broken, or a file cannot be read; the first such file is named.
+    """
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except shutil.Error as error:
+        raise WriteFailed(str(error.args[0][0][2])) from error  # of each file: source, copy, why not
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -202,6 +203,45 @@ def test_a_file_size_limit_fails_the_change_and_leaves_the_index(folder: Path) -
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert contents(folder) == sorted([*before, Document("small", "cat")], key=lambda each: each.doc_id)
+
+
+@pytest.mark.parametrize("limit", [3_000, 300_000])
+def test_a_full_disk_leaves_nothing_of_an_index_that_was_being_built(folder: Path, tmp_path: Path, limit: int) -> None:
+    """What is too small even for an empty store, and for its documents; a snapshot of an index is one too."""
+    shards = list(document_shards([Document(f"x{i}", f"w{i} " * 50) for i in range(3000)]))
+    with Index.open(folder) as index:
+        changes: list[Callable[[], object]] = [
+            lambda: build_index(shards, tmp_path / "new" / "index", progress=False),
+            lambda: index.snapshot(tmp_path / "new" / "index"),
+        ]
+        for change in changes[: 1 if limit > 3_000 else 2]:
+            said = in_a_process_with_files_of(limit, change)
+            assert re.search(r"new/index.* cannot be written: (disk I/O error|database or disk is full)", said)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_store_that_the_system_refuses_is_not_called_damaged(folder: Path) -> None:
+    said = in_a_process_with_files_of(1, lambda: Index.open(folder))  # a reader's shared memory is a file too
+    assert re.search(r"store\.sqlite cannot be used: .*; look at the disk", said)
+
+
+def in_a_process_with_files_of(limit: int, act: Callable[[], object]) -> str:
+    """What an act that fails says, in a process whose files may have so many bytes."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            act()
+        except OSError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return said
 
 
 def test_a_damaged_store_is_named(folder: Path) -> None:

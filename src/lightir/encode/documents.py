@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from lightir.addresses import resolve_model_folder
 from lightir.errors import InvalidInput
-from lightir.files import new_folder
+from lightir.files import copy_folder, new_folder
 from lightir.models.compilation import layer_parameters
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
@@ -130,7 +129,7 @@ def encode_corpus(
             tokens += window.tokens
     if folder is not None and (folder / QUERY_ENCODER).is_dir():
         with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
-            shutil.copytree(folder / QUERY_ENCODER, copy, dirs_exist_ok=True)
+            copy_folder(folder / QUERY_ENCODER, copy)
     writer.finish()
     return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
 

@@ -16,14 +16,14 @@ import lightir
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput
-from lightir.files import new_folder
+from lightir.files import copy_folder, new_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
 from lightir.index.intake import GRAPH_SEGMENT_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
 from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
 from lightir.index.rows import Rows, join, of_segment, segment_arrays
 from lightir.index.segment import Segment, write_segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, store_row
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, creating, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
@@ -80,6 +80,7 @@ def build_index(
         ContractMismatch: contract and query encoder are of different models.
         AlreadyExists: `out` is there and overwrite is off.
         MissingExtra: dense_graph without usearch.
+        WriteFailed: the disk is full or broken; nothing is left behind.
     """
     if dense_graph:
         require_usearch()
@@ -89,14 +90,14 @@ def build_index(
     if segment_documents is None:
         segment_documents = GRAPH_SEGMENT_DOCUMENTS if dense_graph else SEGMENT_DOCUMENTS
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
-    with new_folder(Path(out), overwrite=overwrite) as folder:
+    with creating(Path(out)), new_folder(Path(out), overwrite=overwrite) as folder:
         build = _Build(folder, intake, segment_documents)
         try:
             build.run(shards, progress)
         finally:
             build.store.close()
         if query_encoder is not None:
-            shutil.copytree(query_encoder, folder / ENCODER_FOLDER)
+            copy_folder(query_encoder, folder / ENCODER_FOLDER)
     with Index.open(out) as index:
         return index.info()
 

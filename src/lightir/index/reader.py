@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ import numpy.typing as npt
 from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
 from lightir.errors import FormatError
-from lightir.files import new_folder
+from lightir.files import copy_folder, new_folder
 from lightir.index.graph import mean_recall
 from lightir.index.queue import Failure, failures_of
 from lightir.index.segment import Segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, creating
 from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
@@ -182,15 +181,16 @@ class Index:
 
         Raises:
             AlreadyExists: `out` is there and overwrite is off.
+            WriteFailed: the disk is full or broken; nothing is left behind.
         """
         view = self._view
-        with new_folder(Path(out), overwrite=overwrite) as folder:
+        with creating(Path(out)), new_folder(Path(out), overwrite=overwrite) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()
             for each in view.segments:
                 each.segment.copy(folder / SEGMENTS_FOLDER / each.segment.folder.name)
             if (self.folder / ENCODER_FOLDER).is_dir():
-                shutil.copytree(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
+                copy_folder(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:

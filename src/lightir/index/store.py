@@ -22,6 +22,9 @@ from lightir.types import Document
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
+REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
+"""SQLite's errors that speak of the machine, not of the file's content."""
+
 BUSY_S = 30.0
 """How long to wait for a moment's lock of another process, as at a checkpoint."""
 
@@ -83,7 +86,7 @@ class Store:
 
     @classmethod
     def create(cls, path: Path) -> Store:
-        """A new store that `finish` makes whole; until then its file guards nothing."""
+        """A new store, for a block of `creating`, that `finish` makes whole; until then its file guards nothing."""
         connection = connect(path, "rwc")
         # The folder is written aside and renamed when it is whole: a journal would guard nothing.
         connection.execute("PRAGMA journal_mode = OFF")
@@ -234,8 +237,8 @@ class Store:
             raise FormatError(f"{self.path} is damaged: {found[0][0]}")
 
     def backup(self, path: Path) -> None:
-        """Write the store as this connection sees it to another file."""
-        with self._lock, _named(self.path):
+        """Write the store as this connection sees it to another file, in a block of `creating`."""
+        with self._lock:
             target = sqlite3.connect(path)
             try:
                 self._connection.backup(target)
@@ -334,7 +337,29 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
+        if _is_refusal(error):
+            raise WriteFailed(
+                f"{path} cannot be used: {error}; look at the disk, the file need not be damaged"
+            ) from error
         raise FormatError(f"{path} is damaged or no index store: {error}") from error
+
+
+def _is_refusal(error: sqlite3.DatabaseError) -> bool:
+    name = getattr(error, "sqlite_errorname", "")  # SQLITE_IOERR_SHMSIZE and its like
+    return name.startswith(tuple(f"SQLITE_{each}" for each in REFUSED))
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[None]:
+    """A block that fills a new store in the file or folder named.
+
+    Raises:
+        WriteFailed: the disk is full or broken.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise WriteFailed(f"{path} cannot be written: {error}") from error
 
 
 def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:
