@@ -128,7 +128,7 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
 
         yield from (query.text for query in read_queries(args.queries))
     elif args.query == "-":
-        from lightir.data.readers import stdin_lines
+        from lightir.data.lines import stdin_lines
 
         yield from (line.strip() for _, line in stdin_lines())
     else:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightir.data.examples import TrainingExample, given_document
-from lightir.data.readers import json_records, list_field, numbered_lines, place_name
+from lightir.data.lines import numbered_lines
+from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.text import check_text
 from lightir.types import Document

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightir.data.readers import json_records, list_field, numbered_lines, place_name
+from lightir.data.lines import numbered_lines
+from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
 from lightir.text import check_text

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
-import decimal
-import gzip
-import importlib
-import io
-import json
-import math
-import sys
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.data.lines import count_lines, numbered_lines, read_text
+from lightir.data.records import (
+    Record,
+    json_records,
+    parquet_file,
+    parquet_records,
+    place_name,
+    stdin_records,
+    table_records,
+)
+from lightir.errors import InvalidInput, NotFound
 from lightir.text import check_text
 from lightir.types import Document, Qrels, Query
 
@@ -24,15 +24,18 @@ Source: TypeAlias = str | Path | Sequence[str | Path]
 """A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
 
 DOC_ID_FIELDS = ("_id", "doc_id", "docid", "id")
-QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
-TEXT_FIELDS = ("text", "contents", "content", "body")
-QUERY_TEXT_FIELDS = ("text", "query", "question")
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-STDIN = "-"
 
-_Record: TypeAlias = tuple[int, dict[str, Any]]
-"""A line (or row) number, from 1, and its fields."""
+QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
+
+TEXT_FIELDS = ("text", "contents", "content", "body")
+
+QUERY_TEXT_FIELDS = ("text", "query", "question")
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+
+STDIN = "-"
 
 
 def read_documents(source: Source) -> Iterator[Document]:
@@ -168,16 +171,16 @@ class _Part:
             raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
         return cls(path, _kind_of_file(path))
 
-    def records(self, id_field: str, text_field: str) -> Iterator[_Record]:
+    def records(self, id_field: str, text_field: str) -> Iterator[Record]:
         """The part's records; the field names are for parts that have none of their own."""
         if self.path is None:
-            yield from _stdin_records(id_field, text_field)
+            yield from stdin_records(id_field, text_field)
         elif self.kind == "jsonl":
             yield from json_records(self.name, numbered_lines(self.path))
         elif self.kind in ("csv", "tsv"):
-            yield from _table_records(self.path, self.kind)
+            yield from table_records(self.path, self.kind)
         elif self.kind == "parquet":
-            yield from _parquet_records(self.path)
+            yield from parquet_records(self.path)
         else:
             raise AssertionError(self.kind)
 
@@ -185,13 +188,12 @@ class _Part:
         if self.path is None or self.kind in ("csv", "tsv"):
             return None
         if self.kind == "parquet":
-            return int(_parquet_file(self.path).metadata.num_rows)
+            return int(parquet_file(self.path).metadata.num_rows)
         if self.kind == "folder":
             return sum(1 for _ in _text_files(self.path))
         if self.kind == "text":
             return 1
-        with _open(self.path) as file:
-            return sum(1 for line in _raw_lines(file, self.path) if line.strip())
+        return count_lines(self.path)
 
 
 def _kind_of_file(path: Path) -> str:
@@ -224,183 +226,6 @@ def _text_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-# Bytes and lines.
-
-
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
-
-
-def _raw_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    number = 0
-    try:
-        for number, line in enumerate(file, 1):  # noqa: B007 (the number is for the error)
-            yield line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
-
-
-def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines, 1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of the text
-        try:
-            yield number, line.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidInput(
-                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start})"
-            ) from None
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines that are not blank, with their numbers, without their ends."""
-    with _open(path) as file:
-        for number, line in _decoded(_raw_lines(file, path), str(path)):
-            if line.strip():
-                yield number, line.rstrip("\r\n")
-
-
-def stdin_lines() -> Iterator[tuple[int, str]]:
-    """stdin's lines that are not blank, as they come, with their numbers, without their ends; UTF-8 in any locale."""
-    stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
-    for number, line in _decoded(stream, "stdin"):
-        if line.strip():
-            yield number, line.rstrip("\r\n")
-
-
-def _read_text(path: Path) -> str:
-    with _open(path) as file:
-        return "".join(line for _, line in _decoded(_raw_lines(file, path), str(path)))
-
-
-# Records: a line number and named fields.
-
-
-def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[_Record]:
-    """The objects in JSON lines, with the lines' numbers."""
-    for number, line in lines:
-        try:
-            record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
-        except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
-            raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")
-        yield number, record
-
-
-def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """The list in a record's field, [] where it has none.
-
-    Raises:
-        InvalidInput: something else; `where` names the place.
-    """
-    value = record.get(name, [])
-    if not isinstance(value, list):
-        raise InvalidInput(f"{where}: {name} is {type(value).__name__}; expected a list")
-    return value
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number there; leave the field out or write null")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text[:20])
-
-
-def _table_records(path: Path, kind: str) -> Iterator[_Record]:
-    # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
-    csv.field_size_limit(sys.maxsize)
-    with _open(path) as file:
-        lines = (line for _, line in _decoded(_raw_lines(file, path), str(path)))
-        rows = (
-            csv.reader(lines, strict=True)
-            if kind == "csv"
-            else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        )
-        header: list[str] | None = None
-        while True:
-            number = rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                raise InvalidInput(f"{path}, line {number}: {error}") from None
-            if row is None:
-                return
-            if not row:
-                continue
-            if header is None:
-                header = _checked_header(row, path)
-            elif len(row) != len(header):
-                raise InvalidInput(f"{path}, line {number}: {len(row)} fields where the header has {len(header)}")
-            else:
-                yield number, dict(zip(header, row, strict=True))
-
-
-def _checked_header(row: Sequence[str], path: Path) -> list[str]:
-    header = [name.strip() for name in row]
-    if len(set(header)) < len(header):
-        raise InvalidInput(f"{path}, line 1: the header {header} names a column twice")
-    return header
-
-
-def _parquet_file(path: Path) -> Any:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise MissingExtra("pyarrow is needed to read Parquet: pip install 'lightir[parquet]'") from None
-    try:
-        return parquet.ParquetFile(path)
-    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        raise InvalidInput(f"{path} is not a Parquet file: {error}") from None
-
-
-def _parquet_records(path: Path) -> Iterator[_Record]:
-    number = 0
-    for batch in _parquet_file(path).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
-
-
-def _json_value(value: Any, where: str) -> Any:
-    """The value as JSON has it; metadata must survive a round trip through it."""
-    if isinstance(value, dict):
-        return {str(key): _json_value(each, where) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_json_value(each, where) for each in value]
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"{where} is {value}, which metadata cannot hold; write null")
-    if value is None or isinstance(value, str | int | float):
-        return value
-    raise InvalidInput(f"{where} is {type(value).__name__}, which metadata cannot hold")
-
-
-def _stdin_records(id_field: str, text_field: str) -> Iterator[_Record]:
-    lines = stdin_lines()
-    first = next(lines, None)
-    if first is None:
-        return
-    if first[1].lstrip().startswith("{"):
-        yield from json_records("stdin", _chain(first, lines))
-    else:
-        for number, line in _chain(first, lines):
-            yield number, {id_field: str(number), text_field: line}
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
-
-
-# From records to documents and queries.
-
-
 class _SeenIds:
     """Every id of a stream with the place where it stood; a second one is refused."""
 
@@ -414,11 +239,6 @@ class _SeenIds:
             raise InvalidInput(f"{here}: id {each_id!r} stood already in {there}; each id goes in once")
 
 
-def place_name(name: str, number: int) -> str:
-    """The words for a line or row in an error."""
-    return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"
-
-
 def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
     seen = _SeenIds()
     for part in parts:
@@ -427,7 +247,7 @@ def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
             for file in _text_files(path) if part.kind == "folder" else [path]:
                 doc_id = file.relative_to(path).as_posix() if part.kind == "folder" else file.name
                 seen.add(doc_id, str(file), 1)
-                yield Document(doc_id, _read_text(file))
+                yield Document(doc_id, read_text(file))
             continue
         for number, record in part.records(DOC_ID_FIELDS[0], TEXT_FIELDS[0]):
             document = _document(record, place_name(part.name, number))
@@ -440,7 +260,7 @@ def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
     for part in parts:
         if part.kind == "text":
             lines = numbered_lines(cast(Path, part.path))
-            records: Iterator[_Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
+            records: Iterator[Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
         else:
             records = part.records(QUERY_ID_FIELDS[0], QUERY_TEXT_FIELDS[0])
         for number, record in records:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightir.data.examples import DocumentPlaces, PlacedDocuments, Row, given_document, read_rows
-from lightir.data.readers import numbered_lines
+from lightir.data.lines import numbered_lines
 from lightir.data.training import TrainingSet
 from lightir.errors import InvalidInput, NotFound
 from lightir.types import Document

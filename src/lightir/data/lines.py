@@ -1,0 +1,73 @@
+"""Lines of UTF-8 out of files, gzipped or not, and stdin, with their numbers."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from lightir.errors import InvalidInput
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """All lines of a file, with their numbers, from 1, and their ends.
+
+    Raises:
+        InvalidInput: not UTF-8, or a broken gzip stream; the line is named.
+    """
+    yield from _decoded(_raw_lines(path), str(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines that are not blank, with their numbers, without their ends."""
+    return _filled(lines_of(path))
+
+
+def stdin_lines() -> Iterator[tuple[int, str]]:
+    """stdin's lines that are not blank, as they come, with their numbers, without their ends; UTF-8 in any locale."""
+    stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
+    return _filled(_decoded(stream, "stdin"))
+
+
+def read_text(path: Path) -> str:
+    """The whole file."""
+    return "".join(line for _, line in lines_of(path))
+
+
+def count_lines(path: Path) -> int:
+    """How many lines are not blank; whether they are UTF-8 is not looked at."""
+    return sum(1 for line in _raw_lines(path) if line.strip())
+
+
+def _filled(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    return ((number, line.rstrip("\r\n")) for number, line in lines if line.strip())
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    number = 0
+    with _open(path) as file:
+        try:
+            for number, line in enumerate(file, 1):  # noqa: B007 (the number is for the error)
+                yield line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of the text
+        try:
+            yield number, line.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start})"
+            ) from None

@@ -1,0 +1,153 @@
+"""Records, a line or row number and named fields, out of JSON lines, tables, Parquet and stdin."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lightir.data.lines import lines_of, stdin_lines
+from lightir.errors import InvalidInput, MissingExtra
+
+Record: TypeAlias = tuple[int, dict[str, Any]]
+"""A line (or row) number, from 1, and its fields."""
+
+
+def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[Record]:
+    """The objects in JSON lines, with the lines' numbers."""
+    for number, line in lines:
+        try:
+            record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
+        except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
+            raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")
+        yield number, record
+
+
+def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    """The list in a record's field, [] where it has none.
+
+    Raises:
+        InvalidInput: something else; `where` names the place.
+    """
+    value = record.get(name, [])
+    if not isinstance(value, list):
+        raise InvalidInput(f"{where}: {name} is {type(value).__name__}; expected a list")
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number there; leave the field out or write null")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text[:20])
+
+
+def table_records(path: Path, kind: str) -> Iterator[Record]:
+    """The rows of a CSV (quoted) or TSV file (not), whose header names the fields, with the lines where they begin."""
+    # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
+    csv.field_size_limit(sys.maxsize)
+    lines = (line for _, line in lines_of(path))
+    rows = (
+        csv.reader(lines, strict=True) if kind == "csv" else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    )
+    header: list[str] | None = None
+    while True:
+        number = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise InvalidInput(f"{path}, line {number}: {error}") from None
+        if row is None:
+            return
+        if not row:
+            continue
+        if header is None:
+            header = _checked_header(row, path)
+        elif len(row) != len(header):
+            raise InvalidInput(f"{path}, line {number}: {len(row)} fields where the header has {len(header)}")
+        else:
+            yield number, dict(zip(header, row, strict=True))
+
+
+def _checked_header(row: Sequence[str], path: Path) -> list[str]:
+    header = [name.strip() for name in row]
+    if len(set(header)) < len(header):
+        raise InvalidInput(f"{path}, line 1: the header {header} names a column twice")
+    return header
+
+
+def parquet_file(path: Path) -> Any:
+    """The opened file.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+        InvalidInput: it is no Parquet.
+    """
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingExtra("pyarrow is needed to read Parquet: pip install 'lightir[parquet]'") from None
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        raise InvalidInput(f"{path} is not a Parquet file: {error}") from None
+
+
+def parquet_records(path: Path) -> Iterator[Record]:
+    """The rows of a Parquet file, from 1, with values as JSON has them."""
+    number = 0
+    for batch in parquet_file(path).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            number += 1
+            yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
+
+
+def _json_value(value: Any, where: str) -> Any:
+    """The value as JSON has it; metadata must survive a round trip through it."""
+    if isinstance(value, dict):
+        return {str(key): _json_value(each, where) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_json_value(each, where) for each in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(f"{where} is {value}, which metadata cannot hold; write null")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InvalidInput(f"{where} is {type(value).__name__}, which metadata cannot hold")
+
+
+def stdin_records(id_field: str, text_field: str) -> Iterator[Record]:
+    """JSON lines from stdin, or plain lines with their numbers as ids, under these field names."""
+    lines = stdin_lines()
+    first = next(lines, None)
+    if first is None:
+        return
+    if first[1].lstrip().startswith("{"):
+        yield from json_records("stdin", _chain(first, lines))
+    else:
+        for number, line in _chain(first, lines):
+            yield number, {id_field: str(number), text_field: line}
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+def place_name(name: str, number: int) -> str:
+    """The words for a line or row in an error."""
+    return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"
