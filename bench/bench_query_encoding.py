@@ -37,7 +37,7 @@ from lightir import kernel
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
-from lightir.query.cached import CachedBigrams
+from lightir.query.tables import CachedBigrams
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged
 

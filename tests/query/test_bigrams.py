@@ -18,7 +18,7 @@ from lightir.contract import Contract
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
-from lightir.query.cached import CachedBigrams
+from lightir.query.tables import CachedBigrams
 from lightir.search.explain import term_vectors
 from lightir.vectors import Ragged
 from small_collections import DIM, word_contract, word_table, word_tokenizer, write_folder

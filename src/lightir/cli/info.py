@@ -56,7 +56,7 @@ def kind_of(folder: Path) -> str:
     """
     from lightir.contract import FILE_NAME
     from lightir.index.store import STORE_FILE
-    from lightir.query.cached import TABLES_FILE
+    from lightir.query.files import TABLES_FILE
     from lightir.shards import MANIFEST
 
     marks = {"index": STORE_FILE, "vectors": MANIFEST, "query-encoder": TABLES_FILE, "model": FILE_NAME}

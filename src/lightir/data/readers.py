@@ -24,17 +24,11 @@ Source: TypeAlias = str | Path | Sequence[str | Path]
 """A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
 
 DOC_ID_FIELDS = ("_id", "doc_id", "docid", "id")
-
 QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
-
 TEXT_FIELDS = ("text", "contents", "content", "body")
-
 QUERY_TEXT_FIELDS = ("text", "query", "question")
-
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-
 STDIN = "-"
 
 

@@ -32,12 +32,20 @@ from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
 from lightir.query import CachedExpansions
 from lightir.query.bigrams import Bigrams
-from lightir.query.cached import BIGRAMS_FILE, EXPANSIONS_FILE, PAIRS_KEY
+from lightir.query.files import (
+    BIGRAMS_FILE,
+    DEFAULT_TABLE_FILE,
+    EXPANSIONS_FILE,
+    PAIRS_KEY,
+    SCALES_KEY,
+    TABLES_FILE,
+    TABLES_VERSION,
+    TERM_WEIGHTS_FILE,
+    TOKENIZER_FILE,
+)
 from lightir.text import TextTokenizer
 from lightir.vectors import Floats
 
-TABLES = "tables.json"
-FORMAT_VERSION = 1
 TableDtype = Literal["fp16", "fp32", "int8"]
 
 
@@ -99,23 +107,23 @@ def write_query_encoder(
     """
     _require_agreement(contract, tokenizer, term_weights, expansions, bigrams)
     _require_alike(tables)
-    files = ["model.safetensors", *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
+    files = [DEFAULT_TABLE_FILE, *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
     with new_folder(Path(folder), overwrite=overwrite) as aside:
         if tables:
             query = dataclasses.replace(contract.query, instruction=tables[0].instruction)
             contract = dataclasses.replace(contract, query=query)
         contract.save(aside)
-        tokenizer.save(aside / "tokenizer.json")
+        tokenizer.save(aside / TOKENIZER_FILE)
         for name, table in zip(files, tables, strict=False):
             save_file(stored_rows(table.rows, dtype=dtype), str(aside / name))
         listed = [
             {"task": table.task, "instruction": table.instruction, "file": name}
             for name, table in zip(files, tables, strict=False)
         ]
-        write_json(aside / TABLES, {"format_version": FORMAT_VERSION, "dtype": dtype, "tables": listed})
+        write_json(aside / TABLES_FILE, {"format_version": TABLES_VERSION, "dtype": dtype, "tables": listed})
         if term_weights is not None:
             weights = np.ascontiguousarray(term_weights, dtype=np.float32)
-            save_file({"term_weights": weights}, str(aside / "sparse.safetensors"))
+            save_file({"term_weights": weights}, str(aside / TERM_WEIGHTS_FILE))
         if expansions is not None:
             arrays = {"term_ids": expansions.term_ids, "weights": expansions.weights}
             save_file(arrays, str(aside / EXPANSIONS_FILE))
@@ -165,7 +173,7 @@ def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any
     if dtype == "int8":
         scales = (np.abs(rows).max(axis=1, initial=0) / 127).astype(np.float32)
         safe = np.where(scales > 0, scales, 1).astype(np.float32)
-        return {"embeddings": np.rint(rows / safe[:, None]).astype(np.int8), "weights": scales}
+        return {"embeddings": np.rint(rows / safe[:, None]).astype(np.int8), SCALES_KEY: scales}
     if dtype == "fp32":
         return {"embeddings": np.ascontiguousarray(rows, dtype=np.float32)}
     if dtype != "fp16":

@@ -13,7 +13,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import Fusion
 from lightir.kernel import Weights
 from lightir.query import CachedQueryEncoder
-from lightir.query.cached import CachedBigrams
+from lightir.query.tables import CachedBigrams
 from lightir.search.fusion import Fused
 from lightir.search.modes import fusion_text
 from lightir.search.snippets import snippet

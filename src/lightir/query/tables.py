@@ -1,0 +1,85 @@
+"""Tables of token vectors, and of vectors of pairs of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.errors import InvalidInput
+from lightir.kernel import mean_rows
+from lightir.query.bigrams import Bigrams
+from lightir.vectors import Floats, Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTable:
+    """One instruction's token vectors.
+
+    Attributes:
+        embeddings: (n_terms, dim) float16, float32, int8, or uint16 for the bits of bfloat16; a row a term id.
+        scales: (n_terms,) float32 for int8: row t stands for scales[t] * embeddings[t]; else None.
+        instruction: the instruction that the rows were made with.
+    """
+
+    embeddings: npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8] | npt.NDArray[np.uint16]
+    scales: Floats | None = None
+    instruction: str = ""
+
+    def __post_init__(self) -> None:
+        rows = self.embeddings
+        if rows.ndim != 2 or rows.dtype not in (np.float16, np.float32, np.int8, np.uint16):
+            raise InvalidInput(
+                f"embeddings are {rows.dtype} of shape {rows.shape}; "
+                "expected float16, float32, int8 or uint16 (bfloat16) of 2 dimensions"
+            )
+        if (rows.dtype == np.int8) != (self.scales is not None):
+            raise InvalidInput(f"{rows.dtype} embeddings {'with' if self.scales is not None else 'without'} scales")
+        if self.scales is not None and (self.scales.shape != (len(rows),) or self.scales.dtype != np.float32):
+            raise InvalidInput(
+                f"scales are {self.scales.dtype} of shape {self.scales.shape}; expected float32 of ({len(rows)},)"
+            )
+
+    @property
+    def dim(self) -> int:
+        """Width of a row."""
+        return int(self.embeddings.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBigrams:
+    """Rows of pairs of terms: a dense query is the mean of its terms' rows and of its known pairs' rows.
+
+    Attributes:
+        bigrams: the pairs.
+        table: a row a pair.
+    """
+
+    bigrams: Bigrams
+    table: CachedTable
+
+    def __post_init__(self) -> None:
+        if len(self.bigrams) != len(self.table.embeddings):
+            raise InvalidInput(f"there are {len(self.bigrams)} bigrams, but {len(self.table.embeddings)} rows for them")
+
+    def means(self, queries: Ragged, table: CachedTable, *, dim: int | None, threads: int) -> Floats:
+        """(n, dim) float32 rows of length 1; zeros for a query without terms.
+
+        Args:
+            queries: term ids.
+            table: the terms' rows.
+            dim: width of the prefix that is taken.
+            threads: at most so many.
+        """
+        pairs, _ = self.bigrams.find(queries)
+        sums = _sums(table, queries, dim=dim, threads=threads) + _sums(self.table, pairs, dim=dim, threads=threads)
+        lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+        return np.asarray(sums / np.where(lengths > 0, lengths, 1), dtype=np.float32)
+
+
+def _sums(table: CachedTable, rows: Ragged, *, dim: int | None, threads: int) -> Floats:
+    means = mean_rows(
+        table.embeddings, rows.term_ids, rows.indptr, normalize=False, scales=table.scales, dim=dim, threads=threads
+    )
+    return np.asarray(means * rows.lengths[:, None], dtype=np.float32)
