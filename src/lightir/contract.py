@@ -200,6 +200,12 @@ class Contract:
         """
         return _hash({name: _decisive(self)[name] for name in DOCUMENT_SIDE})
 
+    @property
+    def has_light_queries(self) -> bool:
+        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
+        document = self.document
+        return not self.query.suffix and document.ends == 1 and not document.ends_hash
+
     def save(self, folder: Path) -> None:
         """Write lightir.json into the folder."""
         write_json(Path(folder) / FILE_NAME, {"fingerprint": self.fingerprint, **to_json(self)})

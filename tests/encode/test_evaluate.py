@@ -12,7 +12,8 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
 from lightir.data import Dataset
-from lightir.encode.evaluate import FullQueryEncoder, evaluate_model, model_systems
+from lightir.encode.evaluate import evaluate_model, model_systems
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype

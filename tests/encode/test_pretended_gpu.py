@@ -13,8 +13,8 @@ import torch
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import cached_table, encode_corpus
 from lightir.encode.cache import cached_expansions
-from lightir.encode.evaluate import FullQueryEncoder
 from lightir.encode.expansion import generate_queries
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.rerank import rerank
 from lightir.eval.runs import ranking_of
 from lightir.models.encoder import LightRetriever

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightir.data import Dataset, read_negatives
-from lightir.encode.evaluate import FullQueryEncoder
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.errors import InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
 from lightir.train.contrastive import train

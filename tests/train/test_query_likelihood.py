@@ -225,7 +225,7 @@ def test_the_contrastive_stage_starts_from_it(
         loaded.contract.document, ends_hash=model.contract.document.ends_hash
     )
     assert (model.contract.document.ends_hash != loaded.contract.document.ends_hash) == (kind == "four_new")
-    assert not model.has_light_queries
+    assert not model.contract.has_light_queries
     with pytest.raises(InvalidInput, match="no light queries"):
         model.token_vectors(torch.tensor([5]))
     if kind == "four_new":

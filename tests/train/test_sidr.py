@@ -18,7 +18,7 @@ from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Batch, Dataset, TrainingExample, TrainingSet
 from lightir.encode.cache import cache_vocabulary
-from lightir.encode.evaluate import FullQueryEncoder
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.query_encoder import write_query_encoder
 from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput

@@ -241,7 +241,7 @@ class LightRetriever(nn.Module):
             return embedded.float()
         if self.contract.attention == "echo":
             return self.dense_from(*self._echoed(token_ids, instruction))
-        if not self.has_light_queries:
+        if not self.contract.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
@@ -283,12 +283,6 @@ class LightRetriever(nn.Module):
         ranked = rows.detach().scatter(1, own, torch.inf)
         places = ranked.topk(min(self.contract.query.expansion_terms, rows.shape[1]), dim=1).indices
         return places, rows.gather(1, places)
-
-    @property
-    def has_light_queries(self) -> bool:
-        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
-        document = self.contract.document
-        return not self.contract.query.suffix and document.ends == 1 and not document.ends_hash
 
     def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, Batch]:
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""

@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from lightir.data import Dataset
-from lightir.encode.evaluate import FullQueryEncoder, model_systems
+from lightir.encode.evaluate import model_systems
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever

@@ -409,7 +409,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     queries, query_bags = encoded(framed, k=retriever.contract.query.top_k)
     documents, bags = encoded(retriever.frame_documents(development.documents))
     scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
-    if retriever.has_light_queries:
+    if retriever.contract.has_light_queries:
         texts = [query.text for query in development.queries]
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
         light = light_queries(retriever, texts, pad_to=pad_to)

@@ -1,0 +1,133 @@
+"""Queries through the whole model, which light queries are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from lightir.encode.documents import length_batches
+from lightir.errors import InvalidInput
+from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Batch
+from lightir.text import query_term_ids, sparse_queries
+from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
+
+SparseForm = Literal["weights", "lex", "bin", "bag"]
+"""A sparse vector: the strongest terms; its own terms' weights (V_lex); the strongest terms, unweighted (V_bin); its
+own terms, unweighted (V_BoT). The last three are the paper's ablations (SiDR, appendix C)."""
+
+BATCH_TOKENS = 8192
+
+
+class FullQueryEncoder:
+    """Queries through the whole model, as its documents go: the symmetric encoder that light queries are held against.
+
+    The sparse side is the light one, as it is in LightRetriever's comparison, or the model's own, as CSplade has it.
+    """
+
+    def __init__(
+        self,
+        model: LightRetriever,
+        *,
+        instruction: str | None = None,
+        sparse: bool = False,
+        form: SparseForm = "weights",
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: with a dense branch, or with a sparse one and `sparse`.
+            instruction: the contract's by default.
+            sparse: sparse vectors come from the model's sparse head, its strongest terms, as documents' do; not from
+                counted terms.
+            form: of these sparse vectors.
+
+        Raises:
+            InvalidInput: the model lacks the branch.
+        """
+        if model.contract.dense is None and not sparse:
+            raise InvalidInput("this model has no dense branch, so there is no full query encoder")
+        if model.contract.sparse is None and sparse:
+            raise InvalidInput("this model has no sparse branch, so it gives queries no sparse vectors")
+        self._model = model
+        self._instruction = instruction
+        self._sparse = sparse
+        self._form: SparseForm = form
+
+    @property
+    def document_fingerprint(self) -> str:
+        """The model's."""
+        return self._model.contract.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        """The queries' vectors; one without terms gets zeros. There are no tasks: an instruction is set."""
+        if task is not None:
+            raise InvalidInput(f"the full query encoder has no table for task {task!r}; give it the instruction")
+        contract, tokenizer = self._model.contract, self._model.backbone.tokenizer
+        term_ids = query_term_ids(tokenizer, contract.query, texts)
+        dense, sparse = self._encode(texts, term_ids)
+        if contract.sparse is not None and not self._sparse:
+            weights = self._model.heads.term_weights
+            sparse = sparse_queries(
+                term_ids,
+                contract.query,
+                vocab_size=contract.backbone.vocab_size,
+                term_weights=None if weights is None else weights.float().cpu().numpy(),
+            )
+        return QueryVectors(term_ids, dense, sparse)
+
+    @torch.no_grad()
+    def _encode(self, texts: Sequence[str], term_ids: Ragged) -> tuple[Floats | None, SparseVectors | None]:
+        """What goes through the model: dense rows where it has them, sparse ones where they are wanted of it."""
+        model, contract = self._model, self._model.contract
+        rows = None
+        if contract.dense is not None:
+            width = contract.dense.dims[0] if contract.dense.dims else contract.backbone.hidden_size
+            rows = np.zeros((len(texts), width), dtype=np.float32)
+        terms: dict[int, tuple[Tensor, Tensor]] = {}
+        asked = np.flatnonzero(term_ids.lengths).tolist()
+        framed = model.frame_queries([texts[i] for i in asked], instruction=self._instruction)
+        with tqdm(total=len(asked), desc="encode queries", unit="query", disable=None) as bar:
+            for places in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
+                batch = model.batch([framed[place] for place in places])
+                states, own = model.states(batch), [asked[place] for place in places]
+                if rows is not None:
+                    dense = model.dense_from(states, batch)[:, : rows.shape[1]]
+                    rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
+                if self._sparse and contract.sparse is not None:
+                    weights = self._formed(model.sparse_from(states, batch), batch).cpu()
+                    terms |= {query: _positive(row) for query, row in zip(own, weights, strict=True)}
+                bar.update(len(places))
+        return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
+
+    def _formed(self, weights: Tensor, batch: Batch) -> Tensor:
+        """(B, V): the strongest terms, or another form."""
+        if self._form in ("weights", "bin"):
+            kept = self._model.kept(weights, batch, k=self._model.contract.query.top_k or None)
+            return kept if self._form == "weights" else (kept > 0).float()
+        own = torch.zeros_like(weights)
+        rows, places = batch.own_mask.nonzero(as_tuple=True)
+        own[rows, batch.input_ids[rows, places]] = 1.0
+        return own if self._form == "bag" else own * weights
+
+
+def _positive(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids of the terms above zero, ascending, and their weights."""
+    ids = weights.nonzero()[:, 0]
+    return ids, weights[ids]
+
+
+def _sparse_rows(terms: dict[int, tuple[Tensor, Tensor]], n: int, vocab_size: int) -> SparseVectors:
+    """n rows, those that `terms` lacks empty."""
+    none = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    rows = [terms.get(query, none) for query in range(n)]
+    indptr = np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int64)
+    ids = np.concatenate([np.zeros(0, np.uint32), *(ids.numpy().astype(np.uint32) for ids, _ in rows)])
+    weights = np.concatenate([np.zeros(0, np.float32), *(row.float().numpy() for _, row in rows)])
+    return SparseVectors(indptr, ids, weights, vocab_size)

@@ -1,0 +1,142 @@
+"""What measuring a model on a data set needs on the disk: its vectors, its query encoder, indexes of other forms."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lightir.analysis import BAG
+from lightir.contract import Contract, require_same_documents
+from lightir.data import Dataset
+from lightir.encode.cache import cache_vocabulary, stored_term_weights
+from lightir.encode.documents import QUERY_ENCODER, encode_corpus
+from lightir.encode.full_queries import FullQueryEncoder, SparseForm
+from lightir.encode.query_encoder import QueryTable, write_query_encoder
+from lightir.errors import InvalidInput
+from lightir.index import build_index, document_shards
+from lightir.index.intake import document_term_ids
+from lightir.models.devices import fast_dtype, usable_device
+from lightir.models.encoder import LightRetriever
+from lightir.query import CachedQueryEncoder
+from lightir.search import Searcher
+from lightir.shards import MANIFEST, Shard, VectorsReader
+from lightir.text import TextTokenizer
+
+
+class PreparedModel:
+    """A model's vectors and query encoder for one corpus; the model itself is loaded when something lacks."""
+
+    def __init__(self, folder: Path, dataset: Dataset, work: Path, device: str) -> None:
+        self.folder = folder
+        self.contract = Contract.load(folder)
+        self.work = work
+        self._dataset = dataset
+        self._device = device
+        work.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def model(self) -> LightRetriever:
+        """The loaded model."""
+        place = usable_device(self._device)
+        return LightRetriever.load(self.folder, dtype=fast_dtype(place), device=place)
+
+    def vectors(self) -> VectorsReader:
+        """The corpus, encoded; used as it is when it is whole and of the same document side."""
+        out = self.work / "vectors"
+        if (out / MANIFEST).is_file():
+            reader = VectorsReader(out, allow_incomplete=True)
+            require_same_documents(reader.contract, self.contract, names=(str(out), str(self.folder)))
+            if reader.manifest.get("complete"):
+                self._check_complete(reader)
+                return reader
+        encode_corpus(self.model, self._dataset.corpus(), out, resume=True, n_documents=len(self._dataset))
+        return VectorsReader(out)
+
+    def _check_complete(self, reader: VectorsReader) -> None:
+        if len(reader) != len(self._dataset):
+            raise InvalidInput(
+                f"{reader.folder} holds {len(reader)} documents, but {self._dataset.name} has {len(self._dataset)}; "
+                f"choose another work folder for each data set"
+            )
+
+    def query_encoder(self) -> Path:
+        """The model's own query-encoder folder, or one computed in the work folder."""
+        own, cached = self.folder / QUERY_ENCODER, self.work / QUERY_ENCODER
+        if own.is_dir():
+            return own
+        if not cached.is_dir() or Contract.load(cached).fingerprint != self.contract.fingerprint:
+            if self.has_light_dense or self.contract.dense is None:
+                cache_vocabulary(self.model, cached, overwrite=True)
+            else:
+                self._write_empty_table(cached)
+        return cached
+
+    @property
+    def has_light_dense(self) -> bool:
+        """Whether dense queries can be looked up: not in a plain bi-encoder, nor where a query's frame is more than a
+        prompt and one end."""
+        contract = self.contract
+        return contract.dense is not None and contract.method != "dense" and contract.has_light_queries
+
+    def _write_empty_table(self, out: Path) -> None:
+        """An index of dense vectors wants a table; this one is zero, and no mode reads it."""
+        dense, tokenizer = self.contract.dense, self.model.backbone.tokenizer
+        assert dense is not None  # the caller saw to it
+        width = dense.dims[0] if dense.dims else self.contract.backbone.hidden_size
+        rows = np.zeros((tokenizer.vocab_size, width), dtype=np.float32)
+        table = QueryTable("", self.contract.query.instruction, rows)
+        weights = stored_term_weights(self.model)
+        write_query_encoder(out, self.contract, tokenizer, [table], term_weights=weights, overwrite=True)
+
+    def bags_index(self) -> Path:
+        """The corpus as bags of tokens."""
+        shards = document_shards(self._dataset.corpus())
+        build_index(
+            shards, self.work / "bags", query_encoder=self.query_encoder(), analyzer=BAG, overwrite=True, progress=False
+        )
+        return self.work / "bags"
+
+    def formed_index(self, form: Literal["lex", "bin"]) -> Path:
+        """The sparse vectors of the corpus as V_lex or V_bin."""
+        shards = (self._formed(shard, form) for shard in self.vectors())
+        build_index(
+            shards,
+            self.work / form,
+            contract=self.contract,
+            query_encoder=self.query_encoder(),
+            analyzer=None,
+            overwrite=True,
+            progress=False,
+        )
+        return self.work / form
+
+    def _formed(self, shard: Shard, form: Literal["lex", "bin"]) -> Shard:
+        assert shard.sparse is not None  # full_query_encoder refuses models without the branch
+        sparse = shard.sparse
+        if form == "bin":
+            return Shard(shard.documents, None, sparse.with_weights(np.ones(len(sparse.term_ids), dtype=np.uint8)))
+        tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
+        own = document_term_ids(tokenizer, self.contract.document, shard.documents)
+        rows, width = np.arange(len(shard.documents)), sparse.vocab_size
+        kept = np.isin(
+            np.repeat(rows, np.diff(sparse.indptr)) * width + sparse.term_ids,
+            np.repeat(rows, own.lengths) * width + own.term_ids,
+        )
+        weights = np.where(kept, sparse.weights, 0).astype(np.uint8)
+        return Shard(shard.documents, None, sparse.with_weights(weights).without_zeros())
+
+    def full_query_encoder(
+        self, light: Searcher, task: str | None, *, sparse: bool, form: SparseForm = "weights"
+    ) -> FullQueryEncoder:
+        """With the instruction of the table that the light encoder uses, so that both answer the same question."""
+        encoder = light.encoder
+        assert isinstance(encoder, CachedQueryEncoder)  # it is the one that the index carries
+        name = next(iter(encoder.tables), None) if task is None else task
+        if name is None:
+            return FullQueryEncoder(self.model, sparse=sparse, form=form)
+        if name not in encoder.tables:
+            raise InvalidInput(f"no query table for task {name!r}; there are {list(encoder.tables)}")
+        return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction, sparse=sparse, form=form)
