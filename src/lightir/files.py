@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -35,7 +38,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing can be written, nothing can be removed
+            aside.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the file aside
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -82,22 +86,31 @@ def copy_folder(source: Path | str, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(path: Path, *, overwrite: bool = False, replaces: str | None = None) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
 
     Every file in it is flushed before the rename, and as readable as the umask lets a new file be, whatever its writer
     made of it (safetensors writes for the owner alone). With overwrite an existing folder is replaced; its old content
-    stays untouched until the new one is whole.
+    stays untouched until the new one is whole, and at every moment a reader finds one of them (where the system cannot
+    exchange two folders, at all but one). What a killed process left of the same folder is removed first.
+
+    Args:
+        path: the folder's place.
+        overwrite: replace what is there.
+        replaces: the name of a file that a folder must hold to be replaced, so that a wrong path loses nothing else.
 
     Raises:
-        AlreadyExists: `path` is there (and not an empty folder) and overwrite is off.
+        AlreadyExists: `path` is there (and not an empty folder) and overwrite is off, or lacks the file.
     """
     path = Path(path)
-    if path.exists() and not overwrite and not (path.is_dir() and not any(path.iterdir())):
-        raise AlreadyExists(f"{path} exists already; choose another name or remove it")
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if not overwrite:
+            raise AlreadyExists(f"{path} exists already; choose another name or remove it")
+        if replaces is not None and not (path / replaces).is_file():
+            raise AlreadyExists(f"{path} has no {replaces}, so it is something else and is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
-    aside.mkdir()
+    _sweep(path)
+    aside, lock = _locked_folder(path)
     file_mode = aside.stat().st_mode & 0o666  # mkdir went by the umask
     try:
         yield aside
@@ -108,15 +121,87 @@ def new_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             fsync_path(Path(folder))
         _move_into_place(aside, path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove(aside)
+        lock.close()
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """A block in which no other process, nor another such block, writes the folder. The lock dies with the process.
+
+    Raises:
+        AlreadyExists: another has it.
+    """
+    with _Lock(folder) as lock:
+        if not lock.held and lock.known:
+            raise AlreadyExists(f"{folder} is being written by another process; let it end, or choose another folder")
+        yield
+
+
+class _Lock(contextlib.AbstractContextManager["_Lock"]):
+    """A folder kept open, and locked where nobody else has it locked and the system knows such locks.
+
+    Attributes:
+        held: it is locked by this object.
+        known: locks work there (on some network file systems they don't).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.held, self.known, self._opened = False, True, os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.held = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.known = False
+
+    def close(self) -> None:
+        os.close(self._opened)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _locked_folder(path: Path) -> tuple[Path, _Lock]:
+    """A new folder beside the path, locked while its writer lives."""
+    while True:
+        aside = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
+        aside.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # another's sweep took it before it was locked
+            lock = _Lock(aside)
+            if (lock.held or not lock.known) and aside.is_dir():
+                return aside, lock
+            lock.close()
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of the path left beside it: folders that nobody keeps locked."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.new-*"):
+        with contextlib.suppress(OSError), _Lock(left) as lock:
+            if lock.held:
+                _remove(left)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move_into_place(aside: Path, path: Path) -> None:
-    if path.exists():
+    if not path.exists():
+        os.replace(aside, path)
+    elif not _exchange(aside, path):
         old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old-"))
         os.replace(path, old / "content")
         os.replace(aside, path)
         shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.replace(aside, path)
     fsync_path(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Whether two paths have changed places, at once for whoever looks (Linux' renameat2)."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0

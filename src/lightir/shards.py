@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import Counter
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from lightir.contract import FILE_NAME, Contract
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
-from lightir.files import new_folder, read_json, sha256_file, write_json
+from lightir.files import new_folder, read_json, sha256_file, sole_writer, write_json
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
@@ -64,7 +65,8 @@ class DocumentEncoder(Protocol):
 class VectorsWriter:
     """Appends shards to a vectors/ folder; what `add` returned from is on the disk and stays.
 
-    A folder that was cut off is opened again with resume=True: whole shards are kept, half ones swept away.
+    A folder that was cut off is opened again with resume=True: whole shards are kept, half ones swept away. It has one
+    writer at a time, until that finishes, is closed, or its process ends.
     """
 
     def __init__(
@@ -79,19 +81,28 @@ class VectorsWriter:
             resume: keep the whole shards that are there.
 
         Raises:
-            AlreadyExists: there is something at the folder and resume is off.
+            AlreadyExists: there is something at the folder and resume is off; or another process writes there.
             ContractMismatch: the folder was begun under another contract, or with layers rounded otherwise.
         """
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(sole_writer(self.folder))
+        try:
+            self._begin(quantized, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, quantized: str | None, resume: bool) -> None:
         if resume:
             _sweep_unfinished(self.folder)
-        if self.folder.exists() and any(self.folder.iterdir()):
+        if any(self.folder.iterdir()):
             self._reopen(quantized, resume)
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            contract.save(self.folder)
+            self.contract.save(self.folder)
             self._manifest: dict[str, Any] = {
                 "format_version": FORMAT_VERSION,
                 "complete": False,
@@ -147,6 +158,17 @@ class VectorsWriter:
         """Mark the folder complete; an index takes no other."""
         self._manifest["complete"] = True
         self._save_manifest()
+        self.close()
+
+    def close(self) -> None:
+        """Let another writer go on."""
+        self._held.close()
+
+    def __enter__(self) -> VectorsWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _save_manifest(self) -> None:
         write_json(self.folder / MANIFEST, self._manifest)

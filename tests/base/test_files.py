@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from lightir import files
 from lightir.errors import AlreadyExists, FormatError, NotFound
 from lightir.files import new_folder, read_json, write_bytes, write_json
 
@@ -47,6 +49,68 @@ def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
     with new_folder(tmp_path / "f") as folder:
         (folder / "x").write_text("x")
     assert (tmp_path / "f" / "x").exists()
+
+
+def test_what_is_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    with (
+        pytest.raises(AlreadyExists, match=r"thesis has no store\.sqlite"),
+        new_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"),
+    ):
+        pass
+    (tmp_path / "thesis" / "store.sqlite").touch()
+    with new_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"):
+        pass
+    assert list((tmp_path / "thesis").iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    for killed in (".f[1].new-0123", ".f1.new-0123"):
+        (tmp_path / killed).mkdir()
+        (tmp_path / killed / "x").write_text("half")
+    with new_folder(tmp_path / "f[1]", overwrite=True) as first:
+        with new_folder(tmp_path / "f[1]") as second:
+            assert first.is_dir()
+            assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, ".f1.new-0123"}
+        (first / "x").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"f[1]", ".f1.new-0123"}
+    assert (tmp_path / "f[1]" / "x").exists()
+
+
+def test_a_reader_finds_the_old_folder_or_the_new_one(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "f") as folder:
+        (folder / "x").touch()
+    looked, missed = 0, 0
+
+    def replace() -> None:
+        for _ in range(100):
+            with new_folder(tmp_path / "f", overwrite=True) as folder:
+                (folder / "x").touch()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    while writer.is_alive():
+        looked += 1
+        missed += not (tmp_path / "f" / "x").exists()
+    writer.join()
+    assert looked
+    assert missed == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_link_to_a_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Path, monkeypatch, can_exchange) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").touch()
+    (tmp_path / "f").symlink_to(tmp_path / "there")
+    with new_folder(tmp_path / "f", overwrite=True) as folder:
+        (folder / "y").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "there"]
+    assert [path.name for path in (tmp_path / "f").iterdir()] == ["y"]
+    assert (tmp_path / "there" / "x").exists()
 
 
 def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:

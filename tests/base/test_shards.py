@@ -66,6 +66,17 @@ def test_a_half_written_shard_is_swept_away_on_resume(tmp_path: Path) -> None:
     assert len(VectorsReader(tmp_path / "v")) == 5
 
 
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    first = write(tmp_path / "v")
+    with pytest.raises(AlreadyExists, match="is being written by another process"):
+        VectorsWriter(tmp_path / "v", make_contract(), resume=True)
+    first.add(make_shard(5, 1))
+    first.close()
+    with VectorsWriter(tmp_path / "v", make_contract(), resume=True) as second:
+        second.finish()
+    assert len(VectorsReader(tmp_path / "v")) == 6
+
+
 def test_another_contract_cannot_resume(tmp_path: Path) -> None:
     write(tmp_path / "v")
     other = make_contract(query=QueryPolicy("something else"))

@@ -21,6 +21,7 @@ import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
 from lightir.errors import AlreadyExists
+from lightir.files import sole_writer
 from lightir.train.checkpoint import checkpoints
 from lightir.train.contrastive import train
 from lightir.train.curves import Curves, numbers
@@ -145,6 +146,17 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(
     with caplog.at_level(logging.WARNING):
         train(plain, tmp_path / "model", device="cpu")
     assert "before its first checkpoint" in caplog.text
+
+
+def test_a_run_that_is_still_going_on_is_not_begun_again(plain: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "model.run").mkdir()
+    (tmp_path / "model.run" / "log.jsonl").touch()
+    with (
+        sole_writer(tmp_path / "model.run"),
+        pytest.raises(AlreadyExists, match=r"model\.run is being written by another process"),
+    ):
+        train(plain, tmp_path / "model", device="cpu")
+    assert (tmp_path / "model.run" / "log.jsonl").exists()
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(

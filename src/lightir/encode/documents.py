@@ -103,7 +103,7 @@ def encode_corpus(
         n_documents: how many there are, for the time left; None when not known.
 
     Raises:
-        AlreadyExists: the folder holds vectors and resume is off.
+        AlreadyExists: the folder holds vectors and resume is off; or another process is writing them.
         ContractMismatch: it was begun with another model, or with other quantised layers.
         InvalidInput: an id comes twice, a size is below 1, or layers that shall be compiled cannot be.
         MissingExtra: torchao is not there, and layers shall be quantised.
@@ -112,26 +112,26 @@ def encode_corpus(
         raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")
     folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
     retriever = load_encoder(model, folder, dtype, device, quantize)
-    writer = VectorsWriter(out, retriever.contract, quantized=quantize, resume=resume)
     at_once = batch_tokens or default_batch_tokens(retriever)
-    before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
-    with (
-        tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
-        contextlib.ExitStack() as compiled,
-    ):
-        bar.update(before)
-        unwritten = _unwritten(documents, frozenset(writer.doc_ids))
-        for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
-            if tokens == 0:
-                expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
-                compile_if_worth(retriever, compiled, compile, expected / len(window.documents))
-            writer.add(_encode_window(retriever, window, at_once, bar))
-            tokens += window.tokens
-    if folder is not None and (folder / QUERY_ENCODER).is_dir():
-        with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
-            copy_folder(folder / QUERY_ENCODER, copy)
-    writer.finish()
-    return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
+    with VectorsWriter(out, retriever.contract, quantized=quantize, resume=resume) as writer:
+        before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
+        with (
+            tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
+            contextlib.ExitStack() as compiled,
+        ):
+            bar.update(before)
+            unwritten = _unwritten(documents, frozenset(writer.doc_ids))
+            for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
+                if tokens == 0:
+                    expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
+                    compile_if_worth(retriever, compiled, compile, expected / len(window.documents))
+                writer.add(_encode_window(retriever, window, at_once, bar))
+                tokens += window.tokens
+        if folder is not None and (folder / QUERY_ENCODER).is_dir():
+            with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
+                copy_folder(folder / QUERY_ENCODER, copy)
+        writer.finish()
+        return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
 
 
 def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:

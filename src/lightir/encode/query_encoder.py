@@ -108,7 +108,7 @@ def write_query_encoder(
     _require_agreement(contract, tokenizer, term_weights, expansions, bigrams)
     _require_alike(tables)
     files = [DEFAULT_TABLE_FILE, *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
-    with new_folder(Path(folder), overwrite=overwrite) as aside:
+    with new_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside:
         if tables:
             query = dataclasses.replace(contract.query, instruction=tables[0].instruction)
             contract = dataclasses.replace(contract, query=query)

@@ -90,7 +90,7 @@ def build_index(
     if segment_documents is None:
         segment_documents = GRAPH_SEGMENT_DOCUMENTS if dense_graph else SEGMENT_DOCUMENTS
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
-    with creating(Path(out)), new_folder(Path(out), overwrite=overwrite) as folder:
+    with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
         build = _Build(folder, intake, segment_documents)
         try:
             build.run(shards, progress)

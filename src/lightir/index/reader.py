@@ -184,7 +184,7 @@ class Index:
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
         view = self._view
-        with creating(Path(out)), new_folder(Path(out), overwrite=overwrite) as folder:
+        with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()
             for each in view.segments:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lightir.addresses import resolve_local
-from lightir.contract import Contract, require_same_documents
+from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.data import (
     read_documents,
 )
@@ -103,7 +103,7 @@ def distill(
         "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
         "decontamination": None if report is None else report.to_json(),
     }
-    with new_folder(Path(out), overwrite=overwrite) as folder:
+    with new_folder(Path(out), overwrite=overwrite, replaces=FILE_NAME) as folder:
         _write_model(folder, teacher, model, table, dtype=table_dtype, terms=terms)
         write_json(folder / "distillation.json", facts)
     return Path(out)

@@ -13,7 +13,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from tqdm import tqdm
 import lightir
 from lightir.contract import to_json
 from lightir.errors import AlreadyExists, InvalidInput
-from lightir.files import new_folder, write_bytes, write_json
+from lightir.files import new_folder, sole_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.models.losses import rank, world_size
 from lightir.train.checkpoint import (
@@ -138,7 +138,7 @@ def run_stage(
         device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
 
     Raises:
-        AlreadyExists: `out` is there, or an unfinished run is and resume is off.
+        AlreadyExists: `out` is there, or an unfinished run is and resume is off, or another process is training there.
         NotFound: no checkpoint to resume from.
         KeyboardInterrupt: Ctrl-C was pressed; the step under way has been finished and a checkpoint written.
     """
@@ -146,12 +146,12 @@ def run_stage(
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
     keep_heap_whole()
     device = join_processes(usable_device(own_device(device)))
-    folder = _open_folder(recipe, out, resume=resume)
-    loop = Loop(recipe, make(device), folder, device)
-    if resume:
-        loop.restore()
-    loop.run()
-    return loop.finish(out)
+    with _open_folder(recipe, out, resume=resume) as folder:
+        loop = Loop(recipe, make(device), folder, device)
+        if resume:
+            loop.restore()
+        loop.run()
+        return loop.finish(out)
 
 
 def keep_heap_whole() -> None:
@@ -169,21 +169,27 @@ def keep_heap_whole() -> None:
             logger.warning("the C library refused mallopt(%d, %d): memory may grow during the run", parameter, value)
 
 
-def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Path:
+@contextmanager
+def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
+    """The run's folder, which no other run writes meanwhile."""
     folder = out.with_name(out.name + ".run")
     if out.exists():
         raise AlreadyExists(f"{out} exists already; choose another name or remove it")
     if not resume and checkpoints(folder / "checkpoints"):
         raise AlreadyExists(f"{folder} holds an unfinished run; go on with resume, or remove it")
     barrier()  # before the first process removes what the others look at
-    if is_first():
-        if not resume and folder.exists():
-            logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
-            shutil.rmtree(folder)
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
-    barrier()
-    return folder
+    with ExitStack() as held:
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(sole_writer(folder))
+            if not resume and (left := list(folder.iterdir())):
+                logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
+                for path in left:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
+        barrier()
+        yield folder
 
 
 @dataclass(slots=True)
