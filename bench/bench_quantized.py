@@ -6,9 +6,10 @@
 
 Each variant encodes the whole data sets, or what --queries and --documents leave of them: so many test queries, all of
 their relevant documents, and others drawn at random. Queries are the model's own light ones, which no quantiser
-touches. Seconds are of the processor, so that what else the machine does matters less. A line of JSON each: bytes of
-the layers' weights, documents a second, the mean cosine to the first variant's dense vectors, nDCG@10 of each mode and
-set, and the p of its difference to the first variant (paired randomisation test, not corrected).
+touches; all variants together want the extras quantize and nf4. Seconds are of the processor, so that what else the
+machine does matters less. A line of JSON each: bytes of the layers' weights, documents a second, the mean cosine to the
+first variant's dense vectors, nDCG@10 of each mode and set, and the p of its difference to the first variant (paired
+randomisation test, not corrected).
 """
 
 from __future__ import annotations
@@ -147,6 +148,9 @@ def layer_bytes(model: LightRetriever) -> int:
 
 def stored_bytes(weight: torch.Tensor) -> int:
     """Of a plain tensor, or of the tensors inside a quantised one."""
+    if (state := getattr(weight, "quant_state", None)) is not None:  # bitsandbytes'
+        scales = [state.absmax, *([state.state2.absmax] if state.nested else [])]
+        return sum(each.numel() * each.element_size() for each in (weight.data, *scales))
     if not hasattr(weight, "__tensor_flatten__"):
         return weight.numel() * weight.element_size()
     return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])

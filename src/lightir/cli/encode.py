@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_encoding(parser)
     parser.add_argument(
         "--quantize",
-        choices=("int8", "int8-dynamic", "int4"),
-        help="round the layers' weights, with -dynamic the activations too: less memory (needs the extra `quantize`)",
+        choices=("int8", "int8-dynamic", "int4", "nf4"),
+        help="round the layers' weights, with -dynamic the activations too: less memory (needs the extra `quantize`, "
+        "nf4, QLoRA's 4 bits, the extra `nf4`)",
     )
     add_device(parser)
     add_json(parser)

@@ -95,8 +95,8 @@ def encode_corpus(
         compile: run the model's layers compiled, which needs a C++ compiler and on a CPU makes encoding 1.3 to 1.7
             times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes,
             and says so in the log; where it does not work there, that is a warning and layers run as they are.
-        quantize: round the layers' weights to "int8" or "int4", or weights and activations ("int8-dynamic"): less
-            memory for a little quality. It is noted in the folder. Must be None for a loaded model.
+        quantize: round the layers' weights to "int8", "int4" or "nf4", or weights and activations ("int8-dynamic"):
+            less memory for a little quality. It is noted in the folder. Must be None for a loaded model.
         resume: go on with a folder that was cut off; a complete one is left as it is.
         shard_size: most documents that are written, and at most lost, together; fewer where they make 64 full
             batches of tokens.
@@ -106,7 +106,7 @@ def encode_corpus(
         AlreadyExists: the folder holds vectors and resume is off; or another process is writing them.
         ContractMismatch: it was begun with another model, or with other quantised layers.
         InvalidInput: an id comes twice, a size is below 1, or layers that shall be compiled cannot be.
-        MissingExtra: torchao is not there, and layers shall be quantised.
+        MissingExtra: torchao, or for "nf4" bitsandbytes, is not there, and layers shall be quantised.
     """
     if (batch_tokens is not None and batch_tokens < 1) or shard_size < 1:
         raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")

@@ -2,6 +2,7 @@
 
 import logging
 
-# Where torchao is installed transformers imports it; it talks of kernels for other machines and of torch's internals.
-for _name in ("torchao", "torch.utils._pytree"):
+# Where these are installed transformers or peft import them; they talk of kernels for other machines and of torch's
+# internals.
+for _name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
     logging.getLogger(_name).setLevel(logging.ERROR)
