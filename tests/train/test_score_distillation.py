@@ -173,9 +173,15 @@ def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path,
 
 
 def gradients(recipe: Recipe) -> dict[str, Tensor]:
+    """In double precision but for Llama's norms: margins are tens and gradients thousands, which fp32 rounds."""
     sets, _ = open_sets(recipe, negatives=[None])
     retriever = build_model(recipe, device="cpu")
+    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
+        for name, parameter in retriever.trunk.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
     fit_heads(retriever, recipe, sets)
+    retriever.trunk.double()
     parts, _ = batch_losses(retriever, make_mixture(recipe, sets).batch(0), recipe, step=3)
     torch.autograd.backward(torch.stack(list(parts.values())).sum())
     learning = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
@@ -198,4 +204,5 @@ def test_two_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) 
     one, two = gradients(wanted), torch.load(path, weights_only=True)
     assert one.keys() == two.keys()
     for name, expected in one.items():
-        torch.testing.assert_close(two[name], expected, atol=1e-4, rtol=1e-3)
+        assert float(expected.norm()) > 0, name
+        assert float((two[name] - expected).norm()) <= 1e-6 * float(expected.norm()), name
