@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from safetensors.torch import load_file
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.loop import Loop
-from lightir.train.recipe import Recipe
+from lightir.train.recipe import Heads, Losses, Recipe
+from lightir.train.settings import Documents, Evaluation
 from lightir.train.stages import STAGES, read_recipe
 from processes import join
 from tiny_recipes import RECIPES, tiny_recipe
@@ -76,6 +79,39 @@ def test_split_layers_take_the_same_steps_and_resume(
     for key, tensor in weights(expected).items():
         torch.testing.assert_close(one[key].float(), tensor.float(), rtol=1e-2, atol=2e-4)
     LightRetriever.load(tmp_path / "cut")
+
+
+def _compiled_process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+    join(number, world, meeting)
+    STAGES[recipe.stage].train(recipe, out, device="cpu")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # layers did not run as they were
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+def test_layers_that_are_split_may_be_compiled(recipe: Recipe, tmp_path: Path) -> None:
+    plain = dataclasses.replace(
+        recipe,
+        model=dataclasses.replace(recipe.model, lora_dropout=0.0, dtype="float32"),
+        optimisation=dataclasses.replace(recipe.optimisation, steps=2, negatives=0),
+        losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
+        heads=Heads(pooling="mean", sparse=False),
+        documents=Documents(max_tokens=48),  # as long as padded queries: one shape
+        evaluation=Evaluation(),
+    )
+    split = dataclasses.replace(
+        plain,
+        model=dataclasses.replace(plain.model, compile=True),
+        optimisation=dataclasses.replace(plain.optimisation, sharding="layers"),
+    )
+    expected = STAGES[plain.stage].train(plain, tmp_path / "one", device="cpu")
+    arguments = (2, tmp_path / "meeting", split, tmp_path / "split")
+    multiprocessing.spawn(_compiled_process, args=arguments, nprocs=2)
+    assert losses(tmp_path / "split") == pytest.approx(losses(expected), rel=1e-4)
+    one, other = weights(expected), weights(tmp_path / "split")
+    for key, tensor in one.items():
+        torch.testing.assert_close(other[key].float(), tensor.float(), rtol=1e-2, atol=2e-4)
+    LightRetriever.load(tmp_path / "split")
 
 
 @pytest.mark.parametrize("beside", [{"gradient_cache": 4}, {"mixed_batches": True}])

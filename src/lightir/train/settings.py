@@ -107,7 +107,8 @@ class Optimisation:
             otherwise each batch is of one set, whose queries have harder negatives in each other's documents.
         accumulation: forward passes for one optimizer step; schedules step once for all of them.
         sharding: "none" keeps all weights on every process; "layers" splits each layer's weights, gradients and
-            optimizer states among them (FSDP), with the same steps. The model has to fit one process when it is saved.
+            optimizer states among them (FSDP), with the same steps, also compiled. The model has to fit one process
+            when it is saved.
         gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
             so that a contrastive batch of any size fits into the memory of these.
         packed_tokens: 0 pads texts to the longest; n has several share a row of n tokens, without padding and without
