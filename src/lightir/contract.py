@@ -249,7 +249,7 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         ContractMismatch: with every differing field and both its values.
     """
     left, right = to_json(a), to_json(b)
-    different = [difference for side in DOCUMENT_SIDE for difference in _differences(side, left[side], right[side])]
+    different = [difference for side in DOCUMENT_SIDE for difference in differences(side, left[side], right[side])]
     if different:
         listed = "; ".join(f"{path} is {x!r} in {names[0]} but {y!r} in {names[1]}" for path, x, y in different)
         raise ContractMismatch(f"{names[0]} and {names[1]} don't belong together: {listed}")
@@ -327,10 +327,11 @@ def _expect(holds: bool, value: Any, expected: str, where: str) -> Any:
     return value
 
 
-def _differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ, and both values there; a key that one object lacks counts as None."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
-            yield from _differences(f"{path}.{key}", a.get(key), b.get(key))
+            yield from differences(f"{path}.{key}", a.get(key), b.get(key))
     elif a != b:
         yield path, a, b
 

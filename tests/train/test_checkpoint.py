@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
 from pathlib import Path
 
@@ -20,43 +22,64 @@ from lightir.train.checkpoint import (
     save_checkpoint,
 )
 from lightir.train.development import fuse, load_development, ndcg
+from lightir.train.settings import Optimisation
+
+MINE = Optimisation()
 
 
 def test_the_last_two_are_kept_and_the_last_is_read(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path, step, {"step": step}, recipe_hash="r")
+        save_checkpoint(tmp_path, step, {"step": step}, recipe=MINE)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-0000002", "step-0000003"]
-    assert load_checkpoint(tmp_path, recipe_hash="r") == {"step": 3}
+    assert load_checkpoint(tmp_path, recipe=MINE) == {"step": 3}
 
 
 def test_a_write_that_is_cut_off_leaves_the_last_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, 1, {"step": 1}, recipe_hash="r")
+    save_checkpoint(tmp_path, 1, {"step": 1}, recipe=MINE)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(tmp_path, 2, {"step": 2}, recipe_hash="r")
+        save_checkpoint(tmp_path, 2, {"step": 2}, recipe=MINE)
     (tmp_path / "step-0000009").mkdir()  # as a kill in the middle of a rename might leave it
-    assert load_checkpoint(tmp_path, recipe_hash="r") == {"step": 1}
+    assert load_checkpoint(tmp_path, recipe=MINE) == {"step": 1}
 
 
 def test_another_recipe_version_or_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound, match="no checkpoint"):
-        load_checkpoint(tmp_path, recipe_hash="r")
-    save_checkpoint(tmp_path, 1, {}, recipe_hash="r")
-    with pytest.raises(FormatError, match="another recipe"):
-        load_checkpoint(tmp_path, recipe_hash="s")
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
-    with pytest.raises(FormatError, match="format 1"):
-        load_checkpoint(tmp_path, recipe_hash="r")
+        load_checkpoint(tmp_path, recipe=MINE)
+    save_checkpoint(tmp_path, 1, {}, recipe=MINE)
+    with pytest.raises(FormatError, match=r"another recipe: recipe\.seed was 0 and is 1; resume"):
+        load_checkpoint(tmp_path, recipe=dataclasses.replace(MINE, seed=1))
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
+    with pytest.raises(FormatError, match="format 2"):
+        load_checkpoint(tmp_path, recipe=MINE)
+
+
+def test_a_field_that_is_newer_than_the_run_counts_as_its_default_there(tmp_path: Path) -> None:
+    written = save_checkpoint(tmp_path, 1, {"step": 1}, recipe=MINE)
+    header = json.loads((written / "checkpoint.json").read_text())
+    del header["recipe"]["gradient_cache"]
+    (written / "checkpoint.json").write_text(json.dumps(header))
+    assert load_checkpoint(tmp_path, recipe=MINE) == {"step": 1}
+    with pytest.raises(FormatError, match=r"recipe\.gradient_cache was 0 and is 4"):
+        load_checkpoint(tmp_path, recipe=dataclasses.replace(MINE, gradient_cache=4))
+
+
+def test_a_default_that_changed_since_the_run_began_is_a_difference(tmp_path: Path) -> None:
+    before = dataclasses.replace(MINE, warmup_steps=7)  # what an older release's default may have been
+    save_checkpoint(tmp_path, 1, {}, recipe=before)
+    assert load_checkpoint(tmp_path, recipe=before) == {}
+    with pytest.raises(FormatError, match=r"recipe\.warmup_steps was 7 and is 20"):
+        load_checkpoint(tmp_path, recipe=MINE)
 
 
 def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, {"random": random_states()}, recipe_hash="r")
+    save_checkpoint(tmp_path, 1, {"random": random_states()}, recipe=MINE)
     drawn = random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
-    restore_random_states(load_checkpoint(tmp_path, recipe_hash="r")["random"])
+    restore_random_states(load_checkpoint(tmp_path, recipe=MINE)["random"])
     assert drawn == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
 
 

@@ -87,7 +87,7 @@ def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
         train(recipe, tmp_path / "none", resume=True, device="cpu")
     monkeypatch.setattr(Loop, "finish", lambda self, out: out)
     train(recipe, tmp_path / "begun", device="cpu")
-    with pytest.raises(FormatError, match="another recipe"):
+    with pytest.raises(FormatError, match=r"another recipe: recipe\.optimisation\.learning_rate was .* and is 0\.001"):
         train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
 
 

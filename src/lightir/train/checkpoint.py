@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightir.contract import differences, from_json, to_json
 from lightir.errors import FormatError, NotFound
 from lightir.files import new_folder, read_json, write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KEPT = 2
 _STATE = "state.pt"
 _HEADER = "checkpoint.json"
@@ -41,19 +42,19 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe_hash: str) -> Path:
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any) -> Path:
     """Write the state after a step as folder/step-NNNNNNN, whole or not at all, and drop all but the last two.
 
     Args:
         folder: the run's checkpoint folder.
         step: optimizer steps done.
         state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
-        recipe_hash: of the recipe; another recipe cannot resume from here.
+        recipe: the run's; another recipe cannot resume from here.
     """
     target = folder / f"step-{step:07d}"
     with new_folder(target, overwrite=True) as aside:
         torch.save(dict(state), aside / _STATE)
-        write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": recipe_hash})
+        write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe)})
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old)
     return target
@@ -64,12 +65,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / _HEADER).is_file())
 
 
-def load_checkpoint(folder: Path, *, recipe_hash: str) -> dict[str, Any]:
+def load_checkpoint(folder: Path, *, recipe: Any) -> dict[str, Any]:
     """The state of the folder's last checkpoint.
+
+    The recipes are compared field by field. A field that the checkpoint's lacks, because it is newer than the run,
+    counts as its default there; a default that changed since is a difference.
 
     Raises:
         NotFound: there is none.
-        FormatError: it has another version, or was written under another recipe.
+        FormatError: it has another version, or was written under another recipe; each field that differs is named.
     """
     found = checkpoints(folder)
     if not found:
@@ -79,7 +83,14 @@ def load_checkpoint(folder: Path, *, recipe_hash: str) -> dict[str, Any]:
         raise FormatError(
             f"{found[-1]} has checkpoint format {header.get('format_version')!r}; this release reads {FORMAT_VERSION}"
         )
-    if header.get("recipe") != recipe_hash:
-        raise FormatError(f"{found[-1]} was written under another recipe; resume with the one in training/recipe.yaml")
+    before = from_json(type(recipe), header["recipe"], str(found[-1] / _HEADER))
+    changed = [
+        f"{field} was {was!r} and is {now!r}"
+        for field, was, now in differences("recipe", to_json(before), to_json(recipe))
+    ]
+    if changed:
+        raise FormatError(
+            f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own"
+        )
     state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     return state

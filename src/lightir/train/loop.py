@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -26,7 +25,6 @@ from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 import lightir
-from lightir.contract import to_json
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, sole_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
@@ -131,7 +129,7 @@ def run_stage(
     """Train a stage and write its model folder; the path comes back.
 
     Args:
-        recipe: kept beside the model, and hashed: a checkpoint is resumed under the same recipe alone.
+        recipe: kept beside the model and in checkpoints, each of which is resumed under the same recipe alone.
         out: the model folder to be; `<out>.run` beside it holds recipe, log and checkpoints while training runs.
         make: builds the stage on a device; called once the run's folder is there.
         resume: go on from the last checkpoint.
@@ -226,7 +224,7 @@ class Loop:
 
     def restore(self) -> None:
         """Go back to the folder's last checkpoint."""
-        state = load_checkpoint(self.folder / "checkpoints", recipe_hash=_recipe_hash(self.recipe))
+        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe)
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
@@ -352,7 +350,7 @@ class Loop:
             "best_step": self.best.step,
             "best_parameters": self.best.parameters,
         }
-        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe_hash=_recipe_hash(self.recipe))
+        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe)
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():
@@ -462,10 +460,6 @@ def environment(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "threads": torch.get_num_threads(),
     }
-
-
-def _recipe_hash(recipe: StageRecipe) -> str:
-    return hashlib.sha256(json.dumps(to_json(recipe), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _cut_log(path: Path, step: int) -> None:
