@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,7 +33,7 @@ PATCHED = {
     "qwen3": modeling_qwen3,
     "mistral": modeling_mistral,
 }
-"""The modules of transformers in which Liger replaces names for the whole process."""
+"""The modules of transformers in which Liger itself replaces names for the whole process."""
 
 
 @pytest.fixture
@@ -98,8 +97,8 @@ def test_compiling_and_liger_exclude_each_other() -> None:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The real package, its kernels run by Triton's interpreter; transformers is as before afterwards."""
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, its kernels run by Triton's interpreter."""
     for name in ("liger_kernel", "triton"):
         pytest.importorskip(name, reason="the extra gpu is not installed", exc_type=ImportError)
     import triton.language as tl
@@ -121,10 +120,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(interpreter, "_implicit_cvt", convert_floats_too)
     monkeypatch.setattr(rms_norm, "rsqrt", lambda x: tl.rsqrt(x))  # CUDA's own is not there to be interpreted
-    before = {module: dict(vars(module)) for module in PATCHED.values()}
-    yield
-    for module, names in before.items():
-        vars(module).update(names)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -143,16 +138,25 @@ def test_states_and_gradients_are_those_without_liger(name: str) -> None:
         (states.sin() * mask[:, :, None]).sum().backward()
         return states
 
-    expected = run(plain)
+    expected, before = run(plain), dict(vars(PATCHED[name]))
     use_liger(fused)
     assert type(fused.model.norm).__name__ != str(fused.model.norm).split("(")[0] == "LigerRMSNorm"
-    assert PATCHED[name].apply_rotary_pos_emb.__name__ == "liger_rotary_pos_emb"
+    assert dict(vars(PATCHED[name])) == before
+    rotations = [each.self_attn.forward.__globals__["apply_rotary_pos_emb"].__name__ for each in fused.model.layers]
+    assert rotations == ["liger_rotary_pos_emb"] * 2
     found = run(fused)
     torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-4)
     for (weight, one), other in zip(plain.trunk.named_parameters(), fused.trunk.parameters(), strict=True):
         assert one.grad is not None
         assert one.grad.abs().max() > 0, weight
         torch.testing.assert_close(other.grad, one.grad, atol=1e-4 * float(one.grad.abs().max()), rtol=1e-3, msg=weight)
+    later = tiny_backbone(name)
+    later.trunk.requires_grad_(True)
+    earlier = run(plain)
+    assert torch.equal(run(later), earlier)  # neither a model from before nor one from afterwards has kernels
+    assert torch.equal(earlier, expected)
+    for other in (later, plain):
+        assert not {"forward", "_get_name"} & {key for module in other.model.modules() for key in vars(module)}
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.models.backbones import Backbone
 
@@ -11,8 +19,7 @@ def use_liger(backbone: Backbone) -> None:
 
     Values and gradients stay as they are, up to rounding; so do weights and their names. The model keeps its own
     forward: Liger's would fuse a cross entropy with a projection of all positions, but ours reads hidden states.
-    Liger also replaces what later models of the same type are built of, and the rotary positions of earlier ones, in
-    the whole process.
+    Other models of the same type, loaded before or after, stay as they are.
 
     Args:
         backbone: without an adapter; the model inside is changed in place.
@@ -35,4 +42,29 @@ def use_liger(backbone: Backbone) -> None:
             f"model.liger: Liger has no kernels for {backbone.address}, a model of type {kind}: leave it out; "
             f"it knows {known}"
         )
-    _apply_liger_kernel_to_instance(model=backbone.model, cross_entropy=False, fused_linear_cross_entropy=False)
+    code = vars(sys.modules[type(backbone.model).__module__])
+    before = dict(code)
+    try:
+        _apply_liger_kernel_to_instance(model=backbone.model, cross_entropy=False, fused_linear_cross_entropy=False)
+        replaced = {name: value for name, value in code.items() if before.get(name) is not value}
+    finally:
+        code.update(before)
+    functions = {name: value for name, value in replaced.items() if inspect.isfunction(value)}
+    for module in backbone.model.modules():
+        if inspect.isfunction(forward := type(module).forward) and forward.__globals__ is code:
+            _use_functions(module, forward, functions)
+
+
+def _use_functions(module: nn.Module, forward: FunctionType, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Have a module's forward find functions of its own under global names that Liger replaced for all modules."""
+    if "forward" in vars(module) or not functions.keys() & set(forward.__code__.co_names):
+        return  # Liger gave it another forward, or it reads none of them
+    own = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, **functions},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    vars(module)["forward"] = MethodType(own, module)
