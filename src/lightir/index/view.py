@@ -271,11 +271,13 @@ class View:
     @cached_property
     def dense_rows(self) -> DenseSegments:
         """The dense rows of all segments."""
-        rows: list[DenseRows | None] = []
-        for each in self.segments:
-            found = each.segment.dense
-            rows.append(None if found is None else (*found, each.segment.dense_copies))
-        return DenseSegments(rows, self._sizes)
+        return DenseSegments([_dense_rows(each.segment) for each in self.segments], self._sizes)
+
+    @cached_property
+    def graphless_rows(self) -> DenseSegments | None:
+        """The dense rows of the segments without a graph; None where all have one."""
+        rows = [None if each.segment.graph is not None else _dense_rows(each.segment) for each in self.segments]
+        return DenseSegments(rows, self._sizes) if any(each is not None for each in rows) else None
 
     @cached_property
     def sparse_rows(self) -> SparseSegments:
@@ -448,6 +450,10 @@ def checked_record(folder: Path, store: Store) -> dict[str, Any]:
             "build it again with `lightir index`"
         )
     return record
+
+
+def _dense_rows(segment: Segment) -> DenseRows | None:
+    return None if segment.dense is None else (*segment.dense, segment.dense_copies)
 
 
 def _fills(each: LiveSegment, branch: Branch) -> bool:

@@ -24,7 +24,7 @@ from lightir.index.bm25 import saturation
 from lightir.index.rows import gathered
 from lightir.index.segment import Segment, SparseBranch
 from lightir.index.view import LiveSegment, Mask, QueryTerms
-from lightir.kernel.fusion import BranchQuery, Lists, pair_scores
+from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.search.word_likelihood import WordLikelihood
@@ -79,9 +79,7 @@ class BranchSearch:
         if branch == "tokens" and self._likelihood is not None:
             found = [self._likelihood.top(i, k, self.matching) for i in range(self.queries.n)]
             return [self._in_order(each, k) for each in found]
-        indptr, doc_ords, scores = self._best(branch, k)
-        spans = [slice(indptr[i], indptr[i + 1]) for i in range(self.queries.n)]
-        return [self._in_order(BranchList(doc_ords[span], scores[span]), k) for span in spans]
+        return [self._in_order(found, k) for found in _split(self._best(branch, k))]
 
     def complete(self, branches: Collection[Branch]) -> list[Branch]:
         """Those of which no other document that may be found scores more than the last one of `top`."""
@@ -151,13 +149,7 @@ class BranchSearch:
         """Each query's best documents with all that tie with the k-th."""
         allowed = self._all_allowed(branch)
         if branch == "dense":
-            assert self.queries.dense is not None  # the plan's branches were encoded
-            # A query without terms has no direction: it finds nothing, not everything with score 0.
-            directed = self.queries.dense.any(axis=1)
-            found = self.view.dense_rows.top_k(self.queries.dense[directed], k=k, threads=self.threads, allowed=allowed)
-            counts = np.zeros(self.queries.n + 1, dtype=np.int64)
-            counts[1:][directed] = np.diff(found[0])
-            return np.cumsum(counts), found[1], found[2]
+            return self._dense_best(self.view.dense_rows, k, allowed)
         if branch == "sparse":
             assert self._sparse_terms is not None
             terms = self._sparse_terms
@@ -179,27 +171,44 @@ class BranchSearch:
 
     # Graphs
 
+    def _dense_best(self, rows: DenseSegments, k: int, allowed: list[npt.NDArray[np.uint8] | None] | None) -> Lists:
+        assert self.queries.dense is not None  # the plan's branches were encoded
+        # A query without terms has no direction: it finds nothing, not everything with score 0.
+        directed = self.queries.dense.any(axis=1)
+        found = rows.top_k(self.queries.dense[directed], k=k, threads=self.threads, allowed=allowed)
+        counts = np.zeros(self.queries.n + 1, dtype=np.int64)
+        counts[1:][directed] = np.diff(found[0])
+        return np.cumsum(counts), found[1], found[2]
+
     def _has_graphs(self) -> bool:
         return not self.view.exact and any(each.segment.graph is not None for each in self.view.segments)
 
     def _graph_lists(self, k: int) -> list[list[BranchList]]:
-        """Each segment's best documents by its graph, or by a scan where that costs no more.
+        """The best documents of all segments without a graph by one scan, and of each other segment by its graph.
 
         A graph is first asked for a few more than the segment's share of the k best, then for more as long as all that
-        it gave belong to them.
+        it gave belong to them. Where it costs no less than a scan, its segment is scanned too.
         """
         n_allowed = [self._n_allowed(position) for position in range(len(self.view.segments))]
-        asked = [_likely_share(k, n, sum(n_allowed)) for n in n_allowed]
-        lists: list[list[BranchList]] = [[] for _ in n_allowed]
-        lacking = list(range(len(n_allowed)))
+        asked = {
+            position: _likely_share(k, n, sum(n_allowed))
+            for position, n in enumerate(n_allowed)
+            if self.view.segments[position].segment.graph is not None
+        }
+        rows = self.view.graphless_rows
+        # With all that tie with the k-th.
+        scanned = [] if rows is None else [_split(self._dense_best(rows, k, self._all_allowed("dense")))]
+        lists: dict[int, list[BranchList]] = {}
+        lacking = list(asked)
         while lacking:
             for position in lacking:
                 asked[position] = asked[position] if self._walks(position, asked[position], n_allowed[position]) else k
                 lists[position] = self._graph_top(position, asked[position], n_allowed[position])
-            lacking = [position for position, n in enumerate(asked) if n < k and _may_hold_more(lists, position, n, k)]
+            every = [*scanned, *lists.values()]
+            lacking = [i for i, n in asked.items() if n < k and _may_hold_more(every, lists[i], n, k)]
             for position in lacking:
                 asked[position] = min(k, 4 * asked[position])
-        return lists
+        return [*scanned, *lists.values()]
 
     def _walks(self, position: int, k: int, n_allowed: int) -> bool:
         graph = self.view.segments[position].segment.graph
@@ -209,7 +218,8 @@ class BranchSearch:
         each, queries = self.view.segments[position], self.queries.dense
         assert queries is not None  # the plan's branches were encoded
         graph = each.segment.graph
-        if graph is None or not graph.serves(k, n_allowed):
+        assert graph is not None  # see _graph_lists
+        if not graph.serves(k, n_allowed):
             return self._dense_top(each, self._allowed("dense", position), k)
         allowed = self._allowed("dense", position)
         found = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
@@ -313,9 +323,15 @@ def _likely_share(k: int, n: int, total: int) -> int:
     return min(k, int(expected + 4 * math.sqrt(expected)) + 16)
 
 
-def _may_hold_more(lists: Sequence[Sequence[BranchList]], position: int, asked: int, k: int) -> bool:
-    """Whether for any query all that a segment gave, as much as it was asked for, is among the k best."""
-    for i, mine in enumerate(lists[position]):
+def _split(found: Lists) -> list[BranchList]:
+    indptr, doc_ords, scores = found
+    spans = [slice(indptr[i], indptr[i + 1]) for i in range(len(indptr) - 1)]
+    return [BranchList(doc_ords[span], scores[span]) for span in spans]
+
+
+def _may_hold_more(lists: Sequence[Sequence[BranchList]], given: Sequence[BranchList], asked: int, k: int) -> bool:
+    """Whether for any query all that a segment gave, as much as it was asked for, is among the k best of all lists."""
+    for i, mine in enumerate(given):
         if len(mine.scores) < asked:
             continue
         scores = np.concatenate([each[i].scores for each in lists])
