@@ -104,7 +104,8 @@ def timed(searcher: Searcher, texts: list[str]) -> Iterator[tuple[str, Callable[
         def by_kernel(i: int, asked: list = asked, fusion: object = chosen.fusion) -> object:  # type: ignore[type-arg]
             searched, lists = asked[i]
             queries = {branch: searched.query(branch, 0) for branch in lists}
-            return fuse_best(lists, queries, fusion=fusion, k=10, ties=True)  # type: ignore[arg-type]
+            complete = searched.complete(list(lists))
+            return fuse_best(lists, queries, fusion=fusion, k=10, ties=True, complete=complete)  # type: ignore[arg-type]
 
         def by_numpy(i: int, asked: list = asked, fusion: object = chosen.fusion) -> object:  # type: ignore[type-arg]
             searched, lists = asked[i]
