@@ -149,6 +149,13 @@ class TextTokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
+    def unknown_id(self) -> int | None:
+        """The term id that stands for whatever the tokenizer does not know; None where it knows every text."""
+        model = self._content()["model"]
+        name = model.get("unk_token")
+        return model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 over everything that decides the ids: 16 hexadecimal digits."""
         content = self._content()

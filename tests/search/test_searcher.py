@@ -145,6 +145,30 @@ def test_a_query_without_known_terms_finds_nothing(index: Index, mode: str) -> N
     assert Searcher(index).hits("", mode=mode) == []
 
 
+@pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
+@pytest.mark.parametrize("analyzer", ["english", "model"])
+def test_unknown_terms_alone_find_nothing_where_the_contract_keeps_them_too(tmp_path, mode: str, analyzer: str) -> None:
+    keeping = word_contract(query=dataclasses.replace(word_contract().query, drop=()))
+    folder = write_folder(tmp_path / "q", keeping, {"": {"embeddings": word_table()}})
+    build_index([animal_shard()], tmp_path / "i", query_encoder=folder, analyzer=analyzer, progress=False)
+    with Index.open(tmp_path / "i") as index:
+        searcher = Searcher(index)
+        assert searcher.encoder is not None
+        unknown, known = searcher.encoder.encode(["zebra !?", "zebra cat"]).term_ids, ["cat", "dog zebra"]
+        assert unknown.row(0).tolist() == [0, 0]
+        run = searcher.search([known[0], "zebra !?", known[1], ""], mode=mode)
+        assert [len(run[place]) > 0 for place in "0123"] == [True, False, True, False]
+        for place, query in zip("02", known, strict=True):
+            alone = searcher.search([query], mode=mode)["0"]
+            assert (list(run[place].doc_ids), run[place].scores.tolist()) == (
+                list(alone.doc_ids),
+                alone.scores.tolist(),
+            )
+        explained = searcher.explain("zebra !?", "a", mode=mode)
+        assert explained.score == 0
+        assert not [term for terms in explained.terms.values() for term in terms]
+
+
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid+tokens"])
 def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
     assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2

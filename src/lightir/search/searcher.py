@@ -261,13 +261,27 @@ class Searcher:
         tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
             return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
-        vectors = self.encoder.encode(texts, task=self.task)
+        vectors = self._vectors(self.encoder, texts)
         if by_tokens and tokens is None:
             tokens = self._model_queries(view, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
         if "sparse" in chosen.branches and vectors.sparse is None:
             raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
         return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
+
+    def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
+        """The queries' vectors; a query of which the tokenizer knows nothing has those of an empty one.
+
+        The row of the unknown term would find the same documents for all such queries.
+        """
+        vectors = encoder.encode(texts, task=self.task)
+        unknown = encoder.tokenizer.unknown_id if isinstance(encoder, CachedQueryEncoder) else None
+        if unknown is None or unknown not in vectors.term_ids.term_ids:
+            return vectors
+        known = vectors.term_ids.without(np.array([unknown], dtype=np.uint32)).lengths
+        if known.all():
+            return vectors
+        return encoder.encode([text if n else "" for text, n in zip(texts, known, strict=True)], task=self.task)
 
     def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
         if not self.index.holds_bags:
@@ -289,6 +303,8 @@ class Searcher:
 
     def _dense_terms(self, encoder: CachedQueryEncoder, view: View, query: str, doc_ord: int) -> list[TermScore]:
         term_ids, counts, parts = term_vectors(encoder, query, task=self.task, dim=view.dense_dim)
+        if set(term_ids.tolist()) <= {encoder.tokenizer.unknown_id}:
+            return []
         searched = BranchSearch(view, EncodedQueries(len(parts), parts, None, None))
         place = np.array([doc_ord], dtype=np.uint32)
         scores = [float(searched.pair_scores("dense", place, i)[0]) for i in range(len(parts))]
