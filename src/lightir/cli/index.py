@@ -3,6 +3,8 @@
 A plain corpus with --model is searched by BM25 at once, and better and better while `lightir worker` encodes it.
 
 Documents go to the disk in segments of 65,536 as they come: memory holds one segment twice, whatever the corpus's size.
+With --dense-graph they are sixteen times as large, and so is the memory: a graph of a million rows is searched nearly
+as fast as one of 65,536. --segment-documents sets both.
 """
 
 from __future__ import annotations
