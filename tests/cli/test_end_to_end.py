@@ -151,7 +151,7 @@ def test_negatives_are_mined_with_an_index_and_with_a_model(dataset, model, inde
     assert main(["mine", str(dataset), "--model", str(model), "-o", str(by_model), *filters]) == 0
     assert json.loads(capsys.readouterr().out)["dropped"].keys() == found["dropped"].keys()
     assert found["kept"] == sum(len(json.loads(line)["negatives"]) for line in by_index.read_text().splitlines())
-    assert main(["mine", str(dataset), "-o", str(by_index), "--mode", "dense"]) == 1
+    assert main(["mine", str(dataset), "-o", str(by_index), "--mode", "dense"]) == 2
     assert "without --index or --model BM25 searches" in capsys.readouterr().err
 
 
@@ -263,7 +263,7 @@ def test_a_search_encodes_what_it_finds_when_it_is_asked_to(model: Path, dataset
 
 def test_a_plain_corpus_takes_a_model_and_vectors_have_one(model: Path, dataset: Path, tmp_path, capsys) -> None:
     assert main(["encode", str(model), str(dataset), "--out", str(tmp_path / "v")]) == 0
-    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--model", str(model)]) == 1
+    assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--model", str(model)]) == 2
     assert "--model is for a plain corpus" in capsys.readouterr().err
     bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("query-encoder"))
     assert main(["index", str(dataset), "--out", str(tmp_path / "i"), "--model", str(bare)]) == 1

@@ -41,6 +41,7 @@ COMMANDS = (
 """A command NAME is the module lightir.cli.NAME; help lists them in this order."""
 
 TRAIN_PACKAGES = ("torch", "transformers", "peft", "accelerate", "gguf", "yaml")
+MISUSED = 2  # as argparse has it
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -110,6 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         terminal.say(f"lightir: interrupted; {args.stays}" if args.stays else "lightir: interrupted")
         return INTERRUPTED
+    except terminal.Misuse as error:
+        args.parser.print_usage(sys.stderr)
+        terminal.say(f"{args.parser.prog}: error: {error}")
+        return MISUSED
     except (LightirError, OSError, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exc()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
 from lightir.cli.fusion import add_fusion, add_tokens
-from lightir.cli.terminal import duration, print_json, say, table
+from lightir.cli.terminal import Misuse, duration, print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -80,7 +80,6 @@ def run(args: argparse.Namespace) -> None:
 def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     """The report on the index or the model named."""
     from lightir.addresses import resolve_model_folder
-    from lightir.errors import InvalidInput
     from lightir.eval import DEFAULT_MEASURES
     from lightir.index import Index
     from lightir.index.store import STORE_FILE
@@ -100,17 +99,17 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     }
     if Path(args.target, STORE_FILE).is_file():
         if args.work:
-            raise InvalidInput("--work keeps what a model encodes; an index needs none")
+            raise Misuse("--work keeps what a model encodes; an index needs none")
         if args.device != "auto":
-            raise InvalidInput("--device is for a model that encodes; an index is searched on the CPU")
+            raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
         with Index.open(args.target, exact=args.exact) as index:
             smoothing = parse_smoothing(args.tokens)
             searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
             return evaluate_index(searcher, dataset, **options)
     if args.exact:
-        raise InvalidInput("--exact is for an index that has graphs; a model is measured by exact search anyway")
+        raise Misuse("--exact is for an index that has graphs; a model is measured by exact search anyway")
     if args.tokens != "bm25":
-        raise InvalidInput("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
+        raise Misuse("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
     folder = resolve_model_folder(args.target)
     from lightir.encode.evaluate import evaluate_model
 

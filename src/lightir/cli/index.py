@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from lightir.cli.add import say_pending
 from lightir.cli.arguments import add_json, positive
 from lightir.cli.pipeline import are_vectors, index_vectors
-from lightir.cli.terminal import print_json, say, size
-from lightir.errors import InvalidInput, NotFound
+from lightir.cli.terminal import Misuse, print_json, say, size
+from lightir.errors import NotFound
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
@@ -92,7 +92,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     analyzer = None if args.analyzer == NO_ANALYZER else args.analyzer
     if are_vectors(folders):
         if args.model:
-            raise InvalidInput("--model is for a plain corpus; the vectors' contract says which model is theirs")
+            raise Misuse("--model is for a plain corpus; the vectors' contract says which model is theirs")
         return index_vectors(
             folders,
             Path(args.out),
@@ -110,7 +110,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
         contract, own = model_of(args.model)
         query_encoder = query_encoder or own
     if query_encoder is None and (args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph):
-        raise InvalidInput(
+        raise Misuse(
             "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k are for vectors; "
             "a plain corpus gets some with --model alone"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
-from lightir.cli.terminal import print_json, say
+from lightir.cli.terminal import Misuse, print_json, say
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -102,11 +102,10 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Mine and say what was kept and dropped."""
     from lightir.data import Dataset
-    from lightir.errors import InvalidInput
     from lightir.train.mining import Filters, mine
 
     if args.teacher_share is not None and args.teacher is None:
-        raise InvalidInput("--teacher-share is of a teacher's scores: name one with --teacher")
+        raise Misuse("--teacher-share is of a teacher's scores: name one with --teacher")
     filters = Filters(
         first_rank=args.first_rank,
         depth=args.depth,
@@ -138,12 +137,11 @@ def run(args: argparse.Namespace) -> None:
 @contextmanager
 def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | None]:
     """The searcher that was asked for; None for BM25, which `mine` makes itself."""
-    from lightir.errors import InvalidInput
 
     if args.work and not args.model:
-        raise InvalidInput("--work keeps what a model encodes: name it with --model")
+        raise Misuse("--work keeps what a model encodes: name it with --model")
     if args.device != "auto" and not (args.model or args.teacher):
-        raise InvalidInput("--device is for a model that encodes: name it with --model or --teacher")
+        raise Misuse("--device is for a model that encodes: name it with --model or --teacher")
     if args.index:
         from lightir.index import Index
         from lightir.search import Searcher
@@ -169,7 +167,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | Non
         ):
             yield finder
     elif args.mode not in (None, "tokens") or args.task:
-        raise InvalidInput("without --index or --model BM25 searches, which has neither modes nor tasks")
+        raise Misuse("without --index or --model BM25 searches, which has neither modes nor tasks")
     else:
         yield None
 

@@ -14,8 +14,7 @@ import argparse
 import time
 
 from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
-from lightir.cli.terminal import duration, print_json, say
-from lightir.errors import InvalidInput
+from lightir.cli.terminal import Misuse, duration, print_json, say
 from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")
@@ -82,9 +81,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _by_model(args: argparse.Namespace) -> Run:
     if not args.model or not args.run_file:
-        raise InvalidInput("--method ql takes a MODEL and the --run that it puts into another order")
+        raise Misuse("--method ql takes a MODEL and the --run that it puts into another order")
     if args.smoothing is not None:
-        raise InvalidInput(f"--smoothing is for {' and '.join(METHODS)}")
+        raise Misuse(f"--smoothing is for {' and '.join(METHODS)}")
     from lightir.data import read_documents, read_queries
     from lightir.encode.rerank import rerank
     from lightir.eval.runs import read_run
@@ -108,7 +107,7 @@ def _by_words(args: argparse.Namespace) -> Run:
     from lightir.search.language_model import DEFAULTS, LanguageModel, Smoothing
 
     if args.model or args.no_stop:
-        raise InvalidInput(f"--method {args.method} counts words: leave out the MODEL and --no-stop")
+        raise Misuse(f"--method {args.method} counts words: leave out the MODEL and --no-stop")
     smoothing = Smoothing(args.method, DEFAULTS[args.method] if args.smoothing is None else args.smoothing)
     model = LanguageModel(read_documents(args.corpus), analyzer=args.analyzer)
     queries = list(read_queries(args.queries))

@@ -16,10 +16,16 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from lightir.errors import InvalidInput
+
 MAX_WIDTH = 110
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
+
+
+class Misuse(InvalidInput):
+    """Arguments that contradict each other, or that would do nothing; the exit code is 2, as for unknown ones."""
 
 
 def say(text: str = "") -> None:
