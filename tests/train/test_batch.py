@@ -15,6 +15,7 @@ from torch import Tensor
 from lightir.data import Batch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.text import query_term_ids
 from lightir.train import batch as batch_module
 from lightir.train.batch import (
@@ -154,7 +155,7 @@ def test_the_full_encoder_follows_the_teachers_scores(
         judge.contract, document=dataclasses.replace(judge.contract.document, max_tokens=32)
     )
 
-    def encoded(model: LightRetriever, framed: list[tuple[list[int], int, int]]) -> Tensor:
+    def encoded(model: LightRetriever, framed: list[Framed]) -> Tensor:
         rows = []
         for each in framed:  # one text at a time
             batch = model.batch([each])
@@ -219,7 +220,7 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(pla
     retriever, data = prepare(recipe)
     parts, monitored = batch_losses(retriever, data, recipe, step=3)
 
-    def weights(framed: list[tuple[list[int], int, int]]) -> Tensor:
+    def weights(framed: list[Framed]) -> Tensor:
         rows = []
         for each in framed:  # one text at a time
             batch = retriever.batch([each])

@@ -24,6 +24,7 @@ from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.losses import two_way_loss
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
@@ -80,7 +81,7 @@ def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], Bat
     return retriever, sets, make_mixture(recipe, sets).batch(0)
 
 
-def plain_parametric(retriever: LightRetriever, framed: tuple[list[int], int, int]) -> Tensor:
+def plain_parametric(retriever: LightRetriever, framed: Framed) -> Tensor:
     """elu1p of the largest logit plus bias, one text and one term at a time."""
     ids, start, stop = framed
     batch = retriever.batch([framed])
@@ -140,7 +141,7 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
     queries = torch.stack([plain_parametric(retriever, each) for each in framed_queries])
     documents = torch.stack([plain_parametric(retriever, each) for each in framed_documents])
 
-    def bags(framed: list[tuple[list[int], int, int]]) -> Tensor:
+    def bags(framed: list[Framed]) -> Tensor:
         return torch.tensor([[float(t in ids[a:b]) for t in range(258)] for ids, a, b in framed]).double()
 
     def strongest(rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from lightir.files import copy_folder, new_folder
 from lightir.models.compilation import layer_parameters
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.quantization import Quantizer, quantize_layers
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
@@ -216,7 +217,7 @@ class _Window:
     """Documents of one shard, with what the model reads of each: ids, and the text's first and last position."""
 
     documents: list[Document]
-    framed: list[tuple[list[int], int, int]]
+    framed: list[Framed]
     tokens: int
 
 

@@ -17,13 +17,13 @@ from lightir.eval.runs import ranking_of
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,
     PASSAGE_SUFFIX,
     QUERY_INSTRUCTION,
     QUERY_SUFFIX,
     EndStates,
-    Framed,
     end_states,
     join,
     likelihood_from_ends,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
+from lightir.models.framing import Framed
 from lightir.models.masks import model_mask
 
 PASSAGE_PROMPT = "Instruct: Given a retrieved passage, summarize the passage.\nPassage: "
@@ -31,9 +32,6 @@ QUERY_SUFFIX = "\nThe most relevant passage: "
 
 SCORED_AT_ONCE = 512
 """Positions whose logits exist at one time: 512 x 128,000 terms in fp32 are 260 MB."""
-
-Framed: TypeAlias = tuple[list[int], int, int]
-"""A text's token ids with its frame, and where its own tokens begin and end."""
 
 
 # ---- input corruption

@@ -15,7 +15,7 @@ from lightir.data import Batch as DataBatch
 from lightir.errors import InvalidInput
 from lightir.models.bags import token_means
 from lightir.models.encoder import LightRetriever
-from lightir.models.framing import Batch
+from lightir.models.framing import Batch, Framed
 from lightir.models.losses import (
     alignment_kl,
     flops,
@@ -45,9 +45,6 @@ SHAPE_STEP = 48
 LIGHT_TOKENS_STEP = 256
 """The same for the distinct tokens of a batch's light queries."""
 
-
-Framed = tuple[list[int], int, int]
-"""A text's token ids, and where its own begin and end."""
 
 WATCHED = 64
 """Documents whose sparse vectors' mean cosine is logged where there are no dense ones: they are wide."""
@@ -165,7 +162,7 @@ def _document_vectors(
 ) -> Vectors:
     """Dense and sparse vectors of this process's documents, as far as there are branches."""
 
-    def encode(framed: Sequence[tuple[list[int], int, int]]) -> Vectors:
+    def encode(framed: Sequence[Framed]) -> Vectors:
         length = retriever.contract.document.max_tokens if recipe.model.compile else None
         batch = retriever.batch(framed, length=length)
         return retriever.document_vectors(

@@ -19,12 +19,12 @@ from lightir.contract import BackboneRecord, Contract, DenseHead, Fusion
 from lightir.data import Batch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.likelihood import (
     PASSAGE_PROMPT,
     PASSAGE_SUFFIX,
     QUERY_INSTRUCTION,
     QUERY_SUFFIX,
-    Framed,
     corrupt_tokens,
     corrupt_words,
     join,

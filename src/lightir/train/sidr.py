@@ -23,6 +23,7 @@ from lightir.data import Batch as DataBatch
 from lightir.errors import InvalidInput
 from lightir.models.bags import token_means
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
 from lightir.models.losses import gather, rank, similarity, two_way_loss, world_size
 from lightir.models.pooling import at_least_fp32
@@ -248,7 +249,7 @@ def shipped_contract(recipe: SidrRecipe) -> Contract:
 # The vectors.
 
 
-def parametric(retriever: LightRetriever, framed: Sequence[tuple[list[int], int, int]], *, pad_to: int = 1) -> Tensor:
+def parametric(retriever: LightRetriever, framed: Sequence[Framed], *, pad_to: int = 1) -> Tensor:
     """V_θ before top-k: (n, V) float32, above 0 everywhere but for a text without tokens, which is 0.
 
     `pad_to`: the length is padded up to a multiple, so that compiled layers meet few shapes.
@@ -258,7 +259,7 @@ def parametric(retriever: LightRetriever, framed: Sequence[tuple[list[int], int,
     return retriever.sparse_from(retriever.states(batch), batch)
 
 
-def bag_of_tokens(framed: Sequence[tuple[list[int], int, int]], *, vocab_size: int, device: torch.device) -> Tensor:
+def bag_of_tokens(framed: Sequence[Framed], *, vocab_size: int, device: torch.device) -> Tensor:
     """V_BoT: (n, V) float32, 1 where a term stands in the text's own tokens (no frame), else 0."""
     own = [ids[start:stop] for ids, start, stop in framed]
     rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(ids) for ids in own], dtype=torch.int64))
@@ -367,12 +368,10 @@ def _now(device: torch.device) -> float:
 # Measuring.
 
 
-def _encoded(
-    retriever: LightRetriever, framed: Sequence[tuple[list[int], int, int]], recipe: SidrRecipe, *, pad_to: int
-) -> Tensor:
+def _encoded(retriever: LightRetriever, framed: Sequence[Framed], recipe: SidrRecipe, *, pad_to: int) -> Tensor:
     """V_θ as `parametric` has it, by the pieces that the recipe asks for."""
 
-    def encode(some: Sequence[tuple[list[int], int, int]]) -> Vectors:
+    def encode(some: Sequence[Framed]) -> Vectors:
         return (parametric(retriever, some, pad_to=pad_to),)
 
     (weights,) = in_pieces(encode, framed, size=recipe.optimisation.gradient_cache)
@@ -398,7 +397,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 
-    def encoded(framed: Sequence[tuple[list[int], int, int]], *, k: int = 0) -> tuple[Tensor, Tensor]:
+    def encoded(framed: Sequence[Framed], *, k: int = 0) -> tuple[Tensor, Tensor]:
         bags = bag_of_tokens(framed, vocab_size=vocab_size, device=device)
         pad_to = SHAPE_STEP if recipe.model.compile else 1
         chunks = [framed[start : start + size] for start in range(0, len(framed), size)]

@@ -21,6 +21,7 @@ from lightir.files import read_json
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.models.model_folder import backbone_record
 from lightir.models.pooling import Pooling
 from lightir.text import PROMPT_FORMAT, QueryPolicy
@@ -64,7 +65,7 @@ class Teacher:
         return torch.stack(list(rows)).to(self._model.backbone.device).float()
 
     @torch.no_grad()
-    def _encode(self, framed: Sequence[tuple[list[int], int, int]]) -> Sequence[Tensor]:
+    def _encode(self, framed: Sequence[Framed]) -> Sequence[Tensor]:
         if not framed:
             return []
         batch = self._model.batch(framed)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from lightir.encode.documents import length_batches
 from lightir.models.encoder import LightRetriever
+from lightir.models.framing import Framed
 from lightir.types import Document
 from lightir.vectors import Floats
 
@@ -51,7 +52,7 @@ class TeacherVectors:
         return self._framed(framed)
 
     @torch.no_grad()
-    def _framed(self, framed: list[tuple[list[int], int, int]]) -> Floats:
+    def _framed(self, framed: list[Framed]) -> Floats:
         blocks = []
         for positions in length_batches([len(ids) for ids, _, _ in framed], 8192):
             batch = self._model.batch([framed[position] for position in positions])
