@@ -2,30 +2,18 @@
 // byte to spare, against sums by loops.
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "errors.hpp"
+#include "expect.hpp"
 #include "fusion.hpp"
 
 using namespace lightir;
 
 namespace {
-
-int n_passed = 0, n_failed = 0;
-
-void expect(bool holds, const std::string& what) {
-    ++(holds ? n_passed : n_failed);
-    if (!holds) std::printf("FAILED: %s\n", what.c_str());
-}
-
-template <typename T>
-Span<T> span(const std::vector<T>& values) {
-    return {values.data(), values.size()};
-}
 
 // Two branches over three segments, the second of them without rows.
 struct Collection {
@@ -148,6 +136,5 @@ int main() {
     for (const unsigned seed : {1u, 2u, 3u}) {
         for (const size_t k : {0u, 1u, 3u, 50u}) the_best_of_all_segments_are_those_of_the_scores(seed, k);
     }
-    std::printf("%d passed, %d failed\n", n_passed, n_failed);
-    return n_failed == 0 ? 0 : 1;
+    return outcome();
 }

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,35 +11,13 @@
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
+#include "expect.hpp"
 #include "parallel.hpp"
 #include "sparse.hpp"
 
 using namespace lightir;
 
 namespace {
-
-int n_passed = 0, n_failed = 0;
-
-void expect(bool holds, const std::string& what) {
-    ++(holds ? n_passed : n_failed);
-    if (!holds) std::printf("FAILED at level %s: %s\n", level().name, what.c_str());
-}
-
-template <typename Error>
-void expect_throws(const std::function<void()>& act, const std::string& what) {
-    bool thrown = false;
-    try {
-        act();
-    } catch (const Error&) {
-        thrown = true;
-    }
-    expect(thrown, what);
-}
-
-template <typename T>
-Span<T> span(const std::vector<T>& values) {
-    return {values.data(), values.size()};
-}
 
 template <typename W>
 PostingsView<W> view(const OwnedPostings<W>& p, size_t vocab_size, size_t n_docs) {
@@ -179,6 +154,5 @@ int main() {
         }
         bad_input_is_refused();
     }
-    std::printf("%d passed, %d failed\n", n_passed, n_failed);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return outcome();
 }

@@ -1,8 +1,6 @@
 // What sanitizers should see of query encoding: tokenisers at the borders of their buffers, on exactly sized texts.
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -12,6 +10,7 @@
 
 #include "dispatch.hpp"
 #include "errors.hpp"
+#include "expect.hpp"
 #include "expansions.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
@@ -21,18 +20,6 @@
 using namespace lightir;
 
 namespace {
-
-int n_passed = 0, n_failed = 0;
-
-void expect(bool holds, const std::string& what) {
-    ++(holds ? n_passed : n_failed);
-    if (!holds) std::printf("FAILED: %s\n", what.c_str());
-}
-
-template <typename T>
-Span<T> span(const std::vector<T>& values) {
-    return {values.data(), values.size()};
-}
 
 ByteMap ascii_as_it_is() {
     ByteMap bytes;
@@ -154,13 +141,8 @@ void refused_texts_are_filled_in() {
     fill_refused(lists, span(ids), span(indptr));
     expect(lists.ids == std::vector<uint32_t>{7, 300, 8, 9} && lists.refused.empty(), "filled ids");
     expect(lists.indptr == std::vector<int64_t>{0, 1, 2, 4}, "filled indptr");
-    bool thrown = false;
-    try {
-        fill_refused(lists, span(ids), span(indptr));
-    } catch (const InvalidInput&) {
-        thrown = true;
-    }
-    expect(thrown, "lists for texts that were not refused");
+    expect_throws<InvalidInput>([&] { fill_refused(lists, span(ids), span(indptr)); },
+                                "lists for texts that were not refused");
 }
 
 void means_stay_inside_their_arrays(Element element, size_t width, size_t dim) {
@@ -185,13 +167,8 @@ void terms_are_counted() {
     expect(counted.indptr == std::vector<int64_t>{0, 2, 2, 3}, "a term of weight 0 is left out");
     expect(counted.term_ids == std::vector<uint32_t>{2, 5, 0}, "terms ascend");
     expect(counted.weights == std::vector<float>{2, 6, 0.5f}, "counts times factors");
-    bool thrown = false;
-    try {
-        count_terms(span(ids), span(indptr), {5, true, nullptr});
-    } catch (const InvalidInput&) {
-        thrown = true;
-    }
-    expect(thrown, "a term outside the vocabulary");
+    expect_throws<InvalidInput>([&] { count_terms(span(ids), span(indptr), {5, true, nullptr}); },
+                                "a term outside the vocabulary");
 }
 
 void expansions_are_averaged() {
@@ -204,13 +181,8 @@ void expansions_are_averaged() {
     expect(means.indptr == std::vector<int64_t>{0, 3, 3, 5}, "terms of weight 0 are left out");
     expect(means.term_ids == std::vector<uint32_t>{2, 5, 70, 2, 5}, "terms ascend");
     expect(means.weights[2] == 0.5f && means.weights[3] == 0.5f && means.weights[4] == 1.0f, "means");
-    bool thrown = false;
-    try {
-        mean_expansions(rows, span(tokens), span(indptr), 4095, 1);
-    } catch (const InvalidInput&) {
-        thrown = true;
-    }
-    expect(thrown, "an expansion outside the vocabulary");
+    expect_throws<InvalidInput>([&] { mean_expansions(rows, span(tokens), span(indptr), 4095, 1); },
+                                "an expansion outside the vocabulary");
 }
 
 void words_are_cut_and_numbered() {
@@ -246,6 +218,5 @@ int main() {
     any_text_fits_its_buffers();
     refused_texts_are_filled_in();
     words_are_cut_and_numbered();
-    std::printf("%d passed, %d failed\n", n_passed, n_failed);
-    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return outcome();
 }
