@@ -23,7 +23,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.shards import VectorsReader
 from lightir.train import adaptation, contrastive
 from lightir.train.adaptation import Adaptation, AdaptationRecipe, train
-from lightir.train.loop import average_gradients
+from lightir.train.processes import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import CorpusRecipe, Optimisation

@@ -20,8 +20,9 @@ from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
 from lightir.train.batch import batch_losses, share_of
 from lightir.train.contrastive import Contrastive, train
-from lightir.train.loop import Loop, average_gradients, learning_rate_share
+from lightir.train.loop import Loop, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
+from lightir.train.processes import average_gradients
 from lightir.train.recipe import Losses, Recipe
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.stages import STAGES, read_recipe

@@ -21,9 +21,9 @@ from lightir.train import gradient_cache, sidr
 from lightir.train.adaptation import AdaptationRecipe
 from lightir.train.batch import batch_losses
 from lightir.train.gradient_cache import in_pieces
-from lightir.train.loop import average_gradients
 from lightir.train.masked import MaskedRecipe
 from lightir.train.preparation import build_model, fit_heads, load_trainable
+from lightir.train.processes import average_gradients
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation

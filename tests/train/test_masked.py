@@ -16,9 +16,9 @@ from lightir.contract import DocumentPolicy
 from lightir.errors import FormatError
 from lightir.models.encoder import LightRetriever
 from lightir.train import contrastive
-from lightir.train.loop import average_gradients
 from lightir.train.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
 from lightir.train.packing import PackedBatch, packed_states
+from lightir.train.processes import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import read_recipe

@@ -20,7 +20,7 @@ from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFF
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
 from lightir.train import contrastive
-from lightir.train.loop import average_gradients
+from lightir.train.processes import average_gradients
 from lightir.train.query_likelihood import (
     Corruption,
     LikelihoodEvaluation,

@@ -20,8 +20,8 @@ from lightir.errors import InvalidInput
 from lightir.eval.runs import write_run
 from lightir.models.losses import margin_mse, score_kl
 from lightir.train.batch import batch_losses
-from lightir.train.loop import average_gradients
 from lightir.train.preparation import build_model, fit_heads
+from lightir.train.processes import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.settings import DataRecipe
 from lightir.train.stage_data import make_mixture, open_sets

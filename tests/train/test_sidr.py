@@ -29,8 +29,8 @@ from lightir.models.losses import two_way_loss
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.bag_search import DeviceSearch, KernelSearch
-from lightir.train.loop import average_gradients
 from lightir.train.preparation import fit_heads, load_trainable, training_policies
+from lightir.train.processes import average_gradients
 from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 from lightir.train.sidr import (

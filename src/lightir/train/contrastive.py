@@ -17,10 +17,12 @@ from lightir.models.losses import similarity
 from lightir.text import query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
 from lightir.train.development import Development, fuse, measured, ndcg
-from lightir.train.loop import Measured, autocast, run_stage
+from lightir.train.loop import run_stage
 from lightir.train.preparation import build_model, fit_heads, prepare_layers, refit_bias, save_shipped
+from lightir.train.processes import autocast
 from lightir.train.recipe import Recipe
 from lightir.train.sparsity import SparsityControl
+from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
 from lightir.train.teacher import Teacher
 

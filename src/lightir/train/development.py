@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lightir.data.dataset import Dataset
 from lightir.errors import InvalidInput
-from lightir.train.loop import Measured
+from lightir.train.stage import Measured
 from lightir.types import Document, Query
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import logging
 import math
-import os
 import platform
 import shutil
 import time
@@ -15,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from tqdm import tqdm
 
 import lightir
@@ -38,9 +36,11 @@ from lightir.train.checkpoint import (
 )
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
+from lightir.train.processes import average_gradients, barrier, is_first, join_processes, own_device
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import Optimisation
 from lightir.train.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
+from lightir.train.stage import Stage, StageRecipe
 from lightir.train.stopping import noted_interrupts
 
 logger = logging.getLogger(__name__)
@@ -49,78 +49,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 COLLAPSED = 0.9
 """Mean pairwise cosine of documents above which the encoder is said to collapse."""
-
-
-class Every(Protocol):
-    """What the loop reads of a recipe's evaluation."""
-
-    @property
-    def every(self) -> int:
-        """Optimizer steps between two evaluations; 0 evaluates at the end alone."""
-
-
-class StageRecipe(Protocol):
-    """What the loop reads of any stage's recipe."""
-
-    @property
-    def optimisation(self) -> Optimisation:
-        """Steps, batches, learning rate."""
-
-    @property
-    def evaluation(self) -> Every:
-        """When to measure."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Optimizer steps between two checkpoints."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a stage found on its development sets.
-
-    Attributes:
-        score: what decides which state is kept; higher is better.
-        report: for the log.
-    """
-
-    score: float
-    report: Mapping[str, Any]
-
-
-class Stage(Protocol):
-    """What a stage brings to the loop: what it trains, its loss, and how its model is written."""
-
-    @property
-    def trunk(self) -> nn.Module:
-        """The module that is switched between training and evaluation."""
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """What is trained, by name; the order decides the optimizer's."""
-
-    @property
-    def fixed(self) -> Mapping[str, Tensor]:
-        """Further tensors that a checkpoint has to hold."""
-
-    @property
-    def texts_per_step(self) -> int:
-        """Documents that one optimizer step sees."""
-
-    def restore(self, fixed: Mapping[str, Tensor]) -> None:
-        """Take the fixed tensors of a checkpoint."""
-
-    def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The weighted parts of the loss of forward pass `number` (from 0, over all steps), and what to log."""
-
-    def evaluate(self) -> Measured | None:
-        """Measures on the development sets; None without any. The trunk is in evaluation mode, without gradients."""
-
-    def save(self, folder: Path) -> None:
-        """Write the model folder with the parameters as they are."""
-
-    def records(self) -> Mapping[str, object]:
-        """What the folder `training` of the model shall tell, as JSON by file name."""
 
 
 def run_stage(
@@ -410,45 +338,6 @@ def learning_rate_share(step: int, progress: float, settings: Optimisation) -> f
     return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
 
 
-@contextmanager
-def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """bfloat16 autocast over float32 weights on a GPU; weights in bfloat16 need none."""
-    kind = torch.device(device).type
-    wanted = kind != "cpu" and dtype == torch.float32
-    with torch.autocast(kind, dtype=torch.bfloat16, enabled=wanted):
-        yield
-
-
-def average_gradients(parameters: Sequence[Tensor]) -> None:
-    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient."""
-    if world_size() == 1:
-        return
-    for parameter in parameters:
-        if isinstance(parameter, DTensor):  # averaged while it was split
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= world_size()
-
-
-def own_device(name: str) -> str:
-    """The device of this process: of "cuda", or "auto" where there are GPUs, its own one where torchrun started it."""
-    several = "LOCAL_RANK" in os.environ and (name == "cuda" or (name == "auto" and torch.cuda.is_available()))
-    return f"cuda:{os.environ['LOCAL_RANK']}" if several else name
-
-
-def join_processes(device: str) -> str:
-    """The device, after this process has joined the others where torchrun started it."""
-    if "WORLD_SIZE" not in os.environ or not dist.is_available():
-        return device
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    return device
-
-
 def environment(device: str) -> dict[str, Any]:
     """Versions, machine and device of a run."""
     packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
@@ -476,14 +365,3 @@ def _cut_log(path: Path, step: int) -> None:
             break
         kept.append(line + "\n")
     write_bytes(path, "".join(kept).encode())
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes."""
-    return rank() == 0
-
-
-def barrier() -> None:
-    """Wait for all processes."""
-    if world_size() > 1:
-        dist.barrier()

@@ -15,10 +15,11 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import rank, world_size
 from lightir.train.data_names import data_folder
-from lightir.train.loop import Measured, autocast
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers
+from lightir.train.processes import autocast
 from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
+from lightir.train.stage import Measured
 
 FRAMED_AT_ONCE = 1024
 
@@ -83,7 +84,7 @@ def framed_corpora(retriever: LightRetriever, data: Sequence[CorpusRecipe]) -> I
 
 
 class PackedTextStage:
-    """A stage on packed text but for its loss; see train/loop.py's Stage."""
+    """A stage on packed text but for its loss; see train/stage.py's Stage."""
 
     def __init__(self, recipe: PackedTextRecipe, retriever: LightRetriever, device: str) -> None:
         """Read and tokenise the text for a model; every process holds all of it."""

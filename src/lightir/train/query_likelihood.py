@@ -37,9 +37,11 @@ from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import SHAPE_STEP, framed_queries
 from lightir.train.development import Development
-from lightir.train.loop import Measured, autocast, run_stage
+from lightir.train.loop import run_stage
 from lightir.train.preparation import load_trainable, prepare_layers, save_shipped, training_policies
+from lightir.train.processes import autocast
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
 
 logger = logging.getLogger(__name__)

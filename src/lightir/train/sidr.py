@@ -31,10 +31,12 @@ from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
 from lightir.train.development import Development, measured, ndcg
 from lightir.train.gradient_cache import Vectors, in_pieces
-from lightir.train.loop import Measured, autocast, run_stage
+from lightir.train.loop import run_stage
 from lightir.train.preparation import fit_heads, load_trainable, prepare_layers, save_shipped, training_policies
+from lightir.train.processes import autocast
 from lightir.train.retrieval import BagOfTokens, Retrieval
 from lightir.train.settings import WANTED, DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
 
 logger = logging.getLogger(__name__)

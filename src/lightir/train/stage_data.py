@@ -23,8 +23,8 @@ from lightir.errors import InvalidInput
 from lightir.eval.runs import read_run
 from lightir.train.data_names import brings_examples, data_folder, examples_file
 from lightir.train.development import load_development
-from lightir.train.loop import barrier, is_first
 from lightir.train.mining import negatives_files
+from lightir.train.processes import barrier, is_first
 from lightir.train.settings import DataRecipe, DataStage, QueryStage
 from lightir.types import Run
 
