@@ -24,6 +24,7 @@ from lightir.train.loop import Loop, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.processes import average_gradients
 from lightir.train.recipe import Losses, Recipe
+from lightir.train.stage import Measured
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.stages import STAGES, read_recipe
 from processes import join
@@ -79,6 +80,32 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: Recipe, tmp_path: Pat
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert Contract.load(whole) == Contract.load(resumed)
+
+
+def test_the_best_state_is_what_is_kept_also_after_a_resume(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluated after every step, the second is said to be the best: its weights are those of the model folder."""
+    seen: dict[int, dict[str, torch.Tensor]] = {}
+    original = Loop.evaluate
+
+    def evaluate(self: Loop) -> None:
+        seen[self.step] = {name: each.detach().clone() for name, each in self.parameters.items()}
+        score = 1.0 if self.step == 2 else 1.0 / (2 + self.step)
+        monkeypatch.setattr(self.stage, "evaluate", lambda: Measured(score, {}))
+        original(self)
+
+    monkeypatch.setattr(Loop, "evaluate", evaluate)
+    every = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, every=1))
+    whole = train(every, tmp_path / "whole", device="cpu")
+    cut(lambda: train(every, tmp_path / "cut", device="cpu"))
+    resumed = train(every, tmp_path / "cut", resume=True, device="cpu")
+    for out in (whole, resumed):
+        assert json.loads((out / "training" / "environment.json").read_text())["kept"] == {"step": 2, "score": 1.0}
+        model = dict(LightRetriever.load(out, merge=False).trunk.named_parameters())
+        for name, each in seen[2].items():
+            torch.testing.assert_close(model[name], each, rtol=0.01, atol=0)  # adapters are kept in bfloat16
+            assert not torch.allclose(model[name], seen[6][name], rtol=0.01, atol=0)
 
 
 def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
@@ -175,8 +202,8 @@ def _process(rank: int, world: int, meeting: Path, recipe: Recipe, path: str) ->
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_four_processes_have_the_gradient_of_one(mixed: bool, recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "mixed"), [(2, False), (4, False), (4, True)])
+def test_several_processes_have_the_gradient_of_one(world: int, mixed: bool, recipe: Recipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(
         recipe,
         data=tuple(dataclasses.replace(each, instructions=(each.name[-5:],)) for each in recipe.data),
@@ -185,12 +212,14 @@ def test_four_processes_have_the_gradient_of_one(mixed: bool, recipe: Recipe, tm
         losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
     )
     path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
-    multiprocessing.start_processes(_process, args=(4, meeting, recipe, str(path)), nprocs=4, start_method="fork")
-    one, four = gradients(recipe), torch.load(path, weights_only=True)
-    assert one.keys() == four.keys()
+    multiprocessing.start_processes(
+        _process, args=(world, meeting, recipe, str(path)), nprocs=world, start_method="fork"
+    )
+    one, several = gradients(recipe), torch.load(path, weights_only=True)
+    assert one.keys() == several.keys()
     for name, expected in one.items():
         # At a temperature of 0.02 float32 sums in another order differ by about 1e-5 of the whole.
-        assert float((four[name] - expected).norm() / expected.norm()) < 1e-4, name
+        assert float((several[name] - expected).norm() / expected.norm()) < 1e-4, name
     assert any(float(g.abs().max()) > 1e-4 for g in one.values())
 
 

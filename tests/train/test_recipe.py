@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,17 @@ def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tupl
     out = kind.train(tiny, tmp_path / "model", device="cpu")
     assert (out / "lightir.json").is_file()
     assert (out / "training" / "decontamination.json").is_file() == bool(getattr(given, "held_out", ()))
+
+
+def test_full_scale_recipes_have_tiny_twins_and_names_without_slips_of_yaml() -> None:
+    names = {path.stem for path in RECIPES.glob("*.yaml")}
+    full = {name for name in names if re.search(r"-(llama-[\d.]+-\d+b|bert-base)", name)}
+    twins = {re.sub(r"-(llama-[\d.]+-\d+b|bert-base(-msmarco)?)$", "-tiny", name) for name in full}
+    assert len(full) > 20
+    assert twins <= names
+    for name in sorted(full):
+        _, given = read_recipe(RECIPES / f"{name}.yaml")
+        assert not [held for held in getattr(given, "held_out", ()) if re.search(r"\s", held)]  # a name broken in two
 
 
 def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:

@@ -405,6 +405,8 @@ def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
         dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
     with pytest.raises(InvalidInput, match="top_k"):
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))
+    with pytest.raises(InvalidInput, match="lora_rank is 0"):
+        dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=0))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
         dataclasses.replace(sidr, losses=SidrLosses(light=0.5))
     with pytest.raises(InvalidInput, match="mixed_batches"):

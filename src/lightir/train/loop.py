@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import logging
 import math
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-import lightir
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import new_folder, sole_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
@@ -36,6 +34,7 @@ from lightir.train.checkpoint import (
 )
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
+from lightir.train.environment import environment
 from lightir.train.processes import average_gradients, barrier, is_first, join_processes, own_device
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import Optimisation
@@ -336,19 +335,6 @@ def learning_rate_share(step: int, progress: float, settings: Optimisation) -> f
     """
     cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
     return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Versions, machine and device of a run."""
-    packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
-    return {
-        "lightir": lightir.__version__,
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in packages},
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _cut_log(path: Path, step: int) -> None:

@@ -140,6 +140,8 @@ class SidrRecipe:
             raise InvalidInput("SiDR's negatives come from one corpus a batch: leave optimisation.mixed_batches off")
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
+        if self.model.lora_rank < 1:
+            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
         if min(self.heads.top_k, self.losses.temperature) <= 0:
