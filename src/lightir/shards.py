@@ -151,6 +151,7 @@ class VectorsWriter:
                 for path in sorted(folder.iterdir())
             }
         self._manifest["shards"].append({"name": name, "documents": len(ids), "files": files})
+        self._manifest["complete"] = False  # a complete folder that grows is not, until it is finished again
         self._save_manifest()
         self.doc_ids.update(ids)
 

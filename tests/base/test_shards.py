@@ -66,6 +66,16 @@ def test_a_half_written_shard_is_swept_away_on_resume(tmp_path: Path) -> None:
     assert len(VectorsReader(tmp_path / "v")) == 5
 
 
+def test_a_complete_folder_that_grows_is_not_complete_until_it_is_finished_again(tmp_path: Path) -> None:
+    write(tmp_path / "v").finish()
+    with VectorsWriter(tmp_path / "v", make_contract(), resume=True) as writer:
+        writer.add(make_shard(5, 1))
+    with pytest.raises(FormatError, match="--resume"):
+        VectorsReader(tmp_path / "v")
+    VectorsWriter(tmp_path / "v", make_contract(), resume=True).finish()
+    assert len(VectorsReader(tmp_path / "v")) == 6
+
+
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     first = write(tmp_path / "v")
     with pytest.raises(AlreadyExists, match="is being written by another process"):

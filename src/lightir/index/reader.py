@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
-from lightir.errors import FormatError
+from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder, new_folder
 from lightir.index.graph import mean_recall
 from lightir.index.queue import Failure, failures_of
@@ -181,8 +181,11 @@ class Index:
 
         Raises:
             AlreadyExists: `out` is there and overwrite is off.
+            InvalidInput: `out` is the index itself.
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
+        if Path(out).resolve() == self.folder.resolve():
+            raise InvalidInput(f"{out} is the index itself; a snapshot goes to another folder")
         view = self._view
         with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
             view.store.backup(folder / STORE_FILE)
