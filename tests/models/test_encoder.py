@@ -91,6 +91,19 @@ def test_the_text_is_cut_and_the_frame_never() -> None:
         retriever(document=DocumentPolicy(prompt="x" * 20, max_tokens=16)).frame_documents(["a"])
 
 
+def test_a_query_is_cut_behind_its_prompt_and_its_suffix_stays() -> None:
+    short = dataclasses.replace(QUERY, max_tokens=3, suffix=" so:")
+    model = retriever()
+    model = LightRetriever(model.backbone, dataclasses.replace(model.contract, query=short))
+    ids, start, stop = model.frame_queries(["b" * 100])[0]
+    prompt, suffix = (
+        model.backbone.tokenizer.term_ids([text]).row(0).tolist() for text in ("Instruct: find it\nQuery: ", " so:")
+    )
+    text = query_term_ids(model.backbone.tokenizer, QUERY, ["b" * 100]).row(0).tolist()[:3]
+    assert ids == [BOS, *prompt, *text, *suffix, EOS]
+    assert ids[start:stop] == text
+
+
 def test_a_full_query_has_the_prompt_and_the_terms_of_the_light_one() -> None:
     model = retriever()
     ids, start, stop = model.frame_queries(["What is it?"])[0]

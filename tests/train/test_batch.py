@@ -97,6 +97,27 @@ def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
     assert float(parts["dense"].detach()) != float(batch_losses(retriever, data, plain, step=3)[0]["dense"].detach())
 
 
+def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever, data = prepared
+    mixed = dataclasses.replace(data, instructions=("a", "b", "a", "a"), queries=("abba", "aba", "cab", "abba"))
+    encoded: list[tuple[str | None, list[int]]] = []
+    original = LightRetriever.token_vectors
+
+    def noted(self: LightRetriever, token_ids: Tensor, *, instruction: str | None = None, pad_to: int = 1) -> Tensor:
+        encoded.append((instruction, token_ids.tolist()))
+        return original(self, token_ids, instruction=instruction, pad_to=pad_to)
+
+    monkeypatch.setattr(LightRetriever, "token_vectors", noted)
+    _light_query_vectors(retriever, share_of(mixed, process=0, processes=1), plain)
+    for instruction, texts in (("a", ["abba", "cab", "abba"]), ("b", ["aba"])):
+        term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, texts).term_ids.tolist()
+        (ids,) = [ids for behind, ids in encoded if behind == instruction]
+        assert ids == sorted(set(term_ids))
+        assert len(ids) < len(term_ids)
+
+
 def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
     plain: Recipe, prepared: tuple[LightRetriever, Batch]
 ) -> None:

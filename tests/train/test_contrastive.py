@@ -18,6 +18,7 @@ from interrupted import cut
 from lightir.contract import Contract
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
+from lightir.train import loop
 from lightir.train.batch import batch_losses, share_of
 from lightir.train.contrastive import Contrastive, train
 from lightir.train.loop import Loop, learning_rate_share
@@ -234,6 +235,17 @@ def test_a_dead_sparse_head_is_told_of(recipe: Recipe, tmp_path: Path, caplog: p
     _, dead = stage.losses(0, step=0)
     assert dead["dead"] == 1
     assert "no gradient left" in caplog.text
+
+
+def test_a_collapse_is_warned_of(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cosines = [each["cosine"] for each in records(train(recipe, tmp_path / "one", device="cpu")) if "cosine" in each]
+    assert len(cosines) == 6
+    caplog.clear()
+    monkeypatch.setattr(loop, "COLLAPSED", sorted(cosines)[3])  # two steps are above it
+    train(recipe, tmp_path / "two", device="cpu")
+    assert caplog.text.count(": collapse") == 2
 
 
 @pytest.mark.parametrize("attention", ["echo", "bidirectional"])
