@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
@@ -100,6 +101,29 @@ def test_an_adapter_starts_as_nothing_and_alone_is_trained() -> None:
     assert all(".1." in name for name, parameter in upper if parameter.requires_grad)
     with pytest.raises(InvalidInput, match="first_layer"):
         add_lora(tiny_backbone("qwen3"), first_layer=2)
+
+
+def test_an_adapter_computes_in_its_layers_dtype_and_learns_in_fp32() -> None:
+    adapted = add_lora(tiny_backbone("llama"), rank=4, dropout=0.0)
+    layer = next(module for module in adapted.trunk.modules() if isinstance(module, LoraLayer))
+    base, (down,), (up,) = layer.base_layer, layer.lora_A.values(), layer.lora_B.values()
+    torch.nn.init.normal_(up.weight)
+    base.to(torch.bfloat16)
+    inputs = torch.randn(7, base.in_features, dtype=torch.bfloat16, requires_grad=True)
+    seen = []
+    up.register_forward_hook(lambda _, given, found: seen.extend([given[0].dtype, found.dtype]))
+    found = layer(inputs)
+    found.float().square().sum().backward()
+    assert seen == [torch.bfloat16, torch.bfloat16]
+    assert (
+        {each.weight.dtype for each in (down, up)} == {each.weight.grad.dtype for each in (down, up)} == {torch.float32}
+    )
+    wide = [each.detach().double().requires_grad_() for each in (down.weight, up.weight)]
+    scaled = layer.scaling["default"] * (inputs.detach().double() @ wide[0].T @ wide[1].T)
+    expected = inputs.detach().double() @ base.weight.detach().double().T + scaled
+    expected.square().sum().backward()
+    for ours, theirs in ((found, expected), (down.weight.grad, wide[0].grad), (up.weight.grad, wide[1].grad)):
+        assert (ours.double() - theirs).norm() < 0.02 * theirs.norm()
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
