@@ -41,3 +41,12 @@ def test_top_k_keeps_the_largest_and_the_gradient_of_what_it_keeps() -> None:
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(InvalidInput, match="activation"):
         activate(torch.zeros(1), "relu")  # type: ignore[arg-type]
+
+
+def test_the_straight_through_gradient_is_that_of_gelu_written_out() -> None:
+    """ln(1 + r), r = relu(z), dr/dz taken as d gelu/dz = Phi(z) + z phi(z)."""
+    maxima = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], dtype=torch.float64, requires_grad=True)
+    activate(maxima, straight_through=True).sum().backward()
+    z = maxima.detach()
+    slope = 0.5 * (1 + torch.erf(z / 2**0.5)) + z * torch.exp(-(z**2) / 2) / (2 * torch.pi) ** 0.5
+    torch.testing.assert_close(maxima.grad, slope / (1 + torch.relu(z)))

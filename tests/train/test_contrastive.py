@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,12 @@ from lightir.train.loop import Loop, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.processes import average_gradients
 from lightir.train.recipe import Losses, Recipe
+from lightir.train.recipe_files import recipe_yaml
 from lightir.train.stage import Measured
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.stages import STAGES, read_recipe
 from processes import join
+from tiny_models import save_tiny
 
 
 def with_settings(recipe: Recipe, **changes: object) -> Recipe:
@@ -55,6 +59,30 @@ def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_
     }
     assert read_recipe(out / "training" / "recipe.yaml") == (STAGES["contrastive"], with_settings(recipe, steps=40))
     assert not (tmp_path / "model.run").exists()
+
+
+def test_an_encoder_learns_too(recipe: Recipe, tmp_path: Path) -> None:
+    save_tiny("bert", tmp_path / "bert")
+    model = dataclasses.replace(recipe.model, address=str(tmp_path / "bert"), attention="bidirectional")
+    recipe = dataclasses.replace(with_settings(recipe, steps=30), model=model)
+    out = train(recipe, tmp_path / "model", device="cpu")
+    losses = [float(loss) for _, loss in losses_of(out)]  # type: ignore[arg-type]
+    assert np.mean(losses[-8:]) < np.mean(losses[:8])
+    assert LightRetriever.load(out).contract.backbone.kind == "encoder"
+
+
+def test_torchrun_takes_the_steps_of_one_process(recipe: Recipe, tmp_path: Path) -> None:
+    model = dataclasses.replace(recipe.model, lora_dropout=0.0)
+    recipe = dataclasses.replace(with_settings(recipe, steps=3), model=model)
+    recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, sets=()))
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(recipe))
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "lightir", "train", str(tmp_path / "recipe.yaml"), "--device", "cpu", "-o", str(tmp_path / "two")]
+    done = subprocess.run([sys.executable, "-m", *torchrun, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one = train(recipe, tmp_path / "one", device="cpu")
+    for ours, theirs in zip(losses_of(tmp_path / "two"), losses_of(one), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_the_log_holds_losses_norms_and_development_measures(recipe: Recipe, tmp_path: Path) -> None:

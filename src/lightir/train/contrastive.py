@@ -162,7 +162,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
         documents = torch.cat(dense_rows)[: len(development.documents)]
         full = torch.cat([retriever.dense_from(*each) for each in queries])[: len(texts)]
         scores["symmetric"] = F.normalize(full, dim=-1) @ documents.T
-        if contract.has_light_queries and contract.attention == "causal":
+        if contract.has_light_queries and (contract.attention == "causal" or recipe.losses.dense > 0):
             term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
             light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
             scores["dense"] = F.normalize(light, dim=-1) @ documents.T
