@@ -71,7 +71,7 @@ def test_an_encoder_learns_too(recipe: Recipe, tmp_path: Path) -> None:
     assert LightRetriever.load(out).contract.backbone.kind == "encoder"
 
 
-def test_torchrun_takes_the_steps_of_one_process(recipe: Recipe, tmp_path: Path) -> None:
+def test_torchruns_processes_take_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
     model = dataclasses.replace(recipe.model, lora_dropout=0.0)
     recipe = dataclasses.replace(with_settings(recipe, steps=3), model=model)
     recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, sets=()))
@@ -80,6 +80,7 @@ def test_torchrun_takes_the_steps_of_one_process(recipe: Recipe, tmp_path: Path)
     command = ["-m", "lightir", "train", str(tmp_path / "recipe.yaml"), "--device", "cpu", "-o", str(tmp_path / "two")]
     done = subprocess.run([sys.executable, "-m", *torchrun, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "two" / "training" / "environment.json").read_text())["processes"] == 2
     one = train(recipe, tmp_path / "one", device="cpu")
     for ours, theirs in zip(losses_of(tmp_path / "two"), losses_of(one), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)

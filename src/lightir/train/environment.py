@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 import lightir
+from lightir.models.losses import world_size
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Commit, versions, machine and device of a run."""
+    """Commit, versions, machine, device and number of processes of a run."""
     packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
     return {
         "lightir": lightir.__version__,
@@ -25,6 +26,7 @@ def environment(device: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "threads": torch.get_num_threads(),
+        "processes": world_size(),
     }
 
 
