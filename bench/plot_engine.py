@@ -20,7 +20,7 @@ PANELS = {
     "index": ("", "hybrid, dense + sparse"),
 }
 LEFT_OUT = ("scipy CSC", "numpy float32")  # no engines, and so slow that the others would be dots
-APPROXIMATE = ("seismic", "faiss HNSW", "lightir hybrid, graph")
+APPROXIMATE = ("seismic", "faiss HNSW", "lightir hybrid, graph", "lightir hybrid, rrf, graph")
 OURS, PEERS = "#c2410c", "#94a3b8"
 
 
