@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import glob
 import hashlib
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lightir.errors import AlreadyExists, FormatError, NotFound, WriteFailed
 
@@ -28,23 +29,74 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file by the content, whole: a reader sees the old or the new bytes, never a part."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+@contextlib.contextmanager
+def new_file(path: Path | str) -> Iterator[BinaryIO]:
+    """A binary file to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
+
+    A reader sees the old or the new bytes, never a part. A link stays, and what it points to is replaced. What is no
+    file, such as a pipe or /dev/null, is written to as it is.
+
+    Raises:
+        OSError: before the block, with the path's name, where no file can be written there; after it on a full disk.
+    """
+    if _is_stream(path):
+        with Path(path).open("wb") as stream:
+            yield stream
+        return
+    target = _target(path)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    with _naming(path):
+        file = aside.open("xb")
     try:
-        with aside.open("xb") as file:
-            file.write(content)
+        yield file
+        with _naming(path):
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # where nothing can be written, nothing can be removed
-            aside.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the file aside
+            file.close()
+            os.replace(aside, target)
     except BaseException:
+        with contextlib.suppress(OSError):  # a full disk cannot take what is still in memory
+            file.close()
         aside.unlink(missing_ok=True)
         raise
-    fsync_path(path.parent)
+    fsync_path(target.parent)
+
+
+def _is_stream(path: Path | str) -> bool:
+    """Whether there is something that bytes go through: a pipe, a terminal, another device."""
+    return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
+
+
+def _target(path: Path | str) -> Path:
+    """The file that a write replaces: the path's, or what it links to."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return target
+
+
+@contextlib.contextmanager
+def _naming(path: Path | str) -> Iterator[None]:
+    """A block whose system errors name the path, not the file aside."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise before long work what `write_bytes` would raise after it: no such folder, no right to write there, …"""
+    if _is_stream(path):
+        return  # to open a pipe and close it again would end it for its reader
+    target = _target(path)
+    with _naming(path), tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+        pass
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file by the content, whole: see `new_file`."""
+    with new_file(path) as file, _naming(path):
+        file.write(content)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lightir import files
 from lightir.errors import AlreadyExists, FormatError, NotFound
-from lightir.files import new_folder, read_json, write_bytes, write_json
+from lightir.files import check_writable, new_file, new_folder, read_json, write_bytes, write_json
 
 
 def fill_and_fail(path: Path) -> None:
@@ -128,6 +128,56 @@ def test_a_write_that_the_system_refuses_names_the_file_that_was_asked_for(tmp_p
         write_bytes(tmp_path / name, b"x")
     assert caught.value.filename == str(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("name", ["taken", "nowhere/a"])
+def test_what_cannot_be_written_can_be_asked_before(tmp_path: Path, name: str) -> None:
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - which one depends on the reason
+        check_writable(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)
+    (tmp_path / "old").write_text("old")
+    for writable in ("old", "new"):
+        check_writable(tmp_path / writable)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "taken"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    for content in (b"first", b"second"):
+        write_bytes(tmp_path / "link", content)
+        assert (tmp_path / "elsewhere" / "file").read_bytes() == content
+        assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    """As /dev/null and /dev/stdout, which a write aside and a rename would replace by a file."""
+    os.mkfifo(tmp_path / "pipe")
+    check_writable(tmp_path / "pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    write_bytes(tmp_path / "pipe", b"through")
+    reader.join(timeout=10)
+    assert read == [b"through"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_new_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"old")
+
+    def fill_and_fail_file() -> None:
+        with new_file(tmp_path / "a") as file:
+            file.write(b"half")
+            assert (tmp_path / "a").read_bytes() == b"old"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fill_and_fail_file()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"old")]
 
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:

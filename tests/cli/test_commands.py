@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, load_command, main
 from lightir.cli.completion import commands
+from lightir.index import IndexWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -244,6 +245,34 @@ def test_a_file_of_queries_becomes_a_run(bm25_index, dataset, tmp_path, capsys):
     assert main(["search", str(bm25_index), "--queries", str(dataset), "-k", "5", "--run", "-"]) == 0
     assert capsys.readouterr().out == run.read_text()
     assert re.fullmatch(r"\S+ Q0 \S+ \d+ \S+ lightir", run.read_text().splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search", "{index}", "--queries", "missing.jsonl", "--run", "{out}"],
+        ["rerank", "no-model", "--run", "missing.trec", "--corpus", "missing", "--queries", "missing", "-o", "{out}"],
+        ["rerank", "--method", "dirichlet", "--corpus", "missing.jsonl", "--queries", "missing.jsonl", "-o", "{out}"],
+        ["expand", "no-model", "missing.jsonl", "-o", "{out}"],
+        ["evaluate", "missing", "--dataset", "{data}", "--run-dir", "{file}"],
+    ],
+)
+def test_what_cannot_be_written_is_known_before_the_work(arguments, bm25_index, dataset, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    places = {"index": bm25_index, "data": dataset, "out": tmp_path / "nowhere" / "out", "file": tmp_path / "file"}
+    assert main([each.format(**places) for each in arguments]) == 1
+    said = capsys.readouterr().err
+    assert any(str(places[name]) in said for name in ("out", "file"))
+    assert "missing" not in said
+
+
+def test_tune_looks_whether_it_can_write_before_it_searches(bm25_index, capsys):
+    arguments = ["tune", str(bm25_index), "missing.jsonl", "--qrels", "missing.tsv"]
+    with IndexWriter.open(bm25_index):
+        assert main([*arguments, "--write"]) == 1
+        assert "is being written by process" in capsys.readouterr().err
+        assert main(arguments) == 1
+        assert "missing" in capsys.readouterr().err
 
 
 def test_plain_output_has_no_escape_codes_and_a_terminal_that_wants_none_neither(lightir, bm25_index):

@@ -87,6 +87,8 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     from lightir.search.evaluate import evaluate_index
     from lightir.search.language_model import parse_smoothing
 
+    if args.run_dir is not None:
+        Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # what cannot be written to is known before the work
     options: dict[str, Any] = {
         "split": args.split,
         "modes": args.modes,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
@@ -47,11 +46,12 @@ def run(args: argparse.Namespace) -> None:
             print_json_line(record)
             n_lines += 1
     else:
-        from lightir.files import write_bytes
+        from lightir.files import new_file
 
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in _records(args)]
-        write_bytes(Path(args.out), "".join(lines).encode())
-        n_lines = len(lines)
+        with new_file(args.out) as file:
+            for record in _records(args):
+                file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+                n_lines += 1
     if args.json and args.out != "-":
         print_json({"out": args.out, "lines": n_lines})
     else:

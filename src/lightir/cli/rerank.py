@@ -68,8 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Rerank, write the run and say how many pairs were scored."""
     from lightir.eval.runs import write_run
+    from lightir.files import check_writable
 
     begun = time.perf_counter()
+    check_writable(args.out)
     found = _by_model(args) if args.method == "ql" else _by_words(args)
     write_run(args.out, found, tag=args.tag or f"lightir-{args.method}")
     n_pairs, seconds = sum(map(len, found.values())), time.perf_counter() - begun

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -87,12 +87,15 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("--budget-ms and --model are for --late-m")
     if args.late_m is not None and args.doc_id is not None:
         args.parser.error("--doc-id explains one document as it is; --late-m encodes others")
+    from lightir.files import check_writable
     from lightir.index import Demand, Index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
     from lightir.search.language_model import parse_smoothing
     from lightir.search.searcher import DEPTH
 
+    if args.run_file not in (None, "-"):
+        check_writable(args.run_file)
     smoothing = parse_smoothing(args.tokens)
     args.depth = args.depth or DEPTH
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
@@ -139,16 +142,7 @@ def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argp
     """Search one query and print its hits."""
     start = time.perf_counter()
     report = None if late is None else late.encode_for(query, filter=args.filter)
-    hits = searcher.hits(
-        query,
-        args.k,
-        mode=args.mode,
-        fusion=args.fusion,
-        weights=args.weights,
-        depth=args.depth,
-        filter=args.filter,
-        explain=args.explain,
-    )
+    hits = searcher.hits(query, args.k, explain=args.explain, **search_options(args))
     if report is not None:
         hits = report.marked(hits)
     took_s = time.perf_counter() - start
@@ -164,17 +158,14 @@ def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argp
     )
 
 
+def search_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the searcher takes of the arguments, whatever it is asked."""
+    return {name: getattr(args, name) for name in ("mode", "fusion", "weights", "depth", "filter")}
+
+
 def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
     """Print why the document named has its score for a query."""
-    found = searcher.explain(
-        query,
-        args.doc_id,
-        mode=args.mode,
-        fusion=args.fusion,
-        weights=args.weights,
-        depth=args.depth,
-        filter=args.filter,
-    )
+    found = searcher.explain(query, args.doc_id, **search_options(args))
     if not args.json:
         print_explanation(query, found)
         return
@@ -192,15 +183,7 @@ def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Name
     if late is not None:
         for query in tqdm(queries, desc="late", unit="query", disable=None):
             late.encode_for(query.text, filter=args.filter)
-    found = searcher.search(
-        queries,
-        args.k,
-        mode=args.mode,
-        fusion=args.fusion,
-        weights=args.weights,
-        depth=args.depth,
-        filter=args.filter,
-    )
+    found = searcher.search(queries, args.k, **search_options(args))
     took_s = time.perf_counter() - start
     if args.run_file == "-":
         with tempfile.TemporaryDirectory() as folder:

@@ -48,12 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit, measure and print."""
-    from lightir.index import Index
+    from lightir.index import Index, IndexWriter
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
 
     if args.qrels is not None and args.split is not None:
         args.parser.error("--split is of a BEIR folder; --qrels goes with a file of queries")
+    if args.write:
+        IndexWriter.open(args.index, brief=True).close()  # what cannot be written to is known before the work
     queries, qrels = judged(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
@@ -63,9 +65,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         print_found(found)
     if args.write and found.recommended:
-        from lightir.index import IndexWriter
-
-        with IndexWriter.open(args.index) as writer:
+        with IndexWriter.open(args.index, brief=True) as writer:
             writer.set_fusion(found.chosen)
         say(f"{args.index}: {found.options} is the default now")
 

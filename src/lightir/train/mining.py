@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
-from lightir.files import sha256_file
+from lightir.files import check_writable, sha256_file
 from lightir.train.data_names import brings_examples, data_folder
 from lightir.train.finders import Finder, bm25_finder
 from lightir.train.retrieval import holds_answer
@@ -119,12 +119,14 @@ def mine(
     queries = list(opened.queries(split))
     if filters.skip_answers and not any(query.metadata.get("answers") for query in queries):
         raise InvalidInput(f"no query of {opened.name}'s split {split!r} has metadata.answers, so none can be skipped")
-    documents, out = {document.doc_id: document for document in opened.corpus()}, Path(out)
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(out)
+    documents = {document.doc_id: document for document in opened.corpus()}
     context = nullcontext(finder) if finder else bm25_finder(opened, out.parent, analyzer=analyzer, threads=threads)
     with context as found_by:
         miner = Miner(opened.qrels(split), documents, found_by, filters, teacher)
         negatives, dropped = miner.mine(queries, n_negatives)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_negatives(out, negatives)
     sizes = [len(each) for each in negatives.values()]
     return MiningReport(len(queries), sum(map(bool, sizes)), sum(sizes), dict(sorted(dropped.items())))
