@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 
 from lightir.contract import DocumentPolicy
@@ -22,7 +20,7 @@ from lightir.train.processes import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import read_recipe
-from processes import join
+from processes import first_of
 from tiny_models import CAUSAL, tiny_backbone
 
 
@@ -101,21 +99,12 @@ def gradients(recipe: MaskedRecipe) -> dict[str, torch.Tensor]:
     return found | {name: value.detach() for name, value in parts.items()}
 
 
-def _process(number: int, world: int, meeting: Path, recipe: MaskedRecipe, path: str) -> None:
-    join(number, world, meeting)
-    found = gradients(recipe)
-    if number == 0:
-        torch.save(found, path)
-    dist.destroy_process_group()
-
-
-def test_two_processes_have_the_loss_and_gradient_of_one(masking: MaskedRecipe, tmp_path: Path) -> None:
-    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
-    multiprocessing.start_processes(_process, args=(2, meeting, masking, str(path)), nprocs=2, start_method="fork")
-    one, two = gradients(masking), torch.load(path, weights_only=True)
-    assert one.keys() == two.keys()
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_processes_have_the_loss_and_gradient_of_one(world: int, masking: MaskedRecipe, tmp_path: Path) -> None:
+    one, several = gradients(masking), first_of(world, lambda: gradients(masking), tmp_path)
+    assert one.keys() == several.keys()
     for name, expected in one.items():
-        torch.testing.assert_close(two[name], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(several[name], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_contrastive_stage_goes_on_from_it(masking: MaskedRecipe, recipe: Recipe, tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from lightir.data import Mixture, TrainingSet
@@ -26,7 +25,7 @@ from lightir.train.recipe import Recipe
 from lightir.train.settings import DataRecipe
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.types import Ranking
-from processes import join
+from processes import first_of
 
 NAN = math.nan
 
@@ -189,20 +188,13 @@ def gradients(recipe: Recipe) -> dict[str, Tensor]:
     return {name: p.grad for name, p in learning.items() if p.grad is not None}
 
 
-def _process(number: int, world: int, meeting: Path, recipe: Recipe, path: str) -> None:
-    join(number, world, meeting)
-    found = gradients(recipe)
-    if number == 0:
-        torch.save(found, path)
-    dist.destroy_process_group()
-
-
-def test_two_processes_have_the_gradient_of_one(recipe: Recipe, tmp_path: Path) -> None:
-    wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=1.0, distillation_loss="margin_mse")
-    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
-    multiprocessing.start_processes(_process, args=(2, meeting, wanted, str(path)), nprocs=2, start_method="fork")
-    one, two = gradients(wanted), torch.load(path, weights_only=True)
-    assert one.keys() == two.keys()
+@pytest.mark.parametrize(("world", "loss"), [(2, "margin_mse"), (4, "margin_mse"), (4, "kl")])
+def test_several_processes_have_the_gradient_of_one(
+    world: int, loss: Literal["kl", "margin_mse"], recipe: Recipe, tmp_path: Path
+) -> None:
+    wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=1.0, distillation_loss=loss)
+    one, several = gradients(wanted), first_of(world, lambda: gradients(wanted), tmp_path)
+    assert one.keys() == several.keys()
     for name, expected in one.items():
         assert float(expected.norm()) > 0, name
-        assert float((two[name] - expected).norm()) <= 1e-6 * float(expected.norm()), name
+        assert float((several[name] - expected).norm()) <= 1e-6 * float(expected.norm()), name

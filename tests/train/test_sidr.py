@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from interrupted import cut
 from lightir.contract import Contract, SparseHead
@@ -23,9 +22,11 @@ from lightir.encode.query_encoder import write_query_encoder
 from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
+from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.losses import two_way_loss
+from lightir.models.own_weights import all_weights
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.bag_search import DeviceSearch, KernelSearch
@@ -49,7 +50,7 @@ from lightir.train.sidr import (
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
-from processes import join
+from processes import first_of
 from small_collections import GivenVectors
 from tiny_models import save_tiny
 
@@ -382,21 +383,12 @@ def gradients(recipe: SidrRecipe) -> dict[str, Tensor]:
     return {name: p.grad for name, p in trained.items() if p.grad is not None}
 
 
-def _process(rank: int, world: int, meeting: Path, recipe: SidrRecipe, path: str) -> None:
-    join(rank, world, meeting)
-    found = gradients(recipe)
-    if rank == 0:
-        torch.save(found, path)
-    dist.destroy_process_group()
-
-
-def test_two_processes_have_the_gradient_of_one(sidr: SidrRecipe, tmp_path: Path) -> None:
-    path, meeting = tmp_path / "gradients.pt", tmp_path / "meeting"
-    multiprocessing.start_processes(_process, args=(2, meeting, sidr, str(path)), nprocs=2, start_method="fork")
-    one, two = gradients(sidr), torch.load(path, weights_only=True)
-    assert one.keys() == two.keys()
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_processes_have_the_gradient_of_one(world: int, sidr: SidrRecipe, tmp_path: Path) -> None:
+    one, several = gradients(sidr), first_of(world, lambda: gradients(sidr), tmp_path)
+    assert one.keys() == several.keys()
     for name, expected in one.items():
-        assert float((two[name] - expected).norm() / expected.norm()) < 1e-4, name
+        assert float((several[name] - expected).norm() / expected.norm()) < 1e-4, name
     assert any(float(g.abs().max()) > 1e-4 for g in one.values())
 
 
@@ -405,12 +397,40 @@ def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
         dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
     with pytest.raises(InvalidInput, match="top_k"):
         dataclasses.replace(sidr, heads=SidrHead(top_k=0))
-    with pytest.raises(InvalidInput, match="lora_rank is 0"):
-        dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=0))
+    with pytest.raises(InvalidInput, match="lora_rank is -1"):
+        dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=-1))
+    with pytest.raises(InvalidInput, match="first_layer must be 0"):
+        dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=0, first_layer=1))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
         dataclasses.replace(sidr, losses=SidrLosses(light=0.5))
     with pytest.raises(InvalidInput, match="mixed_batches"):
         dataclasses.replace(sidr, optimisation=dataclasses.replace(sidr.optimisation, mixed_batches=True))
+
+
+@pytest.mark.parametrize(("plain", "projection"), [(False, "head"), (False, "embeddings"), (True, "embeddings")])
+def test_all_weights_of_an_encoder_are_trained_kept_and_resumed(
+    sidr: SidrRecipe, tmp_path: Path, plain: bool, projection: Literal["head", "embeddings"]
+) -> None:
+    save_tiny("bert", tmp_path / "bert", plain=plain)
+    recipe = dataclasses.replace(
+        sidr,
+        model=ModelRecipe(str(tmp_path / "bert"), attention="bidirectional", lora_rank=0, lora_dropout=0.0),
+        optimisation=dataclasses.replace(sidr.optimisation, steps=20, learning_rate=2e-3),
+        heads=SidrHead(top_k=40, projection=projection),
+        evaluation=SidrEvaluation(),
+    )
+    whole = train(recipe, tmp_path / "whole", device="cpu")
+    cut(lambda: train(recipe, tmp_path / "cut", device="cpu"), at=3)
+    resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
+    logs = [(model / "training" / "log.jsonl").read_text().splitlines() for model in (whole, resumed)]
+    losses = [[json.loads(line)["loss"] for line in log] for log in logs]
+    assert losses[0] == losses[1]
+    assert np.mean(losses[0][-6:]) < np.mean(losses[0][:6])
+    assert Contract.load(whole) == Contract.load(resumed)
+    before, after = all_weights(load_backbone(tmp_path / "bert")), LightRetriever.load(whole).backbone
+    moved = {name for name, weight in all_weights(after).items() if not torch.equal(weight, before[name])}
+    assert {"embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"} <= moved
+    assert any(name.startswith("head.transform") for name in moved) == (projection == "head")
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -110,7 +110,7 @@ def load_backbone(
         raise FormatError(f"{address} is not a model that transformers reads: {error}") from error
     try:
         with without_progress_bars():
-            model = _load_model(folder, config, dtype)
+            model = load_transformer(folder, config, dtype)
     except SafetensorError as error:
         raise FormatError(f"the weights of {address} are damaged: {error}") from error
     backbone = wrap_model(
@@ -144,15 +144,14 @@ def wrap_model(
         attention: see load_backbone.
     """
     encoder = _is_encoder(model.config)
+    drop_pooler(model)
     trunk = cast(Any, model.base_model)
-    if getattr(trunk, "pooler", None) is not None:
-        trunk.pooler = None  # BERT's next-sentence layer: no state of ours goes through it, and no adapter should
     attention = _set_attention(trunk, encoder, attention)
     begin, end = ("cls", "sep") if encoder else ("bos", "eos")
     eos_id = special_ids.get(end)
     if eos_id is None:
         raise InvalidInput(f"{address or 'the model'} has no {end} token; one is needed to end a text")
-    head = _lm_head(model)
+    head = lm_head(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return Backbone(
@@ -171,7 +170,8 @@ def wrap_model(
     )
 
 
-def _load_model(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def load_transformer(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """A folder's model as transformers has it: with its LM head or masked-LM head, where it has one."""
     options = {"dtype": dtype, "attn_implementation": attention.NAME if not _is_encoder(config) else "sdpa"}
     if not _is_encoder(config):
         return AutoModelForCausalLM.from_pretrained(folder, **options)
@@ -202,7 +202,19 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
     return attention or "causal"
 
 
-def _lm_head(model: PreTrainedModel) -> LMHead | None:
+def drop_pooler(model: PreTrainedModel) -> None:
+    """Take BERT's next-sentence layer away: no state of ours goes through it, and no adapter should."""
+    trunk = cast(Any, model.base_model)
+    if getattr(trunk, "pooler", None) is not None:
+        trunk.pooler = None
+
+
+def lm_head(model: PreTrainedModel) -> LMHead | None:
+    """The model's own projection to its vocabulary, whose tensors are the model's; None where it has none.
+
+    Raises:
+        InvalidInput: a masked-LM head of another form than BERT's.
+    """
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if output is None:
         return None

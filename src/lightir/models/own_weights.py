@@ -6,13 +6,15 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from lightir.errors import InvalidInput
-from lightir.models.backbones import Backbone
-from lightir.models.model_files import weights_hash
+from lightir.models.backbones import Backbone, drop_pooler, lm_head, load_transformer
+from lightir.models.model_files import weights_hash, without_progress_bars
 from lightir.models.own_ends import ExtendedEmbedding
 
 OWN_WEIGHTS = "backbone"
@@ -33,30 +35,59 @@ def all_weights(backbone: Backbone) -> dict[str, Tensor]:
     if (head := backbone.head) is not None:
         known = {id(each) for each in found.values()}
         own = {"head.weight": head.weight, "head.bias": head.bias}
+        if head.transform is not None:
+            own |= {f"head.transform.{name}": each for name, each in head.transform.named_parameters()}
         found |= {name: each for name, each in own.items() if each is not None and id(each) not in known}
     return found
 
 
 def save_weights(backbone: Backbone, folder: Path | str) -> str:
-    """Write a causal model in transformers' own form, as load_backbone reads it; the hash of its weights comes back.
+    """Write a model in transformers' own form, as load_backbone reads it; the hash of its weights comes back.
 
     Raises:
-        InvalidInput: an encoder, a model with an adapter, or one that was not read from a folder.
+        InvalidInput: a model with an adapter, or one that was not read from a folder.
     """
-    if backbone.kind != "causal" or isinstance(backbone.trunk, PeftModel) or not backbone.files:
-        raise InvalidInput(f"{backbone.address}: only causal models without an adapter, from a folder, are saved whole")
+    if isinstance(backbone.trunk, PeftModel) or not backbone.files:
+        raise InvalidInput(f"{backbone.address}: only models without an adapter, from a folder, are saved whole")
     folder = Path(folder)
     folder.mkdir(parents=True)
+    write = _write_causal if backbone.kind == "causal" else _write_encoder
+    write(backbone, folder)
     for path in sorted(Path(backbone.files).iterdir()):
         if path.suffix in (".json", ".txt", ".model") and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
+    return weights_hash(folder)
+
+
+def _write_causal(backbone: Backbone, folder: Path) -> None:
     prefix = backbone.model.base_model_prefix
-    tensors = {f"{prefix}.{name}": each for name, each in backbone.model.state_dict().items()}
-    embeddings = backbone.model.get_input_embeddings()
-    if isinstance(embeddings, ExtendedEmbedding):
-        tensors = {n.replace(".base.", "."): each for n, each in tensors.items() if not n.endswith(".extra")}
+    tensors = {f"{prefix}.{name}": each for name, each in _trunk_weights(backbone).items()}
     head = {name: each for name, each in all_weights(backbone).items() if name.startswith("head.")}
     tensors |= {name.replace("head.", "lm_head."): each for name, each in head.items()}
     plain = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
     save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    return weights_hash(folder)
+
+
+def _write_encoder(backbone: Backbone, folder: Path) -> None:
+    """Read the model again and put what was trained in its place: each family has names of its own for its head."""
+    model = load_transformer(backbone.files, AutoConfig.from_pretrained(backbone.files), backbone.model.dtype)
+    drop_pooler(model)
+    head, trained = lm_head(model), backbone.head
+    with torch.no_grad():
+        model.base_model.load_state_dict(_trunk_weights(backbone))
+        if head is not None and trained is not None:
+            head.weight.copy_(trained.weight)
+            if head.bias is not None and trained.bias is not None:
+                head.bias.copy_(trained.bias)
+            if head.transform is not None and trained.transform is not None:
+                head.transform.load_state_dict(trained.transform.state_dict())
+    with without_progress_bars():
+        model.save_pretrained(folder)
+
+
+def _trunk_weights(backbone: Backbone) -> dict[str, Tensor]:
+    """The trunk's tensors under transformers' names, without end tokens of the model's own."""
+    tensors: dict[str, Tensor] = backbone.model.state_dict()
+    if not isinstance(backbone.model.get_input_embeddings(), ExtendedEmbedding):
+        return tensors
+    return {name.replace(".base.", "."): each for name, each in tensors.items() if not name.endswith(".extra")}

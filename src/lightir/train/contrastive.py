@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import similarity
+from lightir.models.own_weights import all_weights
 from lightir.text import query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
 from lightir.train.development import Development, fuse, measured, ndcg
@@ -68,7 +69,7 @@ class Contrastive:
         max_tokens = self.retriever.contract.document.max_tokens
         self.teacher = Teacher.load(taught, max_tokens=max_tokens, device=device) if taught else None
         self.controls = sparsity_controls(recipe)
-        self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
+        self.parameters = {n: p for n, p in all_weights(self.retriever.backbone).items() if p.requires_grad}
 
     @property
     def fixed(self) -> dict[str, Tensor]:

@@ -24,11 +24,17 @@ def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:
-    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient."""
+    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient.
+
+    A parameter that no process has a gradient of (a head that no loss reads) is left without, as on one process: the
+    optimizer passes it over.
+    """
     if world_size() == 1:
         return
-    for parameter in parameters:
-        if isinstance(parameter, DTensor):  # averaged while it was split
+    used = torch.tensor([float(each.grad is not None) for each in parameters], device=parameters[0].device)
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
+        if isinstance(parameter, DTensor) or not anywhere:  # a split one's was averaged while it was split
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -171,8 +171,6 @@ class Recipe:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if any(each.ratio <= 0 for each in self.data):
             raise InvalidInput("a training set's ratio must be above 0; leave out the set instead")
-        if self.model.lora_rank < 1:
-            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         self._check_batches()
         self._check_branches()
         self._check_teachers()

@@ -24,9 +24,9 @@ class ModelRecipe:
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
         attention: "causal", "bidirectional", or "echo": each text is fed twice and pooled over its second copy alone.
         lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
-            and the model folder holds them (stage query_likelihood).
+            and the model folder holds them (stages contrastive, sidr and query_likelihood).
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
-        lora_dropout: in front of the adapter.
+        lora_dropout: in front of the adapter; above 0 the backbone's own dropout acts too, with lora_rank 0 it alone.
         first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
         gradient_checkpointing: recompute activations in the backward pass: a third of the memory, a third slower.
         compile: torch.compile each layer, with fixed shapes; falls back, with a warning, where no compiler is found.
@@ -51,6 +51,10 @@ class ModelRecipe:
     def __post_init__(self) -> None:
         if self.compile and self.liger:
             raise InvalidInput("model: compile and liger both fuse the layers' operations; choose one of them")
+        if self.lora_rank < 0:
+            raise InvalidInput(f"model.lora_rank is {self.lora_rank}; expected 0 (train all weights) or more")
+        if self.lora_rank == 0 and self.first_layer:
+            raise InvalidInput("model.lora_rank 0 trains all weights, so model.first_layer must be 0")
 
 
 @dataclass(frozen=True, slots=True)

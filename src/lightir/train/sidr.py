@@ -26,6 +26,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
 from lightir.models.losses import gather, rank, similarity, two_way_loss, world_size
+from lightir.models.own_weights import all_weights
 from lightir.models.pooling import at_least_fp32
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch import LIGHT_TOKENS_STEP, SHAPE_STEP, share_of
@@ -140,8 +141,6 @@ class SidrRecipe:
             raise InvalidInput("SiDR's negatives come from one corpus a batch: leave optimisation.mixed_batches off")
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
-        if self.model.lora_rank < 1:
-            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; at least 1 is needed")
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
         if min(self.heads.top_k, self.losses.temperature) <= 0:
@@ -181,7 +180,7 @@ class Sidr:
         prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
         self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
-        self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
+        self.parameters = {n: p for n, p in all_weights(self.retriever.backbone).items() if p.requires_grad}
         wanted = recipe.retrieval.top_m > 0
         self.indexes = {each.name: BagOfTokens(each, self.retriever) for each in self.data.sets} if wanted else {}
 
