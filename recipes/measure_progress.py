@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from lightir.eval import paired_t_test
 from lightir.index import Index, IndexWriter
-from lightir.index.rows import take
 from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import Shard, VectorsReader
@@ -108,7 +107,7 @@ def encode(writer: IndexWriter, shard: Shard, at: npt.NDArray[np.int64]) -> None
     """Give some of a shard's documents their vectors."""
     if len(at):
         dense = None if shard.dense is None else shard.dense[at]
-        sparse = None if shard.sparse is None else take(shard.sparse, at)
+        sparse = None if shard.sparse is None else shard.sparse.take(at)
         writer.set_vectors([shard.documents[i] for i in at], dense=dense, sparse=sparse)
 
 

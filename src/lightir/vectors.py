@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,29 @@ from lightir.errors import InvalidInput
 IntArray = npt.NDArray[np.int64]
 TermIds = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
+
+
+def row_starts(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> IntArray:
+    """(n + 1,) int64: where each of n rows of these lengths begins in a flat array, and where the last one ends."""
+    indptr = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr
+
+
+def row_entries(indptr: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Where the entries of some rows stand in a flat array.
+
+    Args:
+        indptr: (n + 1,) int64, where each of the n rows begins.
+        rows: (m,) int64 row numbers, in any order, repeats allowed.
+
+    Returns:
+        (m + 1,) int64, where each row begins once these rows are put one after the other; and the positions, int64, of
+        their entries in the old array, in the new order.
+    """
+    lengths = indptr[rows + 1] - indptr[rows]
+    starts = row_starts(lengths)
+    return starts, np.arange(starts[-1]) + np.repeat(indptr[rows] - starts[:-1], lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +54,7 @@ class Ragged:
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
         """Copy lists of ids."""
-        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in rows], out=indptr[1:])
+        indptr = row_starts([len(row) for row in rows])
         term_ids = np.fromiter((term_id for row in rows for term_id in row), dtype=np.uint32, count=int(indptr[-1]))
         return cls(term_ids, indptr)
 
@@ -91,9 +113,20 @@ class SparseVectors:
         return cls(indptr, (keys % max(vocab_size, 1)).astype(np.uint32), counts.astype(np.float32), vocab_size)
 
     @classmethod
-    def empty(cls, n_rows: int, *, vocab_size: int) -> SparseVectors:
-        """Rows without any term."""
-        return cls(np.zeros(n_rows + 1, dtype=np.int64), np.zeros(0, np.uint32), np.zeros(0, np.float32), vocab_size)
+    def empty(cls, n_rows: int, *, vocab_size: int, dtype: npt.DTypeLike = np.float32) -> SparseVectors:
+        """Rows without any term; `dtype` is that of their weights."""
+        return cls(np.zeros(n_rows + 1, dtype=np.int64), np.zeros(0, np.uint32), np.zeros(0, dtype), vocab_size)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
+        """The rows of all parts, one part after the other.
+
+        Args:
+            parts: at least one; all over the same vocabulary and with weights of the same dtype.
+        """
+        indptr = row_starts(np.concatenate([np.diff(part.indptr) for part in parts]))
+        term_ids = np.concatenate([part.term_ids for part in parts])
+        return cls(indptr, term_ids, np.concatenate([part.weights for part in parts]), parts[0].vocab_size)
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
@@ -102,6 +135,11 @@ class SparseVectors:
         """Term ids and weights of one row."""
         span = slice(self.indptr[position], self.indptr[position + 1])
         return self.term_ids[span], self.weights[span]
+
+    def take(self, rows: IntArray) -> SparseVectors:
+        """Some rows, by their numbers (m,) int64, in the given order."""
+        indptr, entries = row_entries(self.indptr, rows)
+        return SparseVectors(indptr, self.term_ids[entries], self.weights[entries], self.vocab_size)
 
     def with_weights(self, weights: npt.NDArray[np.float32] | npt.NDArray[np.uint8]) -> SparseVectors:
         """The same terms with other weights."""

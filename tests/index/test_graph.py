@@ -13,7 +13,7 @@ import pytest
 from factories import make_contract
 from lightir import kernel
 from lightir.errors import MissingExtra
-from lightir.index import Index, IndexWriter, build_index, graph, rows
+from lightir.index import Index, IndexWriter, build_index, graph, segment_writer
 from lightir.index import build as build_module
 from lightir.index import writer as writer_module
 from lightir.index.graph import Graph, build_graph
@@ -31,7 +31,7 @@ without_usearch = pytest.mark.usefixtures("no_usearch")
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of any size have graphs, and these are walked; usearch has to be there."""
     pytest.importorskip("usearch")
-    monkeypatch.setattr(rows, "LEAST_DOCUMENTS", 20)
+    monkeypatch.setattr(segment_writer, "LEAST_DOCUMENTS", 20)
     monkeypatch.setattr(graph, "CANDIDATE_COST", 1)
     monkeypatch.setattr(graph, "SEARCH_CANDIDATES", 24)
 

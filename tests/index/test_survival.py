@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from lightir.errors import FormatError, IndexLocked, WriteFailed
-from lightir.index import Index, IndexWriter, build_index, document_shards, writer
+from lightir.index import Index, IndexWriter, build_index, document_shards, segment_writer
 from lightir.search import Searcher
 from lightir.types import Document
 
@@ -169,7 +169,7 @@ def test_a_full_disk_fails_the_change_and_leaves_the_index(
         before = contents(folder)
         with monkeypatch.context() as patched:
             if what == "segment":
-                patched.setattr(writer, "write_segment", full)
+                patched.setattr(segment_writer, "write_segment", full)
             else:
                 opened._store._connection.execute("PRAGMA max_page_count = 1")  # SQLite's own full disk
             if what == "segment" or name != "compact":  # which gives the store nothing to store

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexWriter, build_index
-from lightir.index.rows import take
 from lightir.search import Searcher
 from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted
 from lightir.shards import Shard
@@ -87,7 +86,7 @@ def filled(folder: Path, n_encoded: int) -> None:
         assert shard.sparse is not None
         if n_encoded:
             chosen = [shard.documents[i] for i in at]
-            assert writer.set_vectors(chosen, dense=shard.dense[at], sparse=take(shard.sparse, at)) == []
+            assert writer.set_vectors(chosen, dense=shard.dense[at], sparse=shard.sparse.take(at)) == []
 
 
 @pytest.fixture
@@ -187,7 +186,7 @@ def test_filters_hold_for_pending_documents_too(tmp_path: Path) -> None:
         at = np.arange(8)
         assert shard.dense is not None
         assert shard.sparse is not None
-        writer.set_vectors(documents[:8], dense=shard.dense[at], sparse=take(shard.sparse, at))
+        writer.set_vectors(documents[:8], dense=shard.dense[at], sparse=shard.sparse.take(at))
     with Index.open(tmp_path / "i") as index:
         hits = Searcher(index, encoder()).hits(QUERY, N_DOCS, filter={"even": True})
     assert [hit for hit in hits if hit.estimated]
@@ -220,7 +219,7 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
         for quarter in range(5):
             at = order[(quarter - 1) * 100 : quarter * 100] if quarter else order[:0]
             if quarter:
-                writer.set_vectors([documents[i] for i in at], dense=dense[at], sparse=take(sparse, at))
+                writer.set_vectors([documents[i] for i in at], dense=dense[at], sparse=sparse.take(at))
             with Index.open(tmp_path / "i") as index:
                 run = Searcher(index, vectors).search(queries, 10, mode="hybrid")
             right = [np.mean([topic[int(i)] == int(q) for i in ranking.doc_ids]) for q, ranking in run.items()]

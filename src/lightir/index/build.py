@@ -21,8 +21,9 @@ from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
 from lightir.index.intake import GRAPH_SEGMENT_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
 from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
-from lightir.index.rows import Rows, join, of_segment, segment_arrays
-from lightir.index.segment import Segment, write_segment
+from lightir.index.rows import Rows, join, of_segment
+from lightir.index.segment import Segment
+from lightir.index.segment_writer import write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, creating, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
@@ -164,16 +165,13 @@ class _Build:
         rows = dataclasses.replace(rows.take(np.array(order, dtype=np.int64)), doc_keys=keys)
         self._documents, self._rows = [], []
         self._n_documents += len(rows)
-        self._total_length += 0 if rows.tokens is None else rows.tokens.total_length
+        self._total_length += rows.total_length
         number = len(self._segments) + 1
         self._segments.append(self._write(rows, number))
 
     def _write(self, rows: Rows, number: int) -> StoredSegment:
         mean = mean_length(self._total_length, self._n_documents)
-        arrays, record = segment_arrays(rows, mean=mean, **self.intake.sizes.extras)
-        stored = StoredSegment(number, len(rows), "", None)
-        checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
-        return dataclasses.replace(stored, manifest_sha256=checksum)
+        return write_rows(self.folder, rows, number=number, mean=mean, sizes=self.intake.sizes)
 
     def _finish_tokens(self) -> None:
         """The mean length is known at the end: segments that were written for another one are written again."""

@@ -60,11 +60,6 @@ class Sizes:
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} is {value}; at least 1 is needed")
 
-    @property
-    def extras(self) -> dict[str, bool]:
-        """What a segment gets beside its dense rows, see `segment_arrays`."""
-        return {"dense_copies": self.dense_dtype == "fp16+int8", "dense_graph": self.dense_graph}
-
 
 class Intake:
     """Makes rows of shards; the same document gives the same row whatever comes with it."""

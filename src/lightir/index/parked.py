@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir.index.rows import take
 from lightir.shards import Shard
-from lightir.vectors import SparseVectors
+from lightir.vectors import SparseVectors, row_starts
 
 Blobs = tuple[bytes | None, bytes | None, bytes | None]
 """A document's dense row, term ids and impacts; None for a kind that it lacks."""
@@ -34,13 +33,7 @@ class Vectors:
         """Those of the documents of all shards, which have the same kinds."""
         dense = [shard.dense for shard in shards if shard.dense is not None]
         rows = [shard.sparse for shard in shards if shard.sparse is not None]
-        sparse = None
-        if rows:
-            indptr = np.concatenate([np.zeros(1, np.int64), *(np.diff(each.indptr) for each in rows)]).cumsum()
-            term_ids = np.concatenate([each.term_ids for each in rows])
-            weights = np.concatenate([each.weights for each in rows])
-            sparse = SparseVectors(indptr, term_ids, weights, rows[0].vocab_size)
-        return cls(np.concatenate(dense) if dense else None, sparse)
+        return cls(np.concatenate(dense) if dense else None, SparseVectors.concatenate(rows) if rows else None)
 
     @classmethod
     def from_blobs(cls, rows: Sequence[Blobs], vocab_size: int) -> Vectors:
@@ -52,7 +45,7 @@ class Vectors:
             dense = np.frombuffer(b"".join(row[0] or b"" for row in rows), np.float16).reshape(len(rows), -1)
         if rows[0][1] is not None:
             impacts = [np.frombuffer(row[2] or b"", np.uint8) for row in rows]
-            indptr = np.concatenate([[0], np.cumsum([len(each) for each in impacts])]).astype(np.int64)
+            indptr = row_starts([len(each) for each in impacts])
             term_ids = np.frombuffer(b"".join(row[1] or b"" for row in rows), np.uint32)
             sparse = SparseVectors(indptr, term_ids, np.concatenate(impacts), vocab_size)
         return cls(dense, sparse)
@@ -66,7 +59,7 @@ class Vectors:
     def take(self, places: npt.NDArray[np.int64]) -> Vectors:
         """Some rows, in the given order."""
         dense = None if self.dense is None else self.dense[places]
-        return Vectors(dense, None if self.sparse is None else take(self.sparse, places))
+        return Vectors(dense, None if self.sparse is None else self.sparse.take(places))
 
 
 def _bytes(array: npt.NDArray[Any] | None) -> bytes | None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir import kernel
 from lightir.index import dictionary
-from lightir.index.bm25 import saturation
 from lightir.index.dictionary import Terms
-from lightir.index.graph import LEAST_DOCUMENTS, build_graph
-from lightir.index.segment import Segment, SparseBranch, sparse_arrays
-from lightir.index.strings import SortedStrings
-from lightir.vectors import Ragged, SparseVectors
+from lightir.index.segment import Segment, SparseBranch
+from lightir.vectors import Ragged, SparseVectors, row_entries
 
 Places = npt.NDArray[np.int64]
 
@@ -73,6 +67,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.doc_ids)
 
+    @property
+    def total_length(self) -> int:
+        """The number of terms of all documents; 0 without counts."""
+        return 0 if self.tokens is None else self.tokens.total_length
+
     def take(self, places: Places) -> Rows:
         """Some of the documents, in the order of their places."""
         return Rows(
@@ -80,7 +79,7 @@ class Rows:
             self.doc_keys[places] if len(self.doc_keys) else self.doc_keys,
             self.pending[places],
             None if self.dense is None else _take_dense(self.dense, places),
-            None if self.sparse is None else take(self.sparse, places),
+            None if self.sparse is None else self.sparse.take(places),
             None if self.tokens is None else _take_tokens(self.tokens, places),
         )
 
@@ -154,10 +153,9 @@ def _join_sparse(parts: Sequence[Rows]) -> SparseVectors | None:
     model = next((part.sparse for part in parts if part.sparse is not None), None)
     if model is None:
         return None
-    nothing = SparseVectors(np.zeros(1, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint8), model.vocab_size)
-    rows = [part.sparse or take(nothing, np.zeros(0, np.int64)) for part in parts]
-    lengths = [np.zeros(len(part), np.int64) if part.sparse is None else np.diff(part.sparse.indptr) for part in parts]
-    return _concatenated(rows, lengths, model.vocab_size)
+    vocab_size = model.vocab_size
+    empty = [SparseVectors.empty(len(part), vocab_size=vocab_size, dtype=np.uint8) for part in parts]
+    return SparseVectors.concatenate([part.sparse or none for part, none in zip(parts, empty, strict=True)])
 
 
 def _join_tokens(parts: Sequence[TokenRows]) -> TokenRows | None:
@@ -168,15 +166,9 @@ def _join_tokens(parts: Sequence[TokenRows]) -> TokenRows | None:
         SparseVectors(part.counts.indptr, place[part.counts.term_ids], part.counts.weights, len(terms))
         for part, place in zip(parts, places, strict=True)
     ]
-    counts = _concatenated(moved, [np.diff(each.indptr) for each in moved], len(terms))
+    counts = SparseVectors.concatenate(moved)
     lengths = [part.lengths for part in parts if part.lengths is not None]
     return TokenRows(terms, _narrow(counts), np.concatenate(lengths) if lengths else None)
-
-
-def _concatenated(rows: Sequence[SparseVectors], lengths: Sequence[Places], vocab_size: int) -> SparseVectors:
-    indptr = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
-    term_ids = np.concatenate([each.term_ids for each in rows])
-    return SparseVectors(indptr, term_ids, np.concatenate([each.weights for each in rows]), vocab_size)
 
 
 def _take_dense(dense: DenseRows, places: Places) -> DenseRows:
@@ -184,7 +176,7 @@ def _take_dense(dense: DenseRows, places: Places) -> DenseRows:
 
 
 def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
-    counts = take(tokens.counts, places)
+    counts = tokens.counts.take(places)
     lengths = None if tokens.lengths is None else tokens.lengths[places]
     used = np.zeros(len(tokens.terms), dtype=np.bool_)
     used[counts.term_ids] = True
@@ -200,20 +192,6 @@ def _of_terms(
     new_ids = (np.cumsum(used) - 1).astype(np.uint32)
     counts = SparseVectors(counts.indptr, new_ids[counts.term_ids], counts.weights, len(terms))
     return TokenRows(terms, _narrow(counts), lengths)
-
-
-def take(vectors: SparseVectors, order: Places) -> SparseVectors:
-    """Some rows, in the given order."""
-    indptr, places = gathered(vectors.indptr, order)
-    return SparseVectors(indptr, vectors.term_ids[places], vectors.weights[places], vectors.vocab_size)
-
-
-def gathered(indptr: Places, order: Places) -> tuple[Places, Places]:
-    """Where some rows begin when they are put one after the other, and where their entries are now."""
-    lengths = indptr[order + 1] - indptr[order]
-    begins = np.zeros(len(order) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=begins[1:])
-    return begins, np.arange(begins[-1]) + np.repeat(indptr[order] - begins[:-1], lengths)
 
 
 def of_segment(segment: Segment, places: Places) -> Rows:
@@ -232,7 +210,7 @@ def of_segment(segment: Segment, places: Places) -> Rows:
 
 
 def _of_branch(branch: SparseBranch, places: Places, vocab_size: int) -> SparseVectors:
-    indptr, entries = gathered(branch.indptr, places)
+    indptr, entries = row_entries(branch.indptr, places)
     return SparseVectors(indptr, branch.term_ids[entries], branch.weights[entries], vocab_size)
 
 
@@ -250,65 +228,3 @@ def _without_vectors_of_nobody(rows: Rows) -> Rows:
     if rows.pending.all():
         return Rows(rows.doc_ids, rows.doc_keys, rows.pending, None, None, rows.tokens)
     return rows
-
-
-def segment_arrays(
-    rows: Rows, *, mean: float, dense_copies: bool = False, dense_graph: bool = False
-) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """A segment's arrays by name and what its manifest says of them; documents ascend by doc_id.
-
-    Args:
-        rows: documents with their keys.
-        mean: the length of a document that BM25's saturation is stored for.
-        dense_copies: add int8 copies of float16 rows.
-        dense_graph: build a graph over the dense rows where they are many enough.
-    """
-    rows = rows.in_order()
-    text, indptr = SortedStrings.pack(rows.doc_ids)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "documents.ids.text": text,
-        "documents.ids.indptr": indptr,
-        "documents.keys": rows.doc_keys,
-    }
-    if rows.pending.any():
-        arrays["documents.pending"] = rows.pending
-    vocab_sizes: dict[str, int] = {}
-    if rows.dense is not None:
-        arrays["dense.rows"] = rows.dense.rows
-        if rows.dense.scales is not None:
-            arrays["dense.scales"] = rows.dense.scales
-        elif dense_copies:
-            copies = kernel.copy_rows(rows.dense.rows)
-            arrays |= {
-                "dense.copies": copies.rows,
-                "dense.copy_scales": copies.scales,
-                "dense.copy_errors": copies.errors,
-            }
-    if rows.sparse is not None:
-        vocab_sizes["sparse"] = rows.sparse.vocab_size
-        arrays |= sparse_arrays("sparse", rows.sparse)
-    if rows.tokens is not None:
-        vocab_sizes["tokens"] = len(rows.tokens.terms)
-        arrays |= _token_arrays(rows.tokens, mean)
-    total = 0 if rows.tokens is None else rows.tokens.total_length
-    record = {"documents": len(rows), "vocab_sizes": vocab_sizes, "mean_length": mean, "total_length": total}
-    encoded = ~rows.pending
-    if dense_graph and rows.dense is not None and np.count_nonzero(encoded) >= LEAST_DOCUMENTS:
-        arrays["graph.hnsw"], facts = build_graph(rows.dense.rows, rows.dense.scales, encoded)
-        record["graph"] = dataclasses.asdict(facts)
-    return arrays, record
-
-
-def _token_arrays(tokens: TokenRows, mean: float) -> dict[str, npt.NDArray[Any]]:
-    counts = tokens.counts
-    if tokens.lengths is None:
-        return {**sparse_arrays("tokens", counts), **dictionary.pack(tokens.terms)}
-    weights = saturation(counts.weights, counts.indptr, tokens.lengths, mean)
-    return {
-        **sparse_arrays("tokens", counts.with_weights(weights)),
-        # Documents keep their counts, from which the saturation for any mean is made.
-        "tokens.forward.weights": counts.weights,
-        "tokens.lengths": tokens.lengths,
-        "tokens.df": np.bincount(counts.term_ids, minlength=len(tokens.terms)).astype(np.uint32),
-        **dictionary.pack(tokens.terms),
-    }

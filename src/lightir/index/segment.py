@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.errors import FormatError
-from lightir.files import new_folder, sha256_file
 from lightir.index.dictionary import SortedIds
 from lightir.index.graph import Graph, GraphFacts
 from lightir.index.strings import SortedStrings
-from lightir.vectors import SparseVectors, TermIds
+from lightir.vectors import TermIds
 
 MANIFEST = "manifest.json"
 SEGMENT_VERSION = 2
@@ -53,52 +52,9 @@ class SparseBranch:
         return self.term_ids[span], self.weights[span]
 
 
-def sparse_arrays(name: str, vectors: SparseVectors) -> dict[str, npt.NDArray[Any]]:
-    """A branch's arrays by file name (without .npy)."""
-    forward: dict[str, npt.NDArray[Any]] = {
-        "indptr": vectors.indptr,
-        "term_ids": vectors.term_ids,
-        "weights": vectors.weights,
-    }
-    postings = kernel.invert(
-        vectors.indptr, vectors.term_ids, vectors.weights, vocab_size=vectors.vocab_size, n_docs=len(vectors)
-    )
-    return {
-        **{f"{name}.forward.{key}": array for key, array in forward.items()},
-        **{f"{name}.postings.{key}": array for key, array in postings.arrays().items()},
-    }
-
-
-def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: dict[str, Any]) -> str:
-    """Write the arrays and the manifest into a new folder, whole or not at all; returns the manifest's checksum.
-
-    The arrays whose names begin alike share a file: dense.rows and dense.scales are in dense.bin.
-    """
-    with new_folder(folder) as aside:
-        places: dict[str, Any] = {}
-        files: dict[str, Any] = {}
-        for group in sorted({name.split(".")[0] for name in arrays}):
-            path = aside / f"{group}.bin"
-            places |= _write_arrays(path, {name: arrays[name] for name in sorted(arrays) if _group(name) == group})
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        manifest = {"format_version": SEGMENT_VERSION, **record, "files": files, "arrays": places}
-        content = json.dumps(manifest, ensure_ascii=False).encode()
-        (aside / MANIFEST).write_bytes(content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _group(name: str) -> str:
-    return name.split(".")[0]
-
-
-def _write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    places = {}
-    with path.open("xb") as file:
-        for name, array in arrays.items():
-            file.write(bytes(-file.tell() % ALIGNMENT))
-            places[name] = {"offset": file.tell(), "dtype": array.dtype.str, "shape": list(array.shape)}
-            file.write(np.ascontiguousarray(array).data)
-    return places
+def file_of(name: str) -> str:
+    """The file that holds an array: those whose names begin alike share one, dense.rows and dense.scales dense.bin."""
+    return f"{name.split('.')[0]}.bin"
 
 
 class Segment:
@@ -146,7 +102,7 @@ class Segment:
         count = math.prod(shape)
         if not count:
             return np.zeros(shape, dtype)
-        buffer = self.buffers[f"{_group(name)}.bin"]
+        buffer = self.buffers[file_of(name)]
         return np.frombuffer(buffer, dtype, count, offset=int(place["offset"])).reshape(shape)
 
     def has(self, branch: str) -> bool:

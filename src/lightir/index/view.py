@@ -22,12 +22,11 @@ from lightir.index import filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
-from lightir.index.rows import gathered
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
 from lightir.kernel.fusion import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
-from lightir.vectors import Ragged, SparseVectors
+from lightir.vectors import Ragged, SparseVectors, row_entries
 
 INDEX_VERSION = 2
 FILTERS_KEPT = 16
@@ -95,7 +94,7 @@ class LiveSegment:
         tokens = self.segment.tokens
         if self.deleted is None or tokens is None:
             return {}
-        _, entries = gathered(tokens.indptr, np.flatnonzero(self.deleted))
+        _, entries = row_entries(tokens.indptr, np.flatnonzero(self.deleted))
         places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
         return dict(zip(places.tolist(), counts.tolist(), strict=True))
 

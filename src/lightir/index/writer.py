@@ -25,10 +25,11 @@ from lightir.index.build import build_index
 from lightir.index.filters import Filter
 from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
+from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_tombstones
 from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
-from lightir.index.rows import Rows, join, of_segment, segment_arrays
-from lightir.index.segment import write_segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, StoredSegment, store_row
+from lightir.index.rows import Rows, join, of_segment
+from lightir.index.segment_writer import write_rows
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
 from lightir.index.view import LiveSegment, View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
@@ -387,19 +388,20 @@ class IndexWriter:
 
     def _apply(self, change: _Change, progress: bool) -> None:
         buried = np.concatenate([np.zeros(0, np.int64), *change.buried])
-        segments = [_bury(each, buried) for each in self._view.segments]
+        segments = [with_tombstones(each, buried) for each in self._view.segments]
         n_documents = sum(each.n_live for each in segments) + sum(map(len, change.added))
-        total = sum(each.total_length for each in segments) + sum(map(_total_length, change.added))
+        total = sum(each.total_length for each in segments) + sum(each.total_length for each in change.added)
         mean = mean_length(total, n_documents)
         if change.compact:
             kept: list[LiveSegment] = []
-            written = _packed(segments, self._segment_documents, progress)
+            written = packed(segments, self._segment_documents, progress=progress)
         else:
-            absorbed = _absorbed(segments, change.added, self._added_documents)
+            absorbed = absorbed_segments(segments, change.added, self._added_documents)
             kept = [each for each in segments if each.n_live and each not in absorbed]
-            written = iter(_with_absorbed(change.added, absorbed))
+            written = iter(with_absorbed(change.added, absorbed))
         for rows in written:
-            self._write(rows, mean)
+            number = self._store.next_segment()
+            self._store.add_segment(write_rows(self.folder, rows, number=number, mean=mean, sizes=self._view.sizes))
         staying = {each.number for each in kept}
         self._store.remove_segments(each.number for each in segments if each.number not in staying)
         before = {each.number: each.deleted for each in self._view.segments}
@@ -407,67 +409,10 @@ class IndexWriter:
             if each.deleted is not None and each.deleted is not before[each.number]:
                 self._store.set_deleted(each.number, each.deleted)
 
-    def _write(self, rows: Rows, mean: float) -> None:
-        arrays, record = segment_arrays(rows, mean=mean, **self._view.sizes.extras)
-        stored = StoredSegment(self._store.next_segment(), len(rows), "", None)
-        checksum = write_segment(self.folder / SEGMENTS_FOLDER / stored.name, arrays, record=record)
-        self._store.add_segment(dataclasses.replace(stored, manifest_sha256=checksum))
-
-
-def _bury(each: LiveSegment, buried: Keys) -> LiveSegment:
-    """The segment with more tombstones; the same one where it gets none."""
-    hit = np.isin(each.segment.doc_keys, buried) & each.live if len(buried) else np.zeros(0, np.bool_)
-    if not hit.any():
-        return each
-    return LiveSegment(each.number, each.segment, hit if each.deleted is None else hit | each.deleted, each.first_ord)
-
-
-def _absorbed(segments: Sequence[LiveSegment], added: Sequence[Rows], most: int) -> list[LiveSegment]:
-    """The segments that merge with the last of the new ones: from the smallest on, as long as they aren't larger."""
-    if not added:
-        return []
-    size, found = len(added[-1]), []
-    for each in sorted(segments, key=lambda each: each.n_live):
-        if each.n_live > size or size + each.n_live > most:
-            break
-        if each.n_live:
-            found.append(each)
-        size += each.n_live
-    return found
-
-
-def _with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> list[Rows]:
-    if not absorbed:
-        return list(added)
-    return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
-
-
-def _packed(segments: Sequence[LiveSegment], size: int, progress: bool) -> Iterator[Rows]:
-    """All documents, `size` at a time."""
-    gathered: list[Rows] = []
-    with tqdm(desc="compact", unit=" documents", disable=None if progress else True) as bar:
-        for each in segments:
-            first = 0
-            while first < each.n_live:
-                room = size - sum(map(len, gathered))
-                places = each.places[first : first + room]
-                gathered.append(of_segment(each.segment, places))
-                first += len(places)
-                bar.update(len(places))
-                if len(places) == room:
-                    yield join(gathered)
-                    gathered = []
-        if gathered:
-            yield join(gathered)
-
 
 def _pieces(n: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
     for start in range(0, n, size):
         yield np.arange(start, min(start + size, n))
-
-
-def _total_length(rows: Rows) -> int:
-    return 0 if rows.tokens is None else rows.tokens.total_length
 
 
 def _refuse_repeated(shard: Shard) -> None:

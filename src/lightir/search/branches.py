@@ -21,7 +21,6 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.index import TokenQueries, View
 from lightir.index.bm25 import saturation
-from lightir.index.rows import gathered
 from lightir.index.segment import Segment, SparseBranch
 from lightir.index.view import LiveSegment, Mask, QueryTerms
 from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores
@@ -29,7 +28,7 @@ from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
-from lightir.vectors import Floats, SparseVectors
+from lightir.vectors import Floats, SparseVectors, row_entries
 
 DocOrds = npt.NDArray[np.uint32]
 Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
@@ -272,7 +271,7 @@ class BranchSearch:
         self, segment: Segment, stored: SparseBranch, places: DocOrds
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
         """The documents' rows with saturations for the mean length of the view."""
-        indptr, entries = gathered(stored.indptr, places.astype(np.int64))
+        indptr, entries = row_entries(stored.indptr, places.astype(np.int64))
         lengths = segment.lengths[places]
         weights = saturation(stored.weights[entries], indptr, lengths, self.view.mean_length)
         return indptr, stored.term_ids[entries], weights

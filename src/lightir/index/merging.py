@@ -1,0 +1,69 @@
+"""How segments merge: deleted documents are marked, small segments join new ones, compaction packs all anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from lightir.index.rows import Rows, join, of_segment
+from lightir.index.store import Keys
+from lightir.index.view import LiveSegment
+
+
+def with_tombstones(each: LiveSegment, keys: Keys) -> LiveSegment:
+    """The segment with the documents of these keys deleted; the very same object where it holds none of them."""
+    hit = np.isin(each.segment.doc_keys, keys) & each.live if len(keys) else np.zeros(0, np.bool_)
+    if not hit.any():
+        return each
+    return LiveSegment(each.number, each.segment, hit if each.deleted is None else hit | each.deleted, each.first_ord)
+
+
+def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[Rows], most: int) -> list[LiveSegment]:
+    """The segments that the last of the new ones absorbs: the smallest first, each no larger than what has gathered.
+
+    What has gathered is the new segment and what it absorbed before, so the number of segments grows with the logarithm
+    of the number of changes.
+
+    Args:
+        segments: those of the index.
+        added: the new segments' documents.
+        most: documents of a segment.
+    """
+    if not added:
+        return []
+    size, found = len(added[-1]), []
+    for each in sorted(segments, key=lambda each: each.n_live):
+        if each.n_live > size or size + each.n_live > most:
+            break
+        if each.n_live:
+            found.append(each)
+        size += each.n_live
+    return found
+
+
+def with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> list[Rows]:
+    """The new segments' documents, the last with the documents of the segments that it absorbs."""
+    if not absorbed:
+        return list(added)
+    return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
+
+
+def packed(segments: Sequence[LiveSegment], size: int, *, progress: bool) -> Iterator[Rows]:
+    """All live documents, `size` at a time, for full segments without tombstones."""
+    gathered: list[Rows] = []
+    with tqdm(desc="compact", unit=" documents", disable=None if progress else True) as bar:
+        for each in segments:
+            first = 0
+            while first < each.n_live:
+                room = size - sum(map(len, gathered))
+                places = each.places[first : first + room]
+                gathered.append(of_segment(each.segment, places))
+                first += len(places)
+                bar.update(len(places))
+                if len(places) == room:
+                    yield join(gathered)
+                    gathered = []
+        if gathered:
+            yield join(gathered)

@@ -1,0 +1,158 @@
+"""Writing a segment: rows become named arrays, the arrays files, the files an immutable folder with a manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir import kernel
+from lightir.files import new_folder, sha256_file
+from lightir.index import dictionary
+from lightir.index.bm25 import saturation
+from lightir.index.graph import LEAST_DOCUMENTS, build_graph
+from lightir.index.intake import Sizes
+from lightir.index.rows import DenseRows, Rows, TokenRows
+from lightir.index.segment import ALIGNMENT, MANIFEST, SEGMENT_VERSION, file_of
+from lightir.index.store import SEGMENTS_FOLDER, StoredSegment, segment_name
+from lightir.index.strings import SortedStrings
+from lightir.vectors import SparseVectors
+
+
+def write_rows(index: Path, rows: Rows, *, number: int, mean: float, sizes: Sizes) -> StoredSegment:
+    """Write documents as a new segment of an index; returns the entry that its store lists it by.
+
+    Args:
+        index: the index folder.
+        rows: documents with their keys.
+        number: of the segment; it must not have been used before.
+        mean: the mean document length that BM25's saturation is stored for.
+        sizes: whether dense rows get int8 copies and a graph.
+    """
+    dense_copies = sizes.dense_dtype == "fp16+int8"
+    arrays, record = segment_arrays(rows, mean=mean, dense_copies=dense_copies, dense_graph=sizes.dense_graph)
+    checksum = write_segment(index / SEGMENTS_FOLDER / segment_name(number), arrays, record=record)
+    return StoredSegment(number, len(rows), checksum, None)
+
+
+def segment_arrays(
+    rows: Rows, *, mean: float, dense_copies: bool = False, dense_graph: bool = False
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """A segment's arrays by name, and what its manifest says of them; documents are sorted by doc_id.
+
+    Args:
+        rows: documents with their keys.
+        mean: the mean document length that BM25's saturation is stored for.
+        dense_copies: add int8 copies of float16 rows.
+        dense_graph: build a graph over the dense rows if at least LEAST_DOCUMENTS documents have vectors.
+    """
+    rows = rows.in_order()
+    text, indptr = SortedStrings.pack(rows.doc_ids)
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "documents.ids.text": text,
+        "documents.ids.indptr": indptr,
+        "documents.keys": rows.doc_keys,
+    }
+    if rows.pending.any():
+        arrays["documents.pending"] = rows.pending
+    vocab_sizes: dict[str, int] = {}
+    if rows.dense is not None:
+        arrays |= _dense_arrays(rows.dense, copies=dense_copies)
+    if rows.sparse is not None:
+        vocab_sizes["sparse"] = rows.sparse.vocab_size
+        arrays |= _sparse_arrays("sparse", rows.sparse)
+    if rows.tokens is not None:
+        vocab_sizes["tokens"] = len(rows.tokens.terms)
+        arrays |= _token_arrays(rows.tokens, mean)
+    record = {
+        "documents": len(rows),
+        "vocab_sizes": vocab_sizes,
+        "mean_length": mean,
+        "total_length": rows.total_length,
+    }
+    encoded = ~rows.pending
+    if dense_graph and rows.dense is not None and np.count_nonzero(encoded) >= LEAST_DOCUMENTS:
+        arrays["graph.hnsw"], facts = build_graph(rows.dense.rows, rows.dense.scales, encoded)
+        record["graph"] = dataclasses.asdict(facts)
+    return arrays, record
+
+
+def _dense_arrays(dense: DenseRows, *, copies: bool) -> dict[str, npt.NDArray[Any]]:
+    if dense.scales is not None:
+        return {"dense.rows": dense.rows, "dense.scales": dense.scales}
+    if not copies:
+        return {"dense.rows": dense.rows}
+    made = kernel.copy_rows(dense.rows)
+    return {
+        "dense.rows": dense.rows,
+        "dense.copies": made.rows,
+        "dense.copy_scales": made.scales,
+        "dense.copy_errors": made.errors,
+    }
+
+
+def _token_arrays(tokens: TokenRows, mean: float) -> dict[str, npt.NDArray[Any]]:
+    counts = tokens.counts
+    if tokens.lengths is None:
+        return {**_sparse_arrays("tokens", counts), **dictionary.pack(tokens.terms)}
+    weights = saturation(counts.weights, counts.indptr, tokens.lengths, mean)
+    return {
+        **_sparse_arrays("tokens", counts.with_weights(weights)),
+        # Documents keep their counts, from which the saturation for any mean is made.
+        "tokens.forward.weights": counts.weights,
+        "tokens.lengths": tokens.lengths,
+        "tokens.df": np.bincount(counts.term_ids, minlength=len(tokens.terms)).astype(np.uint32),
+        **dictionary.pack(tokens.terms),
+    }
+
+
+def _sparse_arrays(name: str, vectors: SparseVectors) -> dict[str, npt.NDArray[Any]]:
+    """A sparse branch twice: inverted for searching, and document by document for single scores."""
+    forward: dict[str, npt.NDArray[Any]] = {
+        "indptr": vectors.indptr,
+        "term_ids": vectors.term_ids,
+        "weights": vectors.weights,
+    }
+    postings = kernel.invert(
+        vectors.indptr, vectors.term_ids, vectors.weights, vocab_size=vectors.vocab_size, n_docs=len(vectors)
+    )
+    return {
+        **{f"{name}.forward.{key}": array for key, array in forward.items()},
+        **{f"{name}.postings.{key}": array for key, array in postings.arrays().items()},
+    }
+
+
+def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: dict[str, Any]) -> str:
+    """Write the arrays and the manifest into a new folder, whole or not at all; returns the manifest's checksum.
+
+    Args:
+        folder: of the segment.
+        arrays: by name, see `file_of`.
+        record: what else the manifest says.
+    """
+    with new_folder(folder) as aside:
+        places: dict[str, Any] = {}
+        files: dict[str, Any] = {}
+        for file in sorted({file_of(name) for name in arrays}):
+            path = aside / file
+            places |= _write_arrays(path, {name: arrays[name] for name in sorted(arrays) if file_of(name) == file})
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        manifest = {"format_version": SEGMENT_VERSION, **record, "files": files, "arrays": places}
+        content = json.dumps(manifest, ensure_ascii=False).encode()
+        (aside / MANIFEST).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    places = {}
+    with path.open("xb") as file:
+        for name, array in arrays.items():
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            places[name] = {"offset": file.tell(), "dtype": array.dtype.str, "shape": list(array.shape)}
+            file.write(np.ascontiguousarray(array).data)
+    return places
