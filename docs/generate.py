@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
 import re
 import sys
+import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightir import contract, text
 from lightir.cli import build_parser
 from lightir.cli.completion import commands
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
+SOURCE = DOCS.parent / "src" / "lightir"
 NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
 
 
@@ -41,7 +44,12 @@ def is_current(name: str, page: str) -> bool:
 
 def pages() -> dict[str, str]:
     """Every generated page by its file name."""
-    return {"cli.md": cli_page(), "contract.md": contract_page(), "recipe.md": recipe_page()}
+    return {
+        "cli.md": cli_page(),
+        "contract.md": contract_page(),
+        "modules.md": modules_page(),
+        "recipe.md": recipe_page(),
+    }
 
 
 def cli_page() -> str:
@@ -137,6 +145,39 @@ def recipe_page() -> str:
     intro += ["`base: other.yaml` takes what a file does not say from another one beside it."]
     intro += [f"`stage` says which stage it is of: {', '.join(sorted(STAGES))}; contrastive where it is left out.", ""]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
+
+
+def modules_page() -> str:
+    """Every module with the first line of its doc string, room by room, in the order in which rooms may import."""
+    with (DOCS.parent / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    names = [name.strip(" ()") for layer in layers for name in layer.split(":")]
+    rooms = [name for name in names if (SOURCE / name).is_dir()]
+    intro = [
+        "# Every module in a line",
+        NOTE,
+        "",
+        "In the order of imports, top down; [ARCHITECTURE.md](../ARCHITECTURE.md) says how they work together.",
+        "",
+    ]
+    sections = [_modules_of(f"{room}/", sorted((SOURCE / room).glob("*.py"))) for room in rooms]
+    foot = _modules_of(
+        "Below all rooms", [SOURCE / f"{name}.py" for name in names if (SOURCE / f"{name}.py").is_file()]
+    )
+    return "\n".join([*intro, *(line for section in [*sections, foot] for line in section)])
+
+
+def _modules_of(title: str, paths: Sequence[Path]) -> list[str]:
+    modules = [path for path in paths if not path.name.startswith("__")]
+    package = [f"{_first_line(path)}\n" for path in paths if path.name == "__init__.py"]
+    rows = [f"| [`{path.stem}`](../{path.relative_to(DOCS.parent)}) | {_first_line(path)} |" for path in modules]
+    return [f"## {title}", "", *package, "| module | |", "|---|---|", *rows, ""]
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.splitlines()[0].replace("|", "\\|")
 
 
 def fields_of(record: type) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""ARCHITECTURE.md is true: the rooms that it draws import each other as drawn, and the files that it names exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "lightir"
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+Imports = dict[str, set[str]]
+
+
+def rooms() -> set[str]:
+    """Folders with modules, and single modules, but for the two that hold nothing."""
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    return (folders | {path.stem for path in SOURCE.glob("*.py")}) - {"__init__", "__main__"}
+
+
+def imports_of_rooms() -> Imports:
+    """Which other rooms the modules of each room import, for type checking and inside functions too."""
+    found: Imports = {room: set() for room in rooms()}
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if room in found and isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightir"):
+                inside = str(node.module).split(".")[1:]
+                found[room].update(inside[:1] or (each.name for each in node.names))
+    return {room: (imported & rooms()) - {room} for room, imported in found.items()}
+
+
+def reached(imports: Imports, room: str) -> set[str]:
+    """Every room that one imports, also through others."""
+    return imports[room].union(*(reached(imports, each) for each in imports[room]))
+
+
+def without_implied(imports: Imports) -> Imports:
+    """The imports that do not follow from others."""
+    return {
+        room: {each for each in direct if not any(each in reached(imports, other) for other in direct - {each})}
+        for room, direct in imports.items()
+    }
+
+
+def drawn() -> Imports:
+    """The arrows of the drawing: a line is `room --> room & room`."""
+    arrows: Imports = {room: set() for room in rooms()}
+    drawing = PAGE.partition("```mermaid\n")[2].partition("```")[0]
+    for start, ends in re.findall(r"^ *(\w+) --> (.+)$", drawing, flags=re.MULTILINE):
+        arrows[start].update(ends.split(" & "))
+    return arrows
+
+
+def test_rooms_import_each_other_as_drawn():
+    assert drawn() == without_implied(imports_of_rooms())
+
+
+def test_the_table_has_every_room():
+    named = re.findall(r"`(\w+)(?:/|\.py)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `")))
+    assert rooms() <= set(named)
+
+
+def test_the_files_that_are_named_exist():
+    made = {
+        "lightir.json",
+        "manifest.json",
+        "store.sqlite",
+        "tables.json",
+        "tokenizer.json",
+        "config.json",
+    }  # in folders of users
+    named = set(re.findall(r"`([\w./-]+\.(?:py|cpp|hpp|md|json|toml|sqlite))`", PAGE)) - made
+    known = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "native", "tests", "docs", "recipes", "bench")
+        for path in (ROOT / folder).rglob("*.*")
+    ] + ["pyproject.toml"]
+    assert len(named) > 40
+    assert [name for name in named if not any(path == name or path.endswith(f"/{name}") for path in known)] == []
+
+
+def test_the_links_lead_somewhere():
+    assert [link for link in re.findall(r"\]\(([^)#]+)\)", PAGE) if not (ROOT / link).exists()] == []
