@@ -63,7 +63,7 @@ class Demand:
             self._told_at = self._clock()
             with self._counting:
                 asked, self._asked = self._asked, Counter()
-            if self._queue is None:
+            if self._queue is None or self._queue.inherited:
                 self._queue = Queue.open(self._index, busy_s=0.0)
             self._queue.note(asked, at=self._told_at)
         except WriteFailed as error:

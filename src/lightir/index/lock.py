@@ -37,6 +37,7 @@ class WriterLock:
         Raises:
             IndexLocked: another writer, in this process or another, has it.
         """
+        self._holder = os.getpid()
         self._file: IO[str] = (folder / LOCK_FILE).open("a+", encoding="utf-8")
         deadline, before = time.monotonic() + wait_s, None
         while not _locked(self._file):
@@ -54,7 +55,13 @@ class WriterLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let the next writer in."""
+        """Let the next writer in.
+
+        A process that was forked meanwhile keeps the file open, and with it the lock: so it is given up by name, but
+        not by such a process, whose lock it isn't.
+        """
+        if os.getpid() == self._holder and not self._file.closed:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
 

@@ -28,10 +28,11 @@ from typing import IO, Any
 import numpy as np
 
 from lightir.errors import WriteFailed
+from lightir.index.connections import BUSY_S, Connection
 from lightir.index.parked import Vectors
 from lightir.index.pending import pending_keys
 from lightir.index.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, named, opened
-from lightir.index.store import BUSY_S, Keys, read_mode
+from lightir.index.store import Keys, read_mode
 from lightir.index.view import View
 
 WORKERS_FOLDER = "workers"
@@ -80,11 +81,10 @@ class Queue:
     have the same ones.
     """
 
-    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, folder: Path, connection: Connection) -> None:
         """For `open`."""
         self.folder = folder
-        self._connection = connection
-        self._threads = threading.RLock()
+        self._opened = connection
         self._worker: tuple[str, IO[bytes]] | None = None
 
     @classmethod
@@ -111,15 +111,30 @@ class Queue:
         connection.execute("PRAGMA synchronous = NORMAL")
         return cls(folder, connection)
 
+    @property
+    def inherited(self) -> bool:
+        """Whether it was opened before this process was forked, so that it is of no use here."""
+        return self._opened.inherited
+
+    @property
+    def _connection(self) -> Connection:
+        return self._opened.usable()
+
+    @property
+    def _threads(self) -> threading.RLock:
+        return self._opened.lock
+
     def close(self) -> None:
-        """Give up what is claimed and close the file."""
+        """Give up what is claimed and close the file; what a parent claimed stays the parent's."""
+        if self.inherited:
+            return
         with self._threads:
             if self._worker is not None:
                 with self._changing() as do:
                     do("DELETE FROM claims WHERE worker = ?", [self._worker[0]])
                 _end(self._worker[1], self.folder / WORKERS_FOLDER / self._worker[0])
                 self._worker = None
-            self._connection.close()
+            self._opened.close()
 
     def __enter__(self) -> Queue:
         return self

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightir.errors import FormatError, WriteFailed
 from lightir.files import fsync_path
-from lightir.index.store import connect
+from lightir.index.connections import Connection, connect
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
@@ -47,7 +47,7 @@ def create(folder: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def opened(path: Path, mode: str, busy_s: float) -> sqlite3.Connection:
+def opened(path: Path, mode: str, busy_s: float) -> Connection:
     """A connection; `mode` and `busy_s` as `connect` takes them.
 
     Raises:

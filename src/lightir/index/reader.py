@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +97,13 @@ class Index:
 
     @property
     def view(self) -> View:
-        """The state of the index that this reader sees; a search takes it once and keeps to it."""
+        """The state of the index that this reader sees; a search takes it once and keeps to it.
+
+        In a process that was forked since, the newest state: the one that was seen is its parent's.
+        """
+        if self._view.store.inherited:
+            self._refreshing = threading.Lock()  # another thread of the parent may have had it
+            self.refresh()
         return self._view
 
     def refresh(self) -> bool:
@@ -119,29 +126,37 @@ class Index:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        """Refused: what is open cannot be sent to another process.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"an index is open files; open it in each process: Index.open({str(self.folder)!r})")
+
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self._view)
+        return len(self.view)
 
     @property
     def contract(self) -> Contract | None:
         """The model's contract; None in an index without a model."""
-        return self._view.contract
+        return self.view.contract
 
     @property
     def branches(self) -> tuple[Branch, ...]:
         """The branches that can be searched now."""
-        return self._view.branches
+        return self.view.branches
 
     @property
     def counts_model_terms(self) -> bool:
         """Whether the tokens branch is over the model's term ids, counted or as bags."""
-        return self._view.analyzer is not None and self._view.analyzer.name in OF_A_MODEL
+        return self.view.analyzer is not None and self.view.analyzer.name in OF_A_MODEL
 
     @property
     def holds_bags(self) -> bool:
         """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
-        return self._view.analyzer is not None and self._view.analyzer.name == BAG
+        return self.view.analyzer is not None and self.view.analyzer.name == BAG
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """The query encoder that the index carries, or None."""
@@ -150,23 +165,23 @@ class Index:
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
         """See `View.doc_ids`."""
-        return self._view.doc_ids(doc_ords)
+        return self.view.doc_ids(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
         """See `View.doc_ord`."""
-        return self._view.doc_ord(doc_id)
+        return self.view.doc_ord(doc_id)
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """See `View.documents`."""
-        return self._view.documents(doc_ids)
+        return self.view.documents(doc_ids)
 
     def info(self) -> IndexInfo:
         """Counts, sizes and the contract."""
-        return view_info(self._view)
+        return view_info(self.view)
 
     def failures(self) -> list[Failure]:
         """The pending documents that could not be encoded, oldest first, with their errors."""
-        return failures_of(self._view)
+        return failures_of(self.view)
 
     def verify(self) -> None:
         """Read every byte against its checksum, and the store against the segments.
@@ -174,7 +189,7 @@ class Index:
         Raises:
             FormatError: names what is damaged.
         """
-        verify_view(self._view)
+        verify_view(self.view)
 
     def snapshot(self, out: Path | str, *, overwrite: bool = False) -> None:
         """Write this view of the index to another folder: a backup that shares nothing with the original.
@@ -186,7 +201,7 @@ class Index:
         """
         if Path(out).resolve() == self.folder.resolve():
             raise InvalidInput(f"{out} is the index itself; a snapshot goes to another folder")
-        view = self._view
+        view = self.view
         with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()
@@ -209,7 +224,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
         try:
             checked_record(folder, store)
             generation = store.generation()
-            if current is not None and generation == current.generation:
+            if current is not None and generation == current.generation and not current.store.inherited:
                 store.close()
                 return current
             skip = skip_damaged and generation == seen

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
+from lightir.index.connections import Connection, connect
 from lightir.text import check_text
 from lightir.types import Document
 
@@ -24,9 +25,6 @@ SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
 REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
 """SQLite's errors that speak of the machine, not of the file's content."""
-
-BUSY_S = 30.0
-"""How long to wait for a moment's lock of another process, as at a checkpoint."""
 
 # Metadata has a table of its own, so that a filter reads no texts. Keys are never given twice: a segment's tombstoned
 # document must not be taken for a later one.
@@ -78,11 +76,23 @@ def segment_name(number: int) -> str:
 class Store:
     """One connection to a store; safe to use from several threads."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: Connection) -> None:
         """For `create`, `open_snapshot` and `open_for_writing`."""
         self.path = path
-        self._lock = threading.RLock()
-        self._connection = connection
+        self._opened = connection
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was opened before this process was forked, so that it is of no use here."""
+        return self._opened.inherited
+
+    @property
+    def _connection(self) -> Connection:
+        return self._opened.usable()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        return self._opened.lock
 
     @classmethod
     def create(cls, path: Path) -> Store:
@@ -106,6 +116,7 @@ class Store:
         _require(path)
         with _named(path):
             connection = connect(path, read_mode(path))
+            connection.reads = True
             store = cls(path, connection)
             try:
                 connection.execute("PRAGMA query_only = ON")
@@ -297,7 +308,7 @@ class Store:
     def close(self) -> None:
         """Close the file; a snapshot is given up, what was not finished is worthless."""
         with self._lock:
-            self._connection.close()
+            self._opened.close()
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
         with self._lock, _named(self.path):
@@ -307,18 +318,6 @@ class Store:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise NotFound(f"{path} does not exist; {path.parent} is not an index")
-
-
-def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> sqlite3.Connection:
-    """A connection that several threads may use in turn and that begins no transaction by itself.
-
-    Args:
-        path: the file.
-        mode: "rw", "rwc", or what `read_mode` says.
-        busy_s: how long to wait for another process' lock.
-    """
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s)
 
 
 def read_mode(path: Path) -> str:

@@ -1,0 +1,187 @@
+"""An index that was open when the process forked, in the child and in the parent."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightir.errors import IndexLocked, InvalidInput
+from lightir.index import Demand, Index, IndexWriter
+from lightir.search import Searcher
+from lightir.types import Document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with IndexWriter.create(tmp_path / "index") as writer:
+        writer.add([Document(f"d{i}", f"alpha word{i}", metadata={"n": i}) for i in range(20)])
+    return tmp_path / "index"
+
+
+def in_a_child(work: Callable[[], object], *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Run the work in a forked process; the parent does something as soon as it has begun."""
+    begun, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(begin, b"1")
+            work()
+            code = 0
+        except BaseException:  # noqa: BLE001 - a child must not go on as a second pytest
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.read(begun, 1)
+    meanwhile()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def found(index: Index, query: str) -> list[str]:
+    return [hit.doc_id for hit in Searcher(index).hits(query, 3)]
+
+
+def test_what_a_child_writes_stays_when_the_parent_closes_the_index_meanwhile(folder: Path) -> None:
+    """SQLite believed that the child had the parent's locks, and the parent cleared the child's log away."""
+    index = Index.open(folder)
+    closed, close = os.pipe()
+
+    def write() -> None:
+        with IndexWriter.open(folder) as writer:
+            writer.add([Document("first", "written")])
+            os.read(closed, 1)
+            writer.add([Document("second", "written")])
+
+    def close_it() -> None:
+        while True:  # until the child's first change is there
+            with Index.open(folder) as other:
+                if len(other) == 21:
+                    break
+        index.close()
+        os.write(close, b"1")
+
+    in_a_child(write, meanwhile=close_it)
+    with Index.open(folder) as after:
+        assert sorted(found(after, "written")) == ["first", "second"]
+        after.verify()
+
+
+def test_a_child_searches_its_parents_index_as_it_is_by_now(folder: Path) -> None:
+    with Index.open(folder) as index:
+        searcher = Searcher(index)
+        view = index.view
+        with IndexWriter.open(folder) as writer:
+            writer.delete(["d3"])
+
+        def search() -> None:
+            assert searcher.hits("word3", 1) == []
+            (hit,) = searcher.hits("word4", 1, filter={"n": 4})
+            assert (hit.doc_id, hit.metadata) == ("d4", {"n": 4})
+            assert not index.refresh()
+            with pytest.raises(InvalidInput, match="before this process was forked"):
+                view.store.documents(["d4"])
+
+        in_a_child(search)
+        assert found(index, "word3") == ["d3"]  # the parent keeps its view
+
+
+def test_a_writer_stays_its_parents(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+
+        def write() -> None:
+            with pytest.raises(InvalidInput, match="before this process was forked"):
+                writer.add([Document("x", "x")])
+            with pytest.raises(IndexLocked):
+                IndexWriter.open(folder, wait_s=0)
+            writer.close()
+            with pytest.raises(IndexLocked):
+                IndexWriter.open(folder, wait_s=0)
+
+        in_a_child(write)
+        writer.add([Document("y", "y")])
+
+
+def test_a_child_that_lives_on_does_not_keep_the_writers_lock(folder: Path) -> None:
+    ended, end = os.pipe()
+
+    def write_meanwhile() -> None:
+        writer.close()
+        IndexWriter.open(folder, wait_s=0).close()
+        os.write(end, b"1")
+
+    writer = IndexWriter.open(folder)
+    in_a_child(lambda: os.read(ended, 1), meanwhile=write_meanwhile)
+
+
+def test_a_fork_in_the_middle_of_a_change_leaves_the_change_alone(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+
+        def refused() -> None:
+            with pytest.raises(InvalidInput, match="being changed"):
+                Index.open(folder)
+
+        with writer._store.transaction():
+            writer._store.set_record({**writer._store.record(), "note": 1})
+            in_a_child(refused)
+        assert writer._store.record()["note"] == 1
+    with Index.open(folder) as index:
+        index.verify()
+
+
+def test_a_fork_does_not_wait_for_ever_for_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightir.index.connections.FORK_WAIT_S", 0.01)
+    with Index.open(folder) as index:
+        holding, let_go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with index.view.store._lock:
+                holding.set()
+                let_go.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holding.wait()
+
+        def refused() -> None:
+            with pytest.raises(InvalidInput, match="forked"):
+                Searcher(index).hits("alpha", 1)
+
+        in_a_child(refused)
+        let_go.set()
+        thread.join()
+        assert found(index, "word1") == ["d1"]
+
+
+def test_demand_is_told_by_a_child_too(folder: Path) -> None:
+    with Demand(folder) as demand:
+        demand._asked[1] += 1
+        demand.tell()
+
+        def tell() -> None:
+            demand._asked[2] += 1
+            demand.tell()
+            demand.close()
+
+        in_a_child(tell)
+        assert demand._queue is not None
+        assert sorted(row[0] for row in demand._queue._select("SELECT doc_key FROM demand")) == [1, 2]
+
+
+def test_a_closed_index_says_so(folder: Path) -> None:
+    index = Index.open(folder)
+    index.close()
+    with pytest.raises(InvalidInput, match="was closed"):
+        Searcher(index).hits("alpha")
+
+
+def test_what_is_open_is_not_pickled_but_says_what_to_do(folder: Path) -> None:
+    with Index.open(folder) as index:
+        for opened in (index, Searcher(index)):
+            with pytest.raises(TypeError, match=r"open it in each process: Index\.open"):
+                pickle.dumps(opened)
