@@ -133,6 +133,8 @@ def test_a_table_may_have_the_terms_of_another_tokenizer(
     full = load_teacher(teacher).full_queries([text.lower() for text in texts]).detach().numpy()
     cosine = (encoder.encode(texts).dense * full).sum(1) / np.linalg.norm(full, axis=1)
     assert cosine.min() > 0.9
+    known, beside_unknown = encoder.encode(["river stone", "river unheard stone"]).dense
+    assert (known == beside_unknown).all()
     capsys.readouterr()
     assert main(["search", str(tmp_path / "i"), "violin harbor", "--mode", "dense", "-k", "3", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3

@@ -132,6 +132,21 @@ def _other_terms(model: LightRetriever, tokenizer: TextTokenizer) -> tuple[TextT
     return tokenizer, policy
 
 
+def _table_terms(
+    model: LightRetriever, terms: tuple[TextTokenizer, QueryPolicy] | None
+) -> tuple[TextTokenizer, QueryPolicy]:
+    """What makes terms of a query, those that are given or the model's own, without the unknown one.
+
+    Its row stands for every word that the tokenizer lacks: with one such word in each query minilm has an nDCG@10 of
+    .627 on scifact, with four .561, and .630 where they are left out.
+    """
+    tokenizer, policy = terms or (model.backbone.tokenizer, model.contract.query)
+    unknown = tokenizer.unknown_id
+    if unknown is None or unknown in policy.drop:
+        return tokenizer, policy
+    return tokenizer, dataclasses.replace(policy, drop=(*policy.drop, unknown))
+
+
 def _write_model(
     folder: Path,
     teacher: str | os.PathLike[str],
@@ -142,7 +157,7 @@ def _write_model(
     terms: tuple[TextTokenizer, QueryPolicy] | None,
 ) -> None:
     """The teacher's files under the contract of the table's queries, and their encoder."""
-    tokenizer, query = terms or (model.backbone.tokenizer, model.contract.query)
+    tokenizer, query = _table_terms(model, terms)
     known = "" if table.bigrams is None else table.bigrams.bigrams.hash
     contract = dataclasses.replace(model.contract, method="distilled", query=dataclasses.replace(query, bigrams=known))
     _save_model(model, contract, teacher, folder)
@@ -198,7 +213,7 @@ def fitted_query_table(
         encoded: corpora whose normalised vectors are at hand, (documents, dim) by name.
         terms: the tokenizer and the policy that make terms of a query, where they are not the model's.
     """
-    tokenizer, policy = terms or (model.backbone.tokenizer, model.contract.query)
+    tokenizer, policy = _table_terms(model, terms)
     memory = TeacherVectors(None if work is None else Path(work), model)
     encoded = encoded or {}
     blocks = [encoded[name] if name in encoded else memory.documents(each) for name, each in documents.items() if each]
