@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets, open_triples
-from lightir.data.decontamination import QueryIndex, _signs, content_tokens, simhash
+from lightir.data.near_duplicates import NearDuplicates, _signs, content_tokens, simhash
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 
@@ -39,7 +39,7 @@ def test_simhash_equals_its_definition(text: str) -> None:
 def test_the_index_finds_what_comparing_with_each_finds(
     texts: list[str], text: str, min_jaccard: float, max_hamming: int
 ) -> None:
-    index = QueryIndex(
+    index = NearDuplicates(
         [Query(str(i), t) for i, t in enumerate(texts)], min_jaccard=min_jaccard, max_hamming=max_hamming
     )
     tokens = content_tokens(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightir.data.dataset import Dataset, Unresolved
+from lightir.data.dataset import Dataset
 from lightir.data.decontamination import DecontaminationReport, decontaminate, decontaminate_sets
 from lightir.data.examples import TrainingExample
 from lightir.data.hub import open_hub
@@ -22,7 +22,6 @@ __all__ = [
     "Pair",
     "TrainingExample",
     "TrainingSet",
-    "Unresolved",
     "count_documents",
     "decontaminate",
     "decontaminate_sets",

@@ -12,18 +12,6 @@ from lightir.types import Document, Qrels, Query
 
 
 @dataclass(frozen=True, slots=True)
-class Unresolved:
-    """Ids that judgements name and the files don't hold, sorted."""
-
-    query_ids: tuple[str, ...]
-    doc_ids: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        """Whether there is any."""
-        return bool(self.query_ids or self.doc_ids)
-
-
-@dataclass(frozen=True, slots=True)
 class Dataset:
     """A folder with corpus.jsonl, queries.jsonl (either may be .gz) and qrels/<split>.tsv.
 
@@ -37,7 +25,7 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path | str) -> Dataset:
-        """The data set in the folder; nothing but names is read.
+        """The data set in the folder; only names of files are read.
 
         Raises:
             NotFound: the folder, or one of its three parts, is missing.
@@ -96,14 +84,6 @@ class Dataset:
             if path.name.split(".tsv")[0] == split:
                 return read_qrels(path)
         raise NotFound(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
-
-    def unresolved(self, split: str) -> Unresolved:
-        """The ids in the split's judgements that neither queries nor corpus hold; reads both files."""
-        qrels = self.qrels(split)
-        query_ids = set(qrels).difference(query.query_id for query in self.queries())
-        judged = {doc_id for grades in qrels.values() for doc_id in grades}
-        doc_ids = judged.difference(document.doc_id for document in self.corpus())
-        return Unresolved(tuple(sorted(query_ids)), tuple(sorted(doc_ids)))
 
 
 def _qrels_files(folder: Path) -> Iterator[Path]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightir.data.examples import Row, given_document, read_rows
+from lightir.data.examples import Row, given_document, given_scores, read_rows
 from lightir.data.training import TrainingSet
 from lightir.errors import InvalidInput, MissingExtra, NotFound
 from lightir.text import check_text
@@ -120,7 +119,7 @@ class TableRows:
         negatives = [each for name in self._negatives for each in _documents(record[name], f"{where}: {name}")]
         if not positives:
             raise InvalidInput(f"{where}: {self._positive} is empty; an example needs a relevant document")
-        scores = () if self._scores is None else _scores(record[self._scores], f"{where}: {self._scores}")
+        scores = () if self._scores is None else given_scores(_listed(record[self._scores]), f"{where}: {self._scores}")
         if scores and len(scores) != len(positives) + len(negatives):
             raise InvalidInput(f"{where}: {len(scores)} scores for {len(positives) + len(negatives)} documents")
         return Row(
@@ -136,13 +135,9 @@ class TableRows:
 def _documents(value: Any, where: str) -> list[Document]:
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # how `datasets` shows a Sequence of objects
         value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return [given_document(each, where) for each in values]
+    return [given_document(each, where) for each in _listed(value)]
 
 
-def _scores(value: Any, where: str) -> tuple[float, ...]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    for each in values:
-        if each is not None and (isinstance(each, bool) or not isinstance(each, int | float)):
-            raise InvalidInput(f"{where}: the score {each!r} is no number")
-    return tuple(math.nan if each is None else float(each) for each in values)
+def _listed(value: Any) -> list[Any]:
+    """A column's value as a list: a list as it is, one value as a list of it, and none for None."""
+    return value if isinstance(value, list) else [] if value is None else [value]

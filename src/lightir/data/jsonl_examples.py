@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from lightir.data.examples import TrainingExample, given_document
+from lightir.data.examples import TrainingExample, given_document, given_scores
 from lightir.data.lines import numbered_lines
 from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
@@ -52,10 +51,7 @@ def _scores(record: dict[str, Any], n: int, where: str) -> tuple[float, ...]:
     values = list_field(record, "scores", where)
     if values and len(values) != n:
         raise InvalidInput(f"{where}: {len(values)} scores for {n} positives and negatives")
-    for value in values:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InvalidInput(f"{where}: the score {value!r} is no number")
-    return tuple(math.nan if value is None else float(value) for value in values)
+    return given_scores(values, where)
 
 
 def _add_document(value: Any, documents: dict[str, Document], where: str) -> str:

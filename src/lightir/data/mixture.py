@@ -39,7 +39,7 @@ class Batch:
 
 
 class Mixture:
-    """The batches over several sets as a pure function of the step: nothing to save but the step.
+    """The batches over several sets as a pure function of the step, so that a checkpoint has nothing else to save.
 
     One epoch gives each set round(ratio * examples / batch_size) batches, at least one, and runs through all sets'
     batches in an order drawn from the seed. A set is walked pass by pass, each a fresh permutation whose last, short

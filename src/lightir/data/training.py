@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lightir.data.dataset import Dataset
-from lightir.data.examples import PlacedDocuments, RowExamples, RowSet, TrainingExample
+from lightir.data.examples import RowExamples, RowSet, TrainingExample
 from lightir.data.instructions import instructions as listed_instructions
 from lightir.data.jsonl_examples import read_jsonl_examples
 from lightir.data.negatives import read_negatives
+from lightir.data.placed_documents import PlacedDocuments
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 

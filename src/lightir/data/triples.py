@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lightir.data.examples import DocumentPlaces, PlacedDocuments, Row, given_document, read_rows
+from lightir.data.examples import Row, given_document, read_rows
 from lightir.data.lines import numbered_lines
+from lightir.data.placed_documents import DocumentPlaces, PlacedDocuments
 from lightir.data.training import TrainingSet
 from lightir.errors import InvalidInput, NotFound
 from lightir.types import Document
