@@ -32,7 +32,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def resolve_local(address: str | os.PathLike[str]) -> Path | None:
-    """The local folder or file that an address means; None where only a model hub can know it.
+    """The local folder or file that an address names; None where only a model hub can know it.
 
     Raises:
         MissingExtra: a `pypi:` package is not installed.

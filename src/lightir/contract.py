@@ -59,7 +59,7 @@ class DocumentPolicy:
         eos: end with the backbone's end token (an encoder's [SEP]).
         max_tokens: longest input, frame included, and with attention "echo" both copies.
         suffix: text behind every document, in front of the end token.
-        ends: how often the end token stands; "eos" pooling takes their states' mean. Queries end likewise.
+        ends: how many end tokens there are; "eos" pooling takes the mean of their states. Queries end in as many.
         ends_hash: hash of the embeddings of `ends` distinct end tokens that were trained for this model (LLM-QL's
             Table 9); "" where the backbone's own end token is used.
         echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
@@ -115,12 +115,12 @@ class SparseHead:
     Attributes:
         activation: ln(1 + ReLU(z)), or SiDR's elu1p.
         bias_hash: hash of the calibrated per-term bias that is added to the maxima; "" for none.
-        top_k: strongest terms kept of a document; 0 keeps all.
+        top_k: how many of its strongest terms a document keeps; 0 keeps all.
         scale: a weight w is stored as the impact round(w * scale), at most 255.
-        projection: states meet the model's own "head" (an LM or masked-LM head), or its input "embeddings", which every
-            model has.
-        own_terms: of a text, document or query, that goes through the head its own terms are kept beside the strongest
-            ones, if the activation leaves them a weight; false keeps the strongest alone.
+        projection: what states are multiplied with: the model's own "head" (an LM or masked-LM head), or its input
+            "embeddings", which every model has.
+        own_terms: a text that goes through the head, document or query, keeps its own terms beside the strongest ones,
+            as far as the activation leaves them a weight; false keeps the strongest alone.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
@@ -271,7 +271,7 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def _decisive(record: Any) -> dict[str, Any]:
-    """A dataclass as JSON values, without later fields at their default: older records keep their fingerprints."""
+    """A dataclass as JSON values without LATER fields at their default: older records keep their fingerprints."""
     values = to_json(record)
     for each in dataclasses.fields(record):
         value = getattr(record, each.name)

@@ -179,7 +179,7 @@ def new_folder(path: Path, *, overwrite: bool = False, replaces: str | None = No
 
 @contextlib.contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """A block in which no other process, nor another such block, writes the folder. The lock dies with the process.
+    """A block in which nobody else writes the folder, in this process or another. The lock ends with the process.
 
     Raises:
         AlreadyExists: another has it.
@@ -194,8 +194,8 @@ class _Lock(contextlib.AbstractContextManager["_Lock"]):
     """A folder kept open, and locked where nobody else has it locked and the system knows such locks.
 
     Attributes:
-        held: it is locked by this object.
-        known: locks work there (on some network file systems they don't).
+        held: this object has the lock.
+        known: locks work there at all (on some network file systems they don't).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -253,7 +253,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Whether two paths have changed places, at once for whoever looks (Linux' renameat2)."""
+    """Exchange two paths in one step for whoever looks; False where the system cannot (Linux' renameat2)."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0

@@ -55,18 +55,18 @@ class DocumentEncoder(Protocol):
         ...
 
     def encode(self, documents: Sequence[Document]) -> Shard:
-        """The documents, in their order, with the kinds of vectors that the contract speaks of.
+        """The documents, in their order, with vectors for the branches that the contract has.
 
-        Whatever it raises is taken for a fault of one of the documents.
+        Whatever it raises is taken for the fault of one of the documents.
         """
         ...
 
 
 class VectorsWriter:
-    """Appends shards to a vectors/ folder; what `add` returned from is on the disk and stays.
+    """Appends shards to a vectors/ folder; when `add` returns, its shard is on the disk for good.
 
-    A folder that was cut off is opened again with resume=True: whole shards are kept, half ones swept away. It has one
-    writer at a time, until that finishes, is closed, or its process ends.
+    A folder whose writer was interrupted is opened again with resume=True: whole shards are kept, partial ones removed.
+    A folder has one writer at a time, until that one finishes, is closed, or its process ends.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class VectorsWriter:
         Args:
             folder: made if it is not there.
             contract: of the model that the vectors come from.
-            quantized: how its layers were rounded, for the manifest; None where they were not.
+            quantized: how the model's layers were rounded, for the manifest; None where they were not.
             resume: keep the whole shards that are there.
 
         Raises:
-            AlreadyExists: there is something at the folder and resume is off; or another process writes there.
-            ContractMismatch: the folder was begun under another contract, or with layers rounded otherwise.
+            AlreadyExists: the folder is not empty and resume is off; or another process writes there.
+            ContractMismatch: the folder was begun under another contract, or with layers rounded in another way.
         """
         self.folder = Path(folder)
         self.contract = contract
@@ -156,13 +156,13 @@ class VectorsWriter:
         self.doc_ids.update(ids)
 
     def finish(self) -> None:
-        """Mark the folder complete; an index takes no other."""
+        """Mark the folder complete, without which no index takes it, and close it."""
         self._manifest["complete"] = True
         self._save_manifest()
         self.close()
 
     def close(self) -> None:
-        """Let another writer go on."""
+        """Give the folder up, so that another writer can go on with it."""
         self._held.close()
 
     def __enter__(self) -> VectorsWriter:

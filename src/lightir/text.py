@@ -23,10 +23,11 @@ PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 """The instruction in front of a query (LightRetriever, section 2.1); it ends in a blank and is tokenised by itself."""
 
 INSTRUCTION, PROMPT = "{instruction}", "{prompt}"
-"""What stand in formats for the instruction, and for the whole prompt."""
+"""Placeholders in formats: of the instruction, and of the whole prompt."""
 
 LATER = {"later": True}
-"""Marks a field that a record of format 1 may lack: with its default it leaves the contract's fingerprint as it was."""
+"""Marks a field that came after format 1 was first written: older records lack it, and at its default value it does not
+enter the fingerprint, so that their fingerprints stay what they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,22 @@ class QueryPolicy:
         weighting: a term's sparse weight is its count in the query (Eq. 7), or 1. With "expansion" the sparse query is
             the mean over its terms of what the sparse head gives for that term alone (SiDR without a model).
         term_weights: "idf" multiplies each sparse weight by the encoder's stored weight of the term.
-        drop: term ids that are left out of both branches (special tokens never come up in the first place).
-        max_tokens: the query is cut after so many tokens.
+        drop: term ids that are left out of both branches (special tokens never occur in the first place).
+        max_tokens: longer queries are cut after this many tokens.
         suffix: text behind a query that goes through the whole model, in front of its end token. A model that has one
             has no light queries.
-        prompt_format: the text in front of the query; "{instruction}" in it stands for the instruction, and with such a
-            format a query without one has no prompt.
+        prompt_format: the text in front of the query; "{instruction}" in it stands for the instruction. A format with
+            that placeholder gives no prompt at all where there is no instruction.
         echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
-        expansion_terms: strongest terms that are kept of a single term's vector, for weighting "expansion".
+        expansion_terms: how many of its strongest terms a single term's vector keeps, for weighting "expansion".
         bigrams: the hash of the pairs of terms that have rows of their own in the table, beside the terms' rows; "" for
             none. `lightir distill` sets it.
         tokenizer: the hash of the tokenizer whose terms queries are made of, where it is another than the documents'
             model has; "" for the same. `lightir distill --tokenizer` sets it.
-        top_k: strongest terms that are kept of a query that goes through the sparse head (beside its own terms where
-            the head keeps those); 0 for as many as of a document.
+        top_k: how many of its strongest terms a query keeps that goes through the sparse head (beside its own terms,
+            where the head keeps those); 0 for as many as a document keeps.
     """
 
     instruction: str = ""
@@ -164,7 +165,7 @@ class TextTokenizer:
 
     @cached_property
     def path(self) -> TokenizerPath:
-        """Who reads a text: the kernel where it knows every setting of this tokenizer, else the tokenizers library."""
+        """Which code tokenises: the kernel if it knows every setting of this tokenizer, else the tokenizers library."""
         return tokenizer_path(self._content())
 
     def _content(self) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class TextTokenizer:
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
 
     def read(self, texts: Sequence[str], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:
-        """The texts' term ids: the kernel's under the policy, the library's where the kernel refuses the text."""
+        """The texts' term ids under a policy: by the kernel, and by the library for texts that the kernel refuses."""
         if self.path.native is None:
             texts = tuple(texts)
             return Ragged(*by_library(texts, range(len(texts))))
@@ -241,7 +242,7 @@ def query_text_policy(policy: QueryPolicy) -> TextPolicy:
 
 
 def query_library(tokenizer: TextTokenizer, policy: QueryPolicy) -> ByLibrary:
-    """Reads some of the queries by the tokenizers library alone, under the policy.
+    """A function that tokenises the queries at some positions by the tokenizers library alone, under the policy.
 
     Raises (the function that is returned):
         InvalidInput: a query is no str, or not representable in UTF-8.

@@ -71,10 +71,14 @@ Run: TypeAlias = dict[str, Ranking]
 
 @dataclass(frozen=True, slots=True)
 class BranchScore:
-    """What one branch says of one hit: raw score, score after per-query normalisation, 1-based rank, and weight.
+    """What one branch says of one hit. The hit's score is the sum over branches of weight x normalized.
 
-    The rank is None when the document was not in the branch's own list; its score is computed all the same. The hit's
-    score is the sum of weight x normalized. The score is estimated where the document waits for its vectors.
+    Attributes:
+        score: raw; computed also for a document that is not in the branch's own list.
+        normalized: the score after the normalisation per query.
+        rank: 1-based, in the branch's own list; None when the document is not in it.
+        weight: the branch's.
+        estimated: the document waits for its vectors, so the score is an estimate.
     """
 
     score: float
@@ -86,7 +90,7 @@ class BranchScore:
 
 @dataclass(frozen=True, slots=True)
 class TermScore:
-    """One matched term: its text, the query's weight and its part of the branch's score."""
+    """One matched term: its text, its weight in the query, and what it adds to the branch's score."""
 
     term: str
     weight: float
@@ -97,8 +101,16 @@ class TermScore:
 class Hit:
     """One found document with everything that a page of results shows.
 
-    The highlights are where the query's terms stand in the snippet: start and end of each, ascending. A hit is late
-    where it was encoded for this very query.
+    Attributes:
+        doc_id: the document.
+        score: as in a ranking.
+        title: "" where there is none.
+        snippet: the passage of the text that shows why the document was found.
+        metadata: the document's.
+        branches: what each branch says of it.
+        terms: the matched terms, where they were asked for.
+        highlights: where the query's terms stand in the snippet: start and end of each, ascending.
+        late: the document was encoded for this very query.
     """
 
     doc_id: str
@@ -113,5 +125,5 @@ class Hit:
 
     @property
     def estimated(self) -> bool:
-        """Whether a branch's score is: the document waits for its vectors."""
+        """Whether any branch's score is an estimate, since the document waits for its vectors."""
         return any(branch.estimated for branch in self.branches.values())

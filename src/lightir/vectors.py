@@ -79,7 +79,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class SparseVectors:
-    """Sparse vectors over a vocabulary, row by row (CSR); within a row term ids ascend and differ.
+    """Sparse vectors over a vocabulary, row by row (CSR); within a row term ids ascend, each at most once.
 
     Attributes:
         indptr: (n + 1,) int64.

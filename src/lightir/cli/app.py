@@ -49,7 +49,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 class Command(Protocol):
     """What a command's module offers; its doc string is the command's description.
 
-    A command whose work is not lost when it is interrupted says in STAYS what stays and how to go on.
+    Where an interruption does not lose the work, a module also has STAYS: what stays, and how to go on.
     """
 
     HELP: str

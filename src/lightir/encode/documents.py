@@ -36,8 +36,9 @@ SHARD_BATCHES = 64
 """Full batches in a shard: enough to sort by length, and about a minute of a small LLM's work on a CPU."""
 FRAMED_AT_ONCE = 64
 WORTH_COMPILING = 2e13
-"""Tokens times weights of the layers. Compiling takes 10 to 15 s of one core and then saves 0.25 to 0.4 of the time:
-twice the work at which it is paid back, since half of the time is there again at the next call from torch's cache."""
+"""Tokens times weights of the layers, from which on layers are compiled unasked. Compiling takes 10 to 15 s of one core
+and then saves 0.25 to 0.4 of the time. This is twice the work at which that is paid back (the next call finds half of
+the compilation in torch's cache)."""
 
 logger = logging.getLogger(__name__)
 

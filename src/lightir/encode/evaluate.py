@@ -136,7 +136,7 @@ def model_systems(
 
 
 class _Systems:
-    """Modes become searchers; indexes that only some modes want are built when one comes."""
+    """Makes a searcher for each mode; an index that only some modes need is built when the first of them comes."""
 
     def __init__(
         self, prepared: PreparedModel, index: Index, task: str | None, threads: int, opened: ExitStack
@@ -207,7 +207,7 @@ class _Systems:
 
 
 class _Remembering:
-    """A query encoder that gives the batch it has seen again what it gave then: several modes ask the same queries."""
+    """A query encoder that keeps what it gave for each batch, since several modes ask for the same queries."""
 
     def __init__(self, encoder: FullQueryEncoder) -> None:
         self._encoder = encoder

@@ -27,7 +27,7 @@ from lightir.text import TextTokenizer
 
 
 class PreparedModel:
-    """A model's vectors and query encoder for one corpus; the model itself is loaded when something lacks."""
+    """A model's vectors and query encoder for one corpus; the model itself is loaded only if something is missing."""
 
     def __init__(self, folder: Path, dataset: Dataset, work: Path, device: str) -> None:
         self.folder = folder

@@ -52,7 +52,7 @@ def rerank(
     dtype: Literal["auto", "bf16", "fp32"] = "auto",
     device: str = "auto",
 ) -> Run:
-    """The run with every score replaced by log p(query | document), best first, ties by document id.
+    """The run in the order of log p(query | document), which replace its scores; ties by document id.
 
     With the attention stop a document is read once, and only its [E] is kept for all queries that found it; a query
     then costs its own tokens. Without, every pair of document and query is read together.

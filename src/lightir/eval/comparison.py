@@ -1,4 +1,4 @@
-"""Many systems on many data sets in one table, with what is kept of a reference and what is chance; and a plot."""
+"""Many systems on many data sets in one table: their share of a reference's quality, significance, and a plot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Comparison:
         return tuple(dict.fromkeys(dataset for values in self.values.values() for dataset in values))
 
     def mean(self, system: str) -> float | None:
-        """The system's mean over all data sets; None when it lacks one, for then it would compare with no other."""
+        """The system's mean over all data sets; None when it lacks one, since that mean could not be compared."""
         values = self.values[system]
         return sum(values.values()) / len(values) if len(values) == len(self.datasets) else None
 

@@ -1,8 +1,8 @@
 """BM25 as Lucene counts it, in the two parts that a growing collection needs apart.
 
 A document's score is the sum over query terms of count x idf x saturation. The idf changes with every document that
-comes or goes, so it is part of the query's weights. The saturation hangs on the collection only through its mean
-length; a segment stores it for the mean of the day it was written (see lightir.search.branches for what follows).
+comes or goes, so it is part of the query's weights. The saturation depends on the collection only through its mean
+length; a segment stores it for the mean at the time it was written (lightir.search.branches says what follows).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What searches ask for of an index's pending documents: counted here, told to its queue."""
+"""Which pending documents searches would like to have: counted here, told to the index's queue."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Demand:
-    """What searches ask for of an index's pending documents, told to its queue.
+    """Counts which pending documents searches list high, and tells the index's queue.
 
-    Searching never waits for it: after a ranking is made, and at most once a second, what was counted since goes out in
-    one small transaction; where the queue is busy, with a search of a later second. `close` tells the rest. On a medium
+    Searching never waits for it: after a ranking is made, and at most once a second, what was counted since is written
+    in one small transaction. Where the queue is busy, a later search tries again; `close` writes the rest. On a medium
     that cannot be written nothing is told, which the log says once.
     """
 
@@ -47,7 +47,7 @@ class Demand:
         self._refused = False
 
     def note(self, view: View, doc_ords: npt.NDArray[np.uint32]) -> None:
-        """Count the pending ones among documents that a search listed high."""
+        """Count those of the documents that are pending; `doc_ords` are the ones that a search listed high."""
         if self._refused or not view.n_pending:
             return
         with self._counting:
@@ -56,7 +56,7 @@ class Demand:
             self.tell()
 
     def tell(self) -> None:
-        """Tell what is not told yet, unless another thread is about it or the queue is busy."""
+        """Write what was counted, unless another thread is just doing so or the queue is busy."""
         if self._refused or not self._asked or not self._telling.acquire(blocking=False):
             return
         try:

@@ -124,7 +124,7 @@ class Graph:
         self._index.view(memoryview(stored))  # type: ignore[arg-type]
 
     def serves(self, k: int, n_allowed: int) -> bool:
-        """Whether a search for k of n_allowed documents walks the graph; otherwise a scan costs no more."""
+        """Whether a search for k of n_allowed documents should walk the graph; if not, a scan costs no more."""
         return n_allowed > 0 and CANDIDATE_COST * self._candidates(k, n_allowed) < self.facts.documents
 
     def top_k(
@@ -157,7 +157,7 @@ class Graph:
         return lists
 
     def _candidates(self, k: int, n_allowed: int) -> int:
-        """More where many are not allowed, since these are among the nearest as often as anywhere."""
+        """How many to ask the graph for: the fewer are allowed, the more, since it finds others as often."""
         return max(SEARCH_CANDIDATES, k + k // 4) * self.facts.documents // max(n_allowed, 1)
 
     def _best(

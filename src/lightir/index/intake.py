@@ -35,7 +35,7 @@ DenseDtype = Literal["fp16", "int8", "fp16+int8"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a user trades for size.
+    """How much of the vectors an index keeps, and how it stores them.
 
     Attributes:
         dense_dim: keep so many first columns, renormalised (Matryoshka); None for all.
@@ -85,7 +85,7 @@ class Intake:
         self._encoder = encoder
 
     def rows(self, shard: Shard) -> Rows:
-        """The shard's documents; those of a shard without vectors are pending where the contract speaks of some.
+        """The shard's documents as rows; those of a shard without vectors are pending if the index has a contract.
 
         Raises:
             InvalidInput: vectors without a contract for them, or impacts that are not uint8.
@@ -95,7 +95,7 @@ class Intake:
         return dataclasses.replace(self.vectors(shard), tokens=tokens)
 
     def vectors(self, shard: Shard) -> Rows:
-        """As `rows`, but texts are left alone."""
+        """As `rows`, but without the tokens branch: texts are not read."""
         has_vectors = shard.dense is not None or shard.sparse is not None
         return Rows(
             [document.doc_id for document in shard.documents],

@@ -20,18 +20,18 @@ POLL_S = 0.01
 
 
 class WriterLock:
-    """Held from its making until `release`, or until the process dies, however it dies.
+    """Held from its construction until `release`, or until the process ends, however it ends.
 
-    The kernel keeps the lock with the open file, so a holder that was killed leaves none behind; the file itself stays
-    and says who came last.
+    The system keeps the lock with the open file, so a holder that was killed leaves no lock behind. The file itself
+    stays and says who held it last.
     """
 
     def __init__(self, folder: Path, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> None:
-        """Take the lock, waiting a moment where its holder is a brief one.
+        """Take the lock; wait for it where its holder said that it will be brief.
 
         Args:
             folder: the index.
-            brief: say that it is held for one commit, so that others wait and don't give up.
+            brief: say that it is held for one commit only, so that others wait for it.
             wait_s: how long to wait for such holders; there may be several, one after the other.
 
         Raises:
@@ -42,7 +42,7 @@ class WriterLock:
         deadline, before = time.monotonic() + wait_s, None
         while not _locked(self._file):
             holder = _read(self._file)
-            # Read twice: between taking the lock and saying so, the file speaks of the holder before.
+            # Read twice: a holder takes the lock before it writes who it is; until then the file names the last one.
             stays = holder == before and not holder.get("brief", not holder)
             if stays or time.monotonic() > deadline:
                 self._file.close()
@@ -74,7 +74,7 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _read(file: IO[str]) -> dict[str, Any]:
-    """What the holder says of itself; nothing where it is about to."""
+    """What the holder wrote about itself; empty while it has not written yet."""
     file.seek(0)
     with contextlib.suppress(ValueError):
         holder = json.loads(file.read())

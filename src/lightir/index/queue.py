@@ -65,7 +65,7 @@ class Claim:
     Attributes:
         keys: the documents, hottest first, then oldest.
         view: the state of the index in which they are pending.
-        free: pending documents that nobody has claimed after this claim, failed ones not counted.
+        free: how many pending documents nobody has claimed, after this claim; failed ones do not count.
     """
 
     keys: tuple[int, ...]
@@ -172,11 +172,11 @@ class Queue:
             return Claim(tuple(keys), view, len(free) - len(keys))
 
     def release(self, keys: Sequence[int]) -> None:
-        """Give claimed documents up as they were."""
+        """Give claims up; the documents are as free as before."""
         self._each("DELETE FROM claims WHERE doc_key = ?", keys)
 
     def finish(self, keys: Sequence[int]) -> None:
-        """Forget documents: they have their vectors, or are gone."""
+        """Forget documents, since they have their vectors or are gone."""
         with self._threads, self._changing():
             for table in ("claims", "failures", "demand", "parked"):
                 self._connection.executemany(f"DELETE FROM {table} WHERE doc_key = ?", [(key,) for key in keys])
@@ -190,7 +190,7 @@ class Queue:
             self._connection.executemany("DELETE FROM claims WHERE doc_key = ?", [row[:1] for row in rows])
 
     def retry_failed(self) -> int:
-        """Let the documents that failed be claimed again; returns their number."""
+        """Allow documents that failed to be claimed again; returns their number."""
         with self._threads, self._changing() as do:
             return do("DELETE FROM failures").rowcount
 
@@ -222,10 +222,10 @@ class Queue:
     # Demand
 
     def note(self, asked: Mapping[int, int], *, at: float | None = None) -> None:
-        """Note how often queries asked for documents; every HALF_LIFE_S a query counts half.
+        """Note how often queries asked for documents; after each HALF_LIFE_S a query counts half as much.
 
-        What is stored is log2 of the number with the decay taken out: it keeps its order as time goes by, so that
-        nothing has to be written for documents to cool.
+        Stored is the heat log2(sum of 2 ** (t / HALF_LIFE_S)) over the queries' times t. All documents cool at the same
+        rate, so this order never changes by itself, and nothing has to be written as time goes by.
         """
         now = (time.time() if at is None else at) / HALF_LIFE_S
         with self._threads, self._changing() as do:
@@ -253,12 +253,12 @@ class Queue:
     def _become_worker(self) -> str:
         if self._worker is None:
             folder = self.folder / WORKERS_FOLDER
-            for path in folder.iterdir():  # of workers that died without a claim
+            for path in folder.iterdir():  # left by workers that died without a claim
                 if (dead := _taken(path)) is not None:
                     _end(dead, path)
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
             lock = None
-            while lock is None:  # until the sweep of another worker does not take it for a dead one's
+            while lock is None:  # another worker, starting, may take the new file for a dead one's and remove it
                 (folder / name).touch()
                 lock = _taken(folder / name)
             self._worker = name, lock

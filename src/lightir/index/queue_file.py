@@ -80,6 +80,6 @@ def named(path: Path) -> Iterator[None]:
 
 
 def is_busy(error: WriteFailed) -> bool:
-    """Whether a change failed only since another process was about one for too long."""
+    """Whether a change failed only because another process held the file for too long."""
     cause = error.__cause__
     return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY

@@ -107,7 +107,7 @@ class Index:
         return self._view
 
     def refresh(self) -> bool:
-        """Move on to the newest state; says whether there was a newer one. Searches under way keep theirs."""
+        """Move on to the newest state; returns whether there was a newer one. Searches under way keep theirs."""
         with self._refreshing:
             newest = _newest(self.folder, self._view, self._skip_damaged, self._view.exact)
             changed = newest is not self._view
@@ -284,7 +284,11 @@ def _graph_info(segments: Sequence[Segment]) -> Mapping[str, float] | None:
 
 
 def verify_view(view: View) -> None:
-    """Nothing, or a FormatError that names everything that is damaged."""
+    """Check a view's store and segments against each other and their checksums.
+
+    Raises:
+        FormatError: names everything that is damaged.
+    """
     view.store.check()
     problems = list(view.damaged)
     for each in view.segments:

@@ -24,7 +24,7 @@ STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
 REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
-"""SQLite's errors that speak of the machine, not of the file's content."""
+"""SQLite's errors that are about the machine, not about what the file holds."""
 
 # Metadata has a table of its own, so that a filter reads no texts. Keys are never given twice: a segment's tombstoned
 # document must not be taken for a later one.
@@ -96,7 +96,7 @@ class Store:
 
     @classmethod
     def create(cls, path: Path) -> Store:
-        """A new store, for a block of `creating`, that `finish` makes whole; until then its file guards nothing."""
+        """A new, empty store, inside a block of `creating`. `finish` makes it whole; a crash before that loses it."""
         connection = connect(path, "rwc")
         # The folder is written aside and renamed when it is whole: a journal would guard nothing.
         connection.execute("PRAGMA journal_mode = OFF")
@@ -107,7 +107,7 @@ class Store:
 
     @classmethod
     def open_snapshot(cls, path: Path) -> Store:
-        """The store as it is now, whatever is written later, until it is closed.
+        """The store as it is now; what is written later is not seen, until it is closed.
 
         Raises:
             NotFound: there is none.
@@ -282,7 +282,7 @@ class Store:
         return keys
 
     def remove(self, keys: Keys) -> None:
-        """Forget documents."""
+        """Take documents and their metadata out; keys that are not there are passed over."""
         arguments = [(key,) for key in keys.tolist()]
         self._connection.executemany("DELETE FROM documents WHERE doc_key = ?", arguments)
         self._connection.executemany("DELETE FROM metadata WHERE doc_key = ?", arguments)
@@ -298,7 +298,7 @@ class Store:
         self._connection.execute("INSERT INTO segments VALUES (?, ?, ?, ?)", row)
 
     def remove_segments(self, numbers: Iterable[int]) -> None:
-        """Segments that live no more."""
+        """Take segments off the list of the live ones."""
         self._connection.executemany("DELETE FROM segments WHERE number = ?", [(number,) for number in numbers])
 
     def set_deleted(self, number: int, deleted: npt.NDArray[np.bool_]) -> None:
@@ -306,7 +306,7 @@ class Store:
         self._connection.execute("UPDATE segments SET deleted = ? WHERE number = ?", (_pack(deleted), number))
 
     def close(self) -> None:
-        """Close the file; a snapshot is given up, what was not finished is worthless."""
+        """Close the file. A snapshot ends; a new store that was not finished is lost."""
         with self._lock:
             self._opened.close()
 
@@ -321,7 +321,7 @@ def _require(path: Path) -> None:
 
 
 def read_mode(path: Path) -> str:
-    """Readers join the writer's shared memory; on a medium that nobody can write they read the file alone."""
+    """The mode to read a file in: "rw" joins the writer's shared memory; read-only where nobody can write."""
     if _writable(path):
         return "rw"
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
@@ -333,6 +333,7 @@ def _writable(path: Path) -> bool:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
+    """Inside, SQLite's errors become ours, with the file's name."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -350,7 +351,7 @@ def _is_refusal(error: sqlite3.DatabaseError) -> bool:
 
 @contextmanager
 def creating(path: Path) -> Iterator[None]:
-    """A block that fills a new store in the file or folder named.
+    """A block that fills a new store; `path` is named in its errors.
 
     Raises:
         WriteFailed: the disk is full or broken.

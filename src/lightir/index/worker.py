@@ -26,7 +26,7 @@ from lightir.types import Document
 PIECE = 16
 
 COMMIT_EVERY_S = 5.0
-"""A worker claims about so much work at a time: what a kill costs, and how soon what is hot comes first."""
+"""A worker claims about this much work at a time: what a kill costs, and how soon a hot document has its turn."""
 
 PATIENCE_S = 10.0
 """How long a worker waits for another writer before it parks its vectors and goes on encoding."""
@@ -118,9 +118,9 @@ def work(
     Args:
         folder: an index with a model's contract.
         encoder: of that model.
-        once: end when nothing is left to claim; otherwise wait for more.
+        once: end when nothing is left to claim; otherwise wait for new documents.
         batch_size: the most documents of a commit; a slow encoder commits fewer, about every COMMIT_EVERY_S.
-        piece: documents that go to the encoder together; between two pieces `stop` is heard.
+        piece: documents that go to the encoder together; `stop` is looked at between two pieces.
         retry_failed: try those again that failed before.
         idle_wait_s: how long to wait before looking again when there is nothing to do.
         stop: when it is set, what is encoded is committed, the rest given up, and the work ends.

@@ -42,7 +42,7 @@ class _Change:
     """What one transaction does to the segments.
 
     Attributes:
-        buried: keys of documents that leave the segments they are in.
+        buried: keys of documents that get tombstones in the segments that hold them.
         added: documents for new segments, at most SEGMENT_DOCUMENTS each.
         compact: write all segments again.
     """
@@ -111,8 +111,8 @@ class IndexWriter:
 
         Args:
             folder: the index.
-            brief: it is for one short change: others that want to write meanwhile wait for it.
-            wait_s: how long to wait for others that are brief.
+            brief: it is for one short change, so that others who want to write meanwhile wait for it.
+            wait_s: how long to wait for another writer that is brief.
 
         Raises:
             NotFound: the folder is no index.
@@ -155,7 +155,7 @@ class IndexWriter:
 
     @property
     def view(self) -> View:
-        """The index as this writer left it; after the next change it is of use no more."""
+        """The index as this writer last left it; a view that was taken before a change is stale after it."""
         return self._view
 
     def info(self) -> IndexInfo:
@@ -236,9 +236,9 @@ class IndexWriter:
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
     ) -> list[str]:
-        """Give documents that are there their vectors; returns the ids of those that were left alone.
+        """Give documents that are in the index their vectors; returns the ids of those that were left alone.
 
-        A document is left alone when it is gone, or when its title or text is not that which was encoded any more.
+        A document is left alone when it is gone, or when its title or text is no longer the one that was encoded.
 
         Args:
             documents: n documents as they were encoded, each once.
@@ -265,7 +265,7 @@ class IndexWriter:
             return left
 
     def set_fusion(self, fusion: Fusion) -> None:
-        """Join the index's branches like this from now on where a search does not say otherwise.
+        """Make this the index's default fusion, for searches that name none.
 
         Raises:
             InvalidInput: the index has no contract, which holds it: it has tokens alone.

@@ -1,4 +1,4 @@
-"""Whether a query encoder's parts are what its contract says; each check raises InvalidInput or ContractMismatch."""
+"""Checks that a query encoder's parts are what its contract says; each raises InvalidInput or ContractMismatch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightir.vectors import Floats
 
 
 def check_tokenizer(contract: Contract, tokenizer: TextTokenizer) -> None:
-    """The tokenizer is the contract's, or the one that the query policy names."""
+    """Refuse a tokenizer that is neither the contract's nor the one that the query policy names."""
     expected = contract.query.tokenizer or contract.backbone.tokenizer_hash
     if tokenizer.hash != expected:
         raise ContractMismatch(
@@ -25,7 +25,7 @@ def check_tokenizer(contract: Contract, tokenizer: TextTokenizer) -> None:
 
 
 def check_tables(contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable]) -> None:
-    """There are tables where there is a dense branch, all of one width, with a row for each term."""
+    """Refuse tables that lack where there is a dense branch, differ in width, or have no row for some term."""
     if (contract.dense is None) != (not tables):
         raise InvalidInput(
             f"the contract has {'no' if contract.dense is None else 'a'} dense branch, but {len(tables)} tables came"
@@ -46,7 +46,7 @@ def check_tables(contract: Contract, tokenizer: TextTokenizer, tables: Mapping[s
 
 
 def check_term_weights(contract: Contract, weights: Floats | None) -> None:
-    """There are weights where the policy says idf, one a term."""
+    """Refuse term weights unless the policy says idf, and then anything but one weight a term."""
     wanted = contract.query.term_weights == "idf"
     if wanted != (weights is not None):
         raise InvalidInput(
@@ -66,7 +66,7 @@ def check_term_weights(contract: Contract, weights: Floats | None) -> None:
 
 
 def check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: CachedExpansions | None) -> None:
-    """There are expansions where the policy's weighting says so, of each term."""
+    """Refuse expansions unless the policy's weighting is "expansion", and then anything but a row for each term."""
     wanted = contract.query.weighting == "expansion"
     if wanted != (expansions is not None):
         raise InvalidInput(
@@ -89,7 +89,7 @@ def check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: C
 def check_bigrams(
     contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable], bigrams: CachedBigrams | None
 ) -> None:
-    """The bigrams are those that the policy names, with rows as wide as the tables'."""
+    """Refuse bigrams that the policy does not name, or whose rows are not as wide as the table's."""
     found = "" if bigrams is None else bigrams.bigrams.hash
     if found != contract.query.bigrams:
         raise ContractMismatch(

@@ -35,7 +35,7 @@ class Bigrams:
 
     @classmethod
     def most_frequent(cls, texts: Ragged, n: int, *, min_count: int = 2) -> Bigrams:
-        """The n pairs that come most often in the texts, ties to the smaller pair; none that comes fewer times."""
+        """The n most frequent pairs in the texts, ties to the smaller pair; min_count occurrences are needed."""
         first, second, _ = _adjacent(texts)
         keys, counts = np.unique(_keys(first, second), return_counts=True)
         keys, counts = keys[counts >= min_count], counts[counts >= min_count]

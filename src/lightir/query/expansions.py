@@ -1,8 +1,7 @@
 """Cached expansions: for each term the strongest terms that a sparse head gives for it alone.
 
-LightRetriever's caching on SiDR's query side.
-
-A query's sparse vector is the mean of its terms' rows. A sum would rank alike: they differ by a factor a query.
+This is LightRetriever's caching applied to SiDR's queries. A query's sparse vector is the mean of its terms' rows;
+their sum would rank alike, since it differs by one factor a query.
 """
 
 from __future__ import annotations

@@ -82,7 +82,12 @@ def _load_table(path: Path, instruction: str, dtype: str) -> CachedTable:
 
 
 def load_tensor(path: Path, key: str) -> npt.NDArray[Any]:
-    """One tensor of a safetensors file; FormatError where it lacks."""
+    """One tensor of a safetensors file.
+
+    Raises:
+        NotFound: there is no such file.
+        FormatError: the file holds no such tensor, or is damaged.
+    """
     tensors = map_safetensors(path)
     if key not in tensors:
         raise FormatError(f"{path} holds {sorted(tensors)}; the key {key!r} is needed")

@@ -70,7 +70,7 @@ class CachedBigrams:
             queries: term ids.
             table: the terms' rows.
             dim: width of the prefix that is taken.
-            threads: at most so many.
+            threads: at most this many work at the same time.
         """
         pairs, _ = self.bigrams.find(queries)
         sums = _sums(table, queries, dim=dim, threads=threads) + _sums(self.table, pairs, dim=dim, threads=threads)

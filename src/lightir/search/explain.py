@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def estimated(self) -> bool:
-        """Whether a branch's score is: the document waits for its vectors."""
+        """Whether any branch's score is an estimate, since the document waits for its vectors."""
         return any(branch.estimated for branch in self.branches.values())
 
 
@@ -62,9 +62,15 @@ def explained(
     *,
     estimated: bool,
 ) -> Explanation:
-    """The explanation of one document; `fused` holds it among all candidates.
+    """The explanation of one document.
 
-    The vector branches' scores are `estimated`, or not.
+    Args:
+        doc_id: the document.
+        doc_ord: its number.
+        fused: all candidates, the document among them.
+        terms: branch -> its terms, see `Explanation`.
+        fusion: how branches are joined.
+        estimated: the vector branches' scores are estimates.
     """
     place = int(np.flatnonzero(fused.doc_ords == doc_ord)[0])
     listed = any(column.ranks[place] for column in fused.columns.values())
@@ -82,9 +88,15 @@ def explained(
 def make_hit(
     query: str, document: Document, fused: Fused, analyzer: Analyzer, terms: Sequence[TermScore], *, estimated: bool
 ) -> Hit:
-    """One found document as a page of results shows it; `fused` holds this document alone.
+    """One found document as a page of results shows it.
 
-    The vector branches' scores are `estimated`, or not.
+    Args:
+        query: its text.
+        document: the document.
+        fused: this document alone.
+        analyzer: finds the query's terms in the text.
+        terms: the matched terms.
+        estimated: the vector branches' scores are estimates.
     """
     shown = snippet(document.text, query, analyzer)
     score = float(fused.scores[0])
