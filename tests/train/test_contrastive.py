@@ -102,15 +102,24 @@ def test_all_weights_are_trained_kept_and_resumed(recipe: Recipe, tmp_path: Path
     assert any(each.startswith("head.") for each in moved) == (not plain)
 
 
-def test_torchruns_processes_take_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = (
+    *("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"),
+)
+"""Without --multi_gpu accelerate starts one process on a machine without GPUs, whatever their number says."""
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_a_launchers_processes_take_the_steps_of_one(launcher: tuple[str, ...], recipe: Recipe, tmp_path: Path) -> None:
     model = dataclasses.replace(recipe.model, lora_dropout=0.0)
     recipe = dataclasses.replace(with_settings(recipe, steps=3), model=model)
     recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, sets=()))
     (tmp_path / "recipe.yaml").write_text(recipe_yaml(recipe))
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = ["-m", "lightir", "train", str(tmp_path / "recipe.yaml"), "--device", "cpu", "-o", str(tmp_path / "two")]
-    done = subprocess.run([sys.executable, "-m", *torchrun, *command], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", *launcher, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is trained") == 1
     assert json.loads((tmp_path / "two" / "training" / "environment.json").read_text())["processes"] == 2
     one = train(recipe, tmp_path / "one", device="cpu")
     for ours, theirs in zip(losses_of(tmp_path / "two"), losses_of(one), strict=True):

@@ -31,10 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train and name the model's folder."""
+    from lightir.train.processes import is_first
     from lightir.train.stages import train_file
 
     out = args.out or Path(args.recipe).stem
     model = train_file(args.recipe, out, overrides=args.set, resume=args.resume, device=args.device)
+    if not is_first():
+        return
     if args.json:
         print_json({"model": str(model)})
     else:
