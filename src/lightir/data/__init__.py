@@ -8,7 +8,7 @@ from lightir.data.examples import TrainingExample
 from lightir.data.hub import open_hub
 from lightir.data.instructions import instructions, task_names
 from lightir.data.mixture import Batch, Mixture
-from lightir.data.negatives import read_negatives, write_negatives
+from lightir.data.negatives import judged_and_mined, read_negatives, write_negatives
 from lightir.data.pairs import span_pairs, title_pairs
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
 from lightir.data.training import Pair, TrainingSet
@@ -26,6 +26,7 @@ __all__ = [
     "decontaminate",
     "decontaminate_sets",
     "instructions",
+    "judged_and_mined",
     "open_hub",
     "open_triples",
     "read_documents",

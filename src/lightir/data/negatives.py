@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lightir.data.lines import numbered_lines
 from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
 from lightir.text import check_text
+from lightir.types import Qrels, Ranking, Run
 
 
 def write_negatives(path: Path | str, negatives: Mapping[str, Sequence[str]]) -> None:
@@ -42,3 +45,16 @@ def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
             check_text(each, f"{where}: a negative") for each in list_field(record, "negatives", where)
         )
     return negatives
+
+
+def judged_and_mined(qrels: Qrels, negatives: Mapping[str, Sequence[str]]) -> Run:
+    """Each judged query's relevant documents, then its negatives, as a run whose scores say the order alone.
+
+    What a teacher has to score so that a model can learn from it.
+    """
+    run: Run = {}
+    for query_id, grades in qrels.items():
+        relevant = sorted((d for d, grade in grades.items() if grade > 0), key=lambda d: (-grades[d], d))
+        doc_ids = list(dict.fromkeys([*relevant, *negatives.get(query_id, ())]))
+        run[query_id] = Ranking(query_id, doc_ids, np.arange(len(doc_ids), 0, -1, dtype=np.float64))
+    return run

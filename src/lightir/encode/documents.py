@@ -14,14 +14,13 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tqdm import tqdm
 
 from lightir.addresses import resolve_model_folder
 from lightir.errors import InvalidInput
 from lightir.files import copy_folder, new_folder
 from lightir.models.compilation import layer_parameters
-from lightir.models.devices import fast_dtype, usable_device
+from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.quantization import Quantizer, quantize_layers
@@ -172,10 +171,7 @@ def load_encoder(
             raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")
         return model
     place = usable_device(device)
-    names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
-    if dtype not in names:
-        raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")
-    retriever = LightRetriever.load(str(folder), dtype=names[dtype], device=place)
+    retriever = LightRetriever.load(str(folder), dtype=weights_dtype(dtype, place), device=place)
     if quantize:
         quantize_layers(retriever.backbone, quantize)
     return retriever

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
-from tqdm import tqdm
 
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
 from lightir.encode.documents import length_batches
-from lightir.errors import InvalidInput, NotFound
-from lightir.eval.runs import ranking_of
+from lightir.encode.pairs import asked_queries, check_sizes, rescored
+from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
-from lightir.models.devices import fast_dtype, usable_device
+from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.likelihood import (
@@ -35,11 +34,7 @@ from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query, Run
 
-WINDOW = 1024
-"""Documents that are framed together: enough to fill batches with equal lengths, few enough to keep."""
 
-
-@torch.no_grad()
 def rerank(
     model: LightRetriever | str | os.PathLike[str],
     run: Run,
@@ -72,27 +67,16 @@ def rerank(
         NotFound: a document or a query of the run is not there.
         InvalidInput: a model that predicts no tokens or has no [E], or a size below 1.
     """
-    if batch_tokens < 1 or (depth is not None and depth < 1):
-        raise InvalidInput(f"batch_tokens is {batch_tokens} and depth {depth}; both must be at least 1")
+    check_sizes(batch_tokens, depth)
     retriever = load_generator(model, dtype=dtype, device=device)
-    tokens = _query_tokens(retriever, run, queries)
-    askers: dict[str, list[str]] = {}
-    for query_id, ranking in run.items():
-        for doc_id in list(ranking.doc_ids)[:depth]:
-            askers.setdefault(doc_id, []).append(query_id)
-    found: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
-    score = _from_ends if stop else _together
-    with tqdm(total=sum(map(len, askers.values())), desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
-        for window in _windows(_asked(documents, set(askers))):
-            framed = retriever.frame_documents(window)
-            pairs = [(row, asker) for row, each in enumerate(window) for asker in askers[each.doc_id]]
-            asked = [(row, tokens[query_id]) for row, query_id in pairs]
-            for numbers, scores in score(retriever, framed, asked, batch_tokens):
-                for number, value in zip(numbers, scores, strict=True):
-                    row, query_id = pairs[number]
-                    found[query_id][window[row].doc_id] = value
-                bar.update(len(numbers))
-    return {query_id: ranking_of(query_id, scores) for query_id, scores in found.items()}
+    tokens = _query_tokens(retriever, asked_queries(run, queries))
+    read = _from_ends if stop else _together
+
+    def score(window: Sequence[Document], pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[list[int], list[float]]]:
+        framed = retriever.frame_documents(window)
+        return read(retriever, framed, [(row, tokens[query_id]) for row, query_id in pairs], batch_tokens)
+
+    return rescored(run, documents, score, depth=depth)
 
 
 def load_generator(
@@ -121,13 +105,11 @@ def load_generator(
 
 def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
     place = usable_device(device)
-    names = {"auto": fast_dtype(place), "bf16": torch.bfloat16, "fp32": torch.float32}
-    if dtype not in names:
-        raise InvalidInput(f"dtype {dtype!r}: expected one of {list(names)}")
+    kept = weights_dtype(dtype, place)
     folder = resolve_local(address)
     if folder is not None and (folder / FILE_NAME).is_file():
-        return LightRetriever.load(folder, dtype=names[dtype], device=place)
-    backbone = load_backbone(address, dtype=names[dtype])
+        return LightRetriever.load(folder, dtype=kept, device=place)
+    backbone = load_backbone(address, dtype=kept)
     contract = Contract(
         method="untrained",
         backbone=backbone_record(backbone),
@@ -139,35 +121,9 @@ def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
     return LightRetriever(backbone, contract).to(place)
 
 
-def _query_tokens(retriever: LightRetriever, run: Run, queries: Iterable[Query]) -> dict[str, list[int]]:
-    wanted = [query for query in queries if query.query_id in run]
-    if missing := sorted(set(run) - {query.query_id for query in wanted}):
-        raise NotFound(f"the run names {len(missing)} queries that the queries don't hold, {missing[0]!r} for one")
-    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [each.text for each in wanted])
-    return {query.query_id: term_ids.row(row).tolist() for row, query in enumerate(wanted)}
-
-
-def _asked(documents: Iterable[Document], wanted: set[str]) -> Iterator[Document]:
-    """The wanted documents, each once, in the corpus's order; at the end none may be missing."""
-    for document in documents if wanted else ():
-        if document.doc_id in wanted:
-            wanted.remove(document.doc_id)
-            yield document
-        if not wanted:
-            return
-    if wanted:
-        raise NotFound(f"the run names {len(wanted)} documents that the corpus does not hold, {min(wanted)!r} for one")
-
-
-def _windows(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    window: list[Document] = []
-    for document in documents:
-        window.append(document)
-        if len(window) == WINDOW:
-            yield window
-            window = []
-    if window:
-        yield window
+def _query_tokens(retriever: LightRetriever, queries: Sequence[Query]) -> dict[str, list[int]]:
+    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [each.text for each in queries])
+    return {query.query_id: term_ids.row(row).tolist() for row, query in enumerate(queries)}
 
 
 Pairs = Sequence[tuple[int, list[int]]]

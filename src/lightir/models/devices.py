@@ -25,6 +25,18 @@ def usable_device(name: str = "auto") -> str:
     return name
 
 
+def weights_dtype(name: str, device: str) -> torch.dtype:
+    """What "auto" (fast_dtype), "bf16" or "fp32" means for weights on a device.
+
+    Raises:
+        InvalidInput: another name.
+    """
+    names = {"auto": fast_dtype(device), "bf16": torch.bfloat16, "fp32": torch.float32}
+    if name not in names:
+        raise InvalidInput(f"dtype {name!r}: expected one of {list(names)}")
+    return names[name]
+
+
 def fast_dtype(device: str) -> torch.dtype:
     """bfloat16 where the device multiplies it natively, else float32."""
     if device != "cpu":

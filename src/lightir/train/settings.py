@@ -24,7 +24,7 @@ class ModelRecipe:
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
         attention: "causal", "bidirectional", or "echo": each text is fed twice and pooled over its second copy alone.
         lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
-            and the model folder holds them (stages contrastive, sidr and query_likelihood).
+            and the model folder holds them (every stage but adaptation).
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
         lora_dropout: in front of the adapter; above 0 the backbone's own dropout acts too, with lora_rank 0 it alone.
         first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
@@ -63,18 +63,20 @@ class DataRecipe:
 
     Attributes:
         name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a file of training
-            examples, which brings its own negatives and has no pairs or listed instructions: JSONL, or MS MARCO's
-            triples as TSV (ids, with collection.tsv and queries.tsv beside them, or texts), gzipped or not; or a
-            Hugging Face data set with Tevatron's or sentence-transformers' columns, `hf:owner/name`,
-            `hf:owner/name:config`, or `hf:` and a folder that save_to_disk wrote (extra `datasets`).
+            examples, which brings its own negatives and has no pairs or listed instructions: JSONL (what
+            `lightir expand --training` wrote for a corpus without labels, for one), or MS MARCO's triples as TSV (ids,
+            with collection.tsv and queries.tsv beside them, or texts), gzipped or not; or a Hugging Face data set with
+            Tevatron's or sentence-transformers' columns, `hf:owner/name`, `hf:owner/name:config`, or `hf:` and a folder
+            that save_to_disk wrote (extra `datasets`).
         ratio: share of the set's examples that one epoch sees (the paper's Table 5).
         split: whose relevant pairs are trained on; files of examples have none.
         pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
         instructions: one is drawn for each batch that holds queries of the set; empty takes the recipe's query
             instruction, ["listed"] those that are listed under the set's name (Appendix A.4).
         negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
-        scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: a cross-encoder's, or
-            what `lightir rerank` wrote. A file of examples brings its own.
+        scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: what `lightir rerank`
+            wrote (with a cross-encoder and --negatives: of the positives and the mined negatives), or another tool. A
+            file of examples brings its own.
     """
 
     name: str
