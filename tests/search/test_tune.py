@@ -15,6 +15,7 @@ from lightir.errors import InvalidInput
 from lightir.eval import evaluate
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
+from lightir.search.language_model import Smoothing
 from lightir.search.modes import fusion_text
 from lightir.search.tune import METHODS, fusion_grid, tune, weight_grid
 from lightir.shards import Shard
@@ -56,9 +57,13 @@ def noisy(tmp_path: Path) -> Iterator[tuple[Searcher, Collection]]:
         yield Searcher(index, data.encoder), data
 
 
+@pytest.mark.parametrize("smoothing", [None, Smoothing("dirichlet", 20.0)], ids=str)
 @pytest.mark.parametrize("exclude_same_id", [False, True])
-def test_what_is_tried_measures_as_a_search_does(noisy: tuple[Searcher, Collection], exclude_same_id: bool) -> None:
-    searcher, data = noisy
+def test_what_is_tried_measures_as_a_search_does(
+    noisy: tuple[Searcher, Collection], exclude_same_id: bool, smoothing: Smoothing | None
+) -> None:
+    by_bm25, data = noisy
+    searcher = Searcher(by_bm25.index, data.encoder, smoothing=smoothing)
 
     def searched(fusion: Fusion) -> float:
         run = searcher.search(
@@ -77,6 +82,7 @@ def test_what_is_tried_measures_as_a_search_does(noisy: tuple[Searcher, Collecti
         assert value == pytest.approx(searched(fusion))
         assert found.chosen_value >= value
     assert found.chosen_value == pytest.approx(searched(found.chosen))
+    assert found.options.endswith(" --tokens dirichlet:20") == (smoothing is not None)
 
 
 def test_a_branch_of_chance_loses_its_weight(tmp_path: Path) -> None:
@@ -180,6 +186,10 @@ def test_the_command_tells_what_to_do(
     assert report["recommended"] is True
     assert report["options"] in shown
     assert report["default"]["weights"] == {"dense": 0.5, "tokens": 0.5}
+    assert main([*arguments, "--tokens", "dirichlet:30", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"].endswith(" --tokens dirichlet:30")
+    assert main([*arguments, "--tokens", "dirichlet:30", "--write"]) == 2
+    assert "leave out --tokens" in capsys.readouterr().err
     assert main([*arguments, "--write"]) == 0
     assert f"{report['options']} is the default now" in capsys.readouterr().err
     with Index.open(tmp_path / "i") as index:

@@ -13,10 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from collections_for_training import TOPICS, write_dataset
+from lightir.cli import main
 from lightir.data import Dataset, read_negatives
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.errors import InvalidInput, NotFound
+from lightir.index import build_index, document_shards
 from lightir.models.encoder import LightRetriever
+from lightir.search.language_model import LanguageModel, Smoothing
 from lightir.train.contrastive import train
 from lightir.train.finders import BagFinder, model_finder
 from lightir.train.mining import Filters, Miner, mine, negatives_files
@@ -135,6 +139,44 @@ def test_mining_finds_documents_of_the_same_words(datasets: tuple[Path, Path], t
         assert len(doc_ids) == 3
         assert f"alpha-{query_id.split('-')[0]}" not in doc_ids
     assert [path.name for path in tmp_path.iterdir()] == ["negatives.jsonl"]
+
+
+def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_dataset(tmp_path / "uneven", "uneven")
+    rng = np.random.default_rng(0)
+    documents = [
+        {"_id": f"uneven-{topic}", "text": " ".join(rng.choice(TOPICS, rng.integers(1, 40)))} for topic in TOPICS
+    ]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    dataset, smoothing = Dataset.open(folder), Smoothing("dirichlet", 20.0)
+    ranked = LanguageModel(dataset.corpus()).search(dataset.queries("train"), 12, smoothing=smoothing)
+    expected = {
+        query_id: [doc_id for doc_id in ranking.doc_ids if doc_id != f"uneven-{query_id.split('-')[0]}"][:2]
+        for query_id, ranking in ranked.items()
+    }
+    mine(folder, "train", tmp_path / "found.jsonl", n_negatives=2, smoothing=smoothing)
+    assert {query_id: list(found) for query_id, found in read_negatives(tmp_path / "found.jsonl").items()} == expected
+    mine(folder, "train", tmp_path / "bm25.jsonl", n_negatives=2)
+    assert read_negatives(tmp_path / "bm25.jsonl") != read_negatives(tmp_path / "found.jsonl")
+    arguments = [
+        "mine",
+        str(folder),
+        "-n",
+        "2",
+        "--tokens",
+        "dirichlet:20",
+        "--out",
+        str(tmp_path / "by-command.jsonl"),
+    ]
+    assert main(arguments) == 0
+    assert (tmp_path / "by-command.jsonl").read_bytes() == (tmp_path / "found.jsonl").read_bytes()
+    build_index(document_shards(dataset.corpus()), tmp_path / "index", progress=False)
+    assert main([*arguments, "--index", str(tmp_path / "index"), "--mode", "tokens", "--margin", "0.99"]) == 0
+    near = read_negatives(tmp_path / "by-command.jsonl")
+    assert all(doc_id in ranked[query_id].doc_ids for query_id, doc_ids in near.items() for doc_id in doc_ids)
+    assert near != read_negatives(tmp_path / "found.jsonl")
+    assert main([*arguments, "--model", "anything"]) == 2
+    assert "--tokens is for counted words" in capsys.readouterr().err
 
 
 def test_a_model_mines_in_its_modes(recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:

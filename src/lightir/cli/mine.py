@@ -1,8 +1,9 @@
 """Mine hard negatives: documents that rank high for a query and that are not relevant to it.
 
-BM25 searches, unless an index of the corpus or a model is named: a shipped model, or what an earlier training run left,
-whose hard negatives the next run trains on. Relevant documents and their copies are never taken; the filters leave out
-more of what may be relevant without a judgement, and the counts say which of them dropped how much.
+BM25 searches, or with --tokens query likelihood, unless an index of the corpus or a model is named: a shipped model, or
+what an earlier training run left, whose hard negatives the next run trains on. Relevant documents and their copies are
+never taken; the filters leave out more of what may be relevant without a judgement, and the counts say which of them
+dropped how much.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
+from lightir.cli.fusion import add_tokens
 from lightir.cli.terminal import Misuse, print_json, say
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
+    from lightir.search.language_model import Smoothing
     from lightir.train.finders import Finder
     from lightir.train.teacher import Teacher
 
@@ -27,6 +30,7 @@ EXAMPLES = """
   lightir mine scifact/ --out scifact-negatives.jsonl
   lightir mine nfcorpus/ -n 15 --first-rank 11 --margin 0.95 --out nfcorpus-negatives.jsonl
   lightir mine scifact/ --index scifact-index --mode dense --out dense-negatives.jsonl
+  lightir mine scifact/ --tokens dirichlet --out likelihood-negatives.jsonl
   lightir mine scifact/ --model models/first --work scifact-first --mode full --out second-round.jsonl
   lightir mine scifact/ --model models/sidr --mode bag-of-tokens --out sidr-negatives.jsonl
   lightir mine squadshifts/ --skip-answers --teacher minilm --teacher-share 0.9 --out squadshifts-negatives.jsonl
@@ -63,6 +67,7 @@ def _add_searcher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--analyzer", default="english", metavar="NAME", help="how BM25 cuts text (default %(default)s)"
     )
+    add_tokens(parser)
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
 
 
@@ -102,8 +107,10 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Mine and say what was kept and dropped."""
     from lightir.data import Dataset
+    from lightir.search.language_model import parse_smoothing
     from lightir.train.mining import Filters, mine
 
+    smoothing = parse_smoothing(args.tokens)
     if args.teacher_share is not None and args.teacher is None:
         raise Misuse("--teacher-share is of a teacher's scores: name one with --teacher")
     filters = Filters(
@@ -115,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
         teacher_share=0.95 if args.teacher and args.teacher_share is None else args.teacher_share,
     )
     dataset = Dataset.open(args.dataset)
-    with _finder(args, dataset) as finder:
+    with _finder(args, dataset, smoothing) as finder:
         report = mine(
             dataset,
             args.split,
@@ -125,6 +132,7 @@ def run(args: argparse.Namespace) -> None:
             filters=filters,
             teacher=_teacher(args.teacher, args.device),
             analyzer=args.analyzer,
+            smoothing=smoothing,
             threads=args.threads,
         )
     if args.json:
@@ -135,20 +143,22 @@ def run(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | None]:
-    """The searcher that was asked for; None for BM25, which `mine` makes itself."""
-
+def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | None) -> Iterator[Finder | None]:
+    """The searcher that was asked for; None for counted words alone, which `mine` searches itself."""
     if args.work and not args.model:
         raise Misuse("--work keeps what a model encodes: name it with --model")
     if args.device != "auto" and not (args.model or args.teacher):
         raise Misuse("--device is for a model that encodes: name it with --model or --teacher")
+    if args.model and smoothing is not None:
+        raise Misuse("--tokens is for counted words and for an --index; encode into one, and mine with that")
     if args.index:
         from lightir.index import Index
         from lightir.search import Searcher
         from lightir.train.finders import IndexFinder
 
         with Index.open(args.index) as index:
-            yield IndexFinder(Searcher(index, task=args.task, threads=args.threads), args.mode)
+            searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
+            yield IndexFinder(searcher, args.mode)
     elif args.model:
         from lightir.train.finders import model_finder
 
@@ -167,7 +177,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset) -> Iterator[Finder | Non
         ):
             yield finder
     elif args.mode not in (None, "tokens") or args.task:
-        raise Misuse("without --index or --model BM25 searches, which has neither modes nor tasks")
+        raise Misuse("without --index or --model counted words are searched, which have neither modes nor tasks")
     else:
         yield None
 

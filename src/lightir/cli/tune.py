@@ -11,7 +11,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from lightir.cli.arguments import add_json, positive
-from lightir.cli.terminal import print_json, say, table
+from lightir.cli.fusion import add_tokens
+from lightir.cli.terminal import Misuse, print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.search import Searcher
@@ -22,6 +23,7 @@ HELP = "fit the weights of an index's branches on judged queries"
 EXAMPLES = """
   lightir tune index nfcorpus/ --split dev
   lightir tune index nfcorpus/ --split dev --write
+  lightir tune index nfcorpus/ --split dev --tokens dirichlet
   lightir tune index questions.jsonl --qrels judged.tsv --mode dense+sparse+tokens --json
 """
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="of the BEIR folder (default dev)")
     parser.add_argument("--qrels", metavar="FILE", help="judgements of a file of queries, as BEIR or TREC writes them")
     parser.add_argument("--mode", metavar="MODE", help="the branches to join, as search has them (default hybrid)")
+    add_tokens(parser)
     parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
@@ -51,7 +54,11 @@ def run(args: argparse.Namespace) -> None:
     from lightir.index import Index, IndexWriter
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
+    from lightir.search.language_model import parse_smoothing
 
+    smoothing = parse_smoothing(args.tokens)
+    if args.write and smoothing is not None:
+        raise Misuse("--write makes the weights an index's default, whose words BM25 scores: leave out --tokens")
     if args.qrels is not None and args.split is not None:
         args.parser.error("--split is of a BEIR folder; --qrels goes with a file of queries")
     if args.write:
@@ -59,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
     queries, qrels = judged(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
-        found = fit(Searcher(index, encoder, task=args.task, threads=args.threads), queries, qrels, args)
+        searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)
+        found = fit(searcher, queries, qrels, args)
     if args.json:
         print_json(found.to_json())
     else:

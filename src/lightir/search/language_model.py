@@ -46,6 +46,10 @@ class Smoothing:
     method: Method
     weight: float
 
+    def __str__(self) -> str:
+        """As parse_smoothing reads it."""
+        return f"{self.method}:{self.weight:g}"
+
     def __post_init__(self) -> None:
         if self.method not in DEFAULTS:
             raise InvalidInput(f"smoothing {self.method!r}: expected one of {list(DEFAULTS)}")

@@ -17,6 +17,7 @@ from lightir.errors import InvalidInput
 from lightir.eval.significance import randomization_test
 from lightir.search.evaluate import missing_documents
 from lightir.search.fusion import Fused, normalized
+from lightir.search.language_model import Smoothing
 from lightir.search.modes import Mode, fusion_text, parse_fusion, plan, weights_text
 from lightir.search.searcher import DEPTH, Searcher
 from lightir.types import Branch, Qrels, Query
@@ -51,6 +52,7 @@ class Tuning:
         difference: held_out_value - default_value.
         interval: the difference's 95 % bootstrap interval over queries.
         p_value: of the paired randomisation test on the difference.
+        smoothing: the searcher's, with which the weights belong together; None for BM25.
     """
 
     branches: tuple[Branch, ...]
@@ -65,6 +67,7 @@ class Tuning:
     difference: float
     interval: tuple[float, float]
     p_value: float
+    smoothing: Smoothing | None = None
 
     @property
     def recommended(self) -> bool:
@@ -74,7 +77,8 @@ class Tuning:
     @property
     def options(self) -> str:
         """The chosen fusion as options of `lightir search`."""
-        return f"--fusion {fusion_text(self.chosen)} --weights {weights_text(self.chosen)}"
+        tokens = "" if self.smoothing is None else f" --tokens {self.smoothing}"
+        return f"--fusion {fusion_text(self.chosen)} --weights {weights_text(self.chosen)}{tokens}"
 
     def to_json(self) -> dict[str, Any]:
         """What was found as `lightir tune --json` prints it."""
@@ -137,7 +141,8 @@ def tune(
     values = fusion_values(
         searcher, judged, qrels, tried, mode=mode, depth=depth, exclude_same_id=exclude_same_id, progress=progress
     )
-    return _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
+    found = _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
+    return dataclasses.replace(found, smoothing=searcher.smoothing if "tokens" in now.branches else None)
 
 
 def fusion_values(

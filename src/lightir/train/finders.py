@@ -19,6 +19,7 @@ from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.search import Searcher
+from lightir.search.language_model import Smoothing
 from lightir.search.searcher import DEPTH
 from lightir.train.bag_search import KernelSearch, corpus_bags
 from lightir.types import Document, Query, Ranking, Run
@@ -84,13 +85,20 @@ class BagFinder:
 
 
 @contextmanager
-def bm25_finder(dataset: Dataset, folder: Path, *, analyzer: str = "english", threads: int = 1) -> Iterator[Finder]:
-    """BM25 over a data set's corpus; the index lies in `folder` while the context lasts."""
+def word_finder(
+    dataset: Dataset,
+    folder: Path,
+    *,
+    analyzer: str = "english",
+    threads: int = 1,
+    smoothing: Smoothing | None = None,
+) -> Iterator[Finder]:
+    """BM25, or with a smoothing query likelihood, over a data set's corpus; an index lies in `folder` meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".index-") as scratch:
         build_index(document_shards(dataset.corpus()), Path(scratch) / "index", analyzer=analyzer)
         with Index.open(Path(scratch) / "index") as index:
-            yield IndexFinder(Searcher(index, threads=threads), "tokens")
+            yield IndexFinder(Searcher(index, threads=threads, smoothing=smoothing), "tokens")
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import check_writable, sha256_file
+from lightir.search.language_model import Smoothing
 from lightir.train.data_names import brings_examples, data_folder
-from lightir.train.finders import Finder, bm25_finder
+from lightir.train.finders import Finder, word_finder
 from lightir.train.retrieval import holds_answer
 from lightir.train.settings import DataRecipe, DataStage
 from lightir.train.teacher import Teacher
@@ -90,6 +91,7 @@ def mine(
     filters: Filters | None = None,
     teacher: Teacher | None = None,
     analyzer: str = "english",
+    smoothing: Smoothing | None = None,
     threads: int = 1,
 ) -> MiningReport:
     """Write a negatives file for a split's queries, best first; what was kept and dropped comes back.
@@ -98,12 +100,13 @@ def mine(
         dataset: a BEIR folder.
         split: whose judged queries are asked.
         out: JSON lines {"query_id", "negatives"}; written whole or not at all.
-        finder: who finds the documents, all of this data set's corpus; None for BM25.
+        finder: who finds the documents, all of this data set's corpus; None for counted words.
         n_negatives: kept of a query at most.
         filters: None for their defaults.
         teacher: whose scores filters.teacher_share is of.
-        analyzer: what counts as a word for BM25: see `lightir.analysis`.
-        threads: for BM25's search.
+        analyzer: what counts as a word, without a finder: see `lightir.analysis`.
+        smoothing: words are scored by the query's likelihood; None for BM25.
+        threads: for that search.
 
     Raises:
         InvalidInput: no negative is wanted; a teacher without its share or the other way round; or answers are to be
@@ -123,8 +126,8 @@ def mine(
     out.parent.mkdir(parents=True, exist_ok=True)
     check_writable(out)
     documents = {document.doc_id: document for document in opened.corpus()}
-    context = nullcontext(finder) if finder else bm25_finder(opened, out.parent, analyzer=analyzer, threads=threads)
-    with context as found_by:
+    words = word_finder(opened, out.parent, analyzer=analyzer, threads=threads, smoothing=smoothing)
+    with nullcontext(finder) if finder else words as found_by:
         miner = Miner(opened.qrels(split), documents, found_by, filters, teacher)
         negatives, dropped = miner.mine(queries, n_negatives)
     write_negatives(out, negatives)
