@@ -90,6 +90,17 @@ def test_a_model_folder_comes_out_that_encodes_documents(adapting: AdaptationRec
     assert json.loads((out / "training" / "data.json").read_text())["documents"] == 24
 
 
+def test_a_head_that_still_says_the_same_of_all_texts_is_warned_of_once(
+    adapting: AdaptationRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = records(train(adapting, tmp_path / "one", device="cpu"))[-1]["sparse_cosine"]
+    caplog.clear()
+    for above in (False, True):
+        monkeypatch.setattr(adaptation, "COLLAPSED", last - 0.01 if above else last)
+        train(adapting, tmp_path / str(above), device="cpu")
+        assert caplog.text.count("nearly the same terms") == above
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(adapting: AdaptationRecipe, tmp_path: Path) -> None:
     whole = train(adapting, tmp_path / "whole", device="cpu")
     cut(lambda: train(adapting, tmp_path / "cut", device="cpu"))

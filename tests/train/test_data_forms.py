@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from collections_for_training import TOPICS
+from lightir.cli import main
 from lightir.errors import InvalidInput, NotFound
 from lightir.train.contrastive import train
 from lightir.train.loop import Loop
 from lightir.train.mining import negatives_files
 from lightir.train.recipe import Recipe
+from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import DataRecipe
 from lightir.train.stage_data import open_sets
 
@@ -86,6 +88,22 @@ def test_a_run_on_it_is_resumed_in_the_middle_of_an_epoch(
     assert json.loads((whole / "training" / "data.json").read_text()) == json.loads(
         (resumed / "training" / "data.json").read_text()
     )
+
+
+def test_queries_that_a_model_made_train_another(recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+    """doc2query end to end: a corpus without labels gets queries, and two steps are taken on them."""
+    made = tmp_path / "queries.jsonl"
+    expand = ["expand", recipe.model.address, str(datasets[0]), "-n", "2", "--max-tokens", "6", "--training"]
+    assert main([*expand, "-o", str(made), "--dtype", "fp32", "--device", "cpu"]) == 0
+    queries = {json.loads(line)["query"] for line in made.read_text().splitlines()}
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(recipe))
+    changes = (f"data=[{{name: {made}}}]", "optimisation.steps=2", "optimisation.negatives=0")
+    options = [option for change in changes for option in ("--set", change)]
+    out = tmp_path / "model"
+    assert main(["train", str(tmp_path / "recipe.yaml"), *options, "-o", str(out), "--device", "cpu"]) == 0
+    assert len(losses(out)) == 2
+    (trained_on,) = json.loads((out / "training" / "data.json").read_text()).values()
+    assert trained_on["examples"] == len(made.read_text().splitlines()) >= len(queries) > 2
 
 
 def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: Recipe) -> None:

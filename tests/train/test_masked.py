@@ -10,9 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightir.contract import DocumentPolicy
+from interrupted import cut
+from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import FormatError
+from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
+from lightir.models.own_weights import all_weights
 from lightir.train import contrastive
 from lightir.train.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
 from lightir.train.packing import PackedBatch, packed_states
@@ -97,6 +100,17 @@ def gradients(recipe: MaskedRecipe) -> dict[str, torch.Tensor]:
     average_gradients(list(stage.parameters.values()))
     found = {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
     return found | {name: value.detach() for name, value in parts.items()}
+
+
+def test_all_weights_are_trained_and_resumed(masking: MaskedRecipe, tmp_path: Path) -> None:
+    model = dataclasses.replace(masking.model, lora_rank=0)
+    recipe = dataclasses.replace(masking, model=model, checkpoint_every=2)
+    whole = train(recipe, tmp_path / "whole", device="cpu")
+    cut(lambda: train(recipe, tmp_path / "cut", device="cpu"), at=3)
+    assert Contract.load(train(recipe, tmp_path / "cut", resume=True, device="cpu")) == Contract.load(whole)
+    before, after = load_backbone(model.address), LightRetriever.load(whole).backbone
+    moved = {name for name, weight in all_weights(after).items() if not torch.equal(weight, all_weights(before)[name])}
+    assert moved == all_weights(before).keys()
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -18,6 +18,7 @@ HELP = "generate queries that documents answer (needs the extra `train`)"
 EXAMPLES = """
   lightir expand model scifact/ -o expanded.jsonl
   lightir expand model corpus.jsonl -n 3 --training -o queries.jsonl
+  lightir train recipes/lightretriever-tiny.yaml --set "data=[{name: queries.jsonl}]" -o own-model
   lightir expand model corpus.jsonl -o - | head
 """
 

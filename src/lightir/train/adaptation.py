@@ -19,7 +19,7 @@ from lightir.models.lm_losses import next_token_losses
 from lightir.models.losses import mean_over_processes, mean_pairwise_cosine, world_size
 from lightir.models.projection import projection_max
 from lightir.text import QueryPolicy
-from lightir.train.loop import run_stage
+from lightir.train.loop import COLLAPSED, run_stage
 from lightir.train.packed_text import PackedTextStage, check_packed_text
 from lightir.train.packing import PackedBatch
 from lightir.train.preparation import trainable_backbone
@@ -63,6 +63,8 @@ class AdaptationRecipe:
 
     def __post_init__(self) -> None:
         check_packed_text(self)
+        if self.model.lora_rank < 1:  # the loss's one pass over the logits gives the head no gradient
+            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; adaptation trains adapters: 1 or more")
         if self.model.attention != "causal":
             raise InvalidInput(
                 f"adaptation predicts the next token, so model.attention must be causal, not "
@@ -103,6 +105,7 @@ class Adaptation(PackedTextStage):
         assert self.retriever.backbone.head is not None  # _build saw to it
         self.head: LMHead = self.retriever.backbone.head
         self.relu_weight = recipe.relu_weight
+        self.likeness = 0.0  # the last step's mean pairwise cosine of sparse vectors
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Both cross entropies, means over the batch's predicted tokens on all processes."""
@@ -139,7 +142,19 @@ class Adaptation(PackedTextStage):
         found, _ = projection_max(rows, head.weight, mask=masks, bias=head.bias, kernel=head.kernel)
         weights = activate(found)
         nonzeros = float((weights > 0).sum(1).float().mean())
-        return {"dead": dead, "nonzeros": nonzeros, "sparse_cosine": mean_pairwise_cosine(weights)}
+        self.likeness = mean_pairwise_cosine(weights)
+        return {"dead": dead, "nonzeros": nonzeros, "sparse_cosine": self.likeness}
+
+    def save(self, folder: Path) -> None:
+        """Write the model; a head that still says the same of every text is warned of, for it begins like that."""
+        if self.likeness > COLLAPSED:
+            logger.warning(
+                "the texts' sparse vectors have a mean pairwise cosine of %.3f at the end: the head still gives all "
+                "texts nearly the same terms; train longer or at a higher rate, or calibrate a bias (heads.calibrate) "
+                "in the contrastive stage",
+                self.likeness,
+            )
+        super().save(folder)
 
 
 def _build(recipe: AdaptationRecipe, device: str) -> LightRetriever:

@@ -15,6 +15,7 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import token_log_probs
 from lightir.models.losses import mean_over_processes, rank, world_size
+from lightir.models.own_weights import train_all
 from lightir.text import QueryPolicy
 from lightir.train.loop import run_stage
 from lightir.train.packed_text import PackedTextStage, check_packed_text
@@ -139,4 +140,7 @@ def _build(recipe: MaskedRecipe, device: str) -> LightRetriever:
     contract = Contract(
         "dense", record, recipe.query, recipe.documents, dense=DenseHead("mean"), sparse=None, attention="bidirectional"
     )
-    return LightRetriever(backbone, contract).to(device)
+    retriever = LightRetriever(backbone, contract).to(device)
+    if recipe.model.lora_rank == 0:
+        retriever.backbone = train_all(retriever.backbone)
+    return retriever

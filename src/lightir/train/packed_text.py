@@ -14,6 +14,7 @@ from lightir.data import read_documents
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import rank, world_size
+from lightir.models.own_weights import all_weights
 from lightir.train.data_names import data_folder
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers
@@ -70,8 +71,6 @@ def check_packed_text(recipe: PackedTextRecipe) -> None:
         raise InvalidInput("this stage has no queries: leave optimisation.negatives and query_tokens at 0")
     if documents.max_tokens > recipe.length:
         raise InvalidInput(f"documents.max_tokens is {documents.max_tokens}, but a row has {recipe.length} tokens")
-    if model.lora_rank < 1:
-        raise InvalidInput(f"model.lora_rank is {model.lora_rank}; at least 1 is needed")
 
 
 def framed_corpora(retriever: LightRetriever, data: Sequence[CorpusRecipe]) -> Iterator[list[int]]:
@@ -96,7 +95,7 @@ class PackedTextStage:
         self.attention = packed_attention(recipe.optimisation, recipe.model)
         self.trunk = retriever.trunk
         self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
-        self.parameters = {n: p for n, p in self.trunk.named_parameters() if p.requires_grad}
+        self.parameters = {n: p for n, p in all_weights(retriever.backbone).items() if p.requires_grad}
 
     @property
     def fixed(self) -> dict[str, Tensor]:
