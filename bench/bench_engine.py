@@ -18,7 +18,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,12 @@ import engine_data as data
 import engine_peers as peers
 from engine_peers import Engine, Maker
 from lightir import kernel
-from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.index import Index, IndexWriter, build_index
 from lightir.search import Searcher
+from lightir.search.searcher import DEPTH
 from lightir.shards import Shard, VectorsReader
-from lightir.text import QueryPolicy
 from lightir.types import Document
-from lightir.vectors import QueryVectors, Ragged, SparseVectors
+from lightir.vectors import SparseVectors
 
 BRANCHES = ("sparse", "tokens", "dense", "hybrid")
 KS = (10, 1000)
@@ -49,6 +48,7 @@ THREADS = (1, 2)
 ADDED, ADDED_ALONE = 1000, 20
 GB = 10**9
 COLUMNS = ("engine", "k", "p50 ms", "p99 ms", "1 thread, /s", "2 threads, /s", "recall", "MiB", "built, docs/s")
+BESIDE_COLUMNS = ("fusion", "lists of", "query", "dense scan", "sparse scan", "beside the dense", "beside both")
 ADD_COLUMNS = ("engine", "1,000 more, docs/s", "one more, found, ms")
 
 
@@ -216,7 +216,11 @@ class Bench:
         assert task is not None
         n = len(task.queries)
         terms = data.draw_queries(documents, n, 6, 12, counts=True)
-        contract, encoder = ready_queries(documents.vocab_size, terms, task.queries)
+        contract, encoder, texts = data.text_queries(documents.vocab_size, terms, task.queries)
+        vectors = encoder.encode(texts).dense
+        assert vectors is not None
+        task, at = dataclasses.replace(task, queries=vectors), {text: i for i, text in enumerate(texts)}
+        searchers: list[tuple[str, Searcher]] = []
 
         def opened(path: Path, modes: Sequence[str], more: str = "") -> list[tuple[str, Maker]]:
             shards = (shard_of(documents, task.vectors, first) for first in range(0, len(documents), data.BATCH))
@@ -229,7 +233,8 @@ class Bench:
                 writer.add(some.documents, dense=some.dense, sparse=some.sparse)
                 index.refresh()
 
-            engines = index_engines(Searcher(index, encoder), path, build_s, modes, more, self.args.depth, add)
+            searchers.append((more, Searcher(index, encoder)))
+            engines = index_engines(searchers[-1][1], path, build_s, modes, more, self.args.depth, add)
             return [("", each) for each in engines]
 
         with contextlib.ExitStack() as closing:
@@ -239,14 +244,20 @@ class Bench:
             elif self.args.graph or self._slow("dense graphs", len(documents)):
                 makers += opened(folder.with_name("graphs"), ["dense", "hybrid, rrf", "hybrid"], ", graph")
             if self._slow("Qdrant Edge", len(documents)):
-                pairs = list(zip(terms, task.queries, strict=True))
+                pairs = dict(zip(texts, zip(terms, task.queries, strict=True), strict=True))
                 edge = lambda: peers.qdrant_hybrid(documents, task.vectors, self.args.depth, RRF_K)  # noqa: E731
                 makers.append(("qdrant_edge", lambda: keyed(edge(), pairs)))
 
             def truths(queries: Sequence[str], k: int) -> Sequence[Truth]:
-                return dense_truths(task)([task.queries[int(query)] for query in queries], k)
+                return dense_truths(task)([task.queries[at[query]] for query in queries], k)
 
-            self._compare("index", makers, {"": [str(i) for i in range(n)]}, truths, None, KS[:1])
+            print(f"\nhybrid beside its scans, ms, {bandwidth():.1f} GB/s\n")
+            print_row(BESIDE_COLUMNS)
+            print_row(["---"] + ["---:"] * (len(BESIDE_COLUMNS) - 1))
+            for fusion in ("rrf", "linear"):
+                for depth in sorted({self.args.depth, HYBRID_DEPTH, DEPTH}):
+                    print_row(beside_scans(searchers[0][1], texts, fusion, depth, self.args.rounds))
+            self._compare("index", makers, {"": texts}, truths, None, KS[:1])
 
     def _documents(self) -> data.Documents:
         return data.make_documents(self.args.n_docs, seed=1)
@@ -445,41 +456,43 @@ def index_engines(
         yield lambda engine=engine: engine  # type: ignore[misc]
 
 
-def keyed(engine: Engine, pairs: Sequence[tuple[data.Query, data.Floats]]) -> Engine:
-    """The engine, asked by the numbers of the queries."""
+def keyed(engine: Engine, pairs: Mapping[str, tuple[data.Query, data.Floats]]) -> Engine:
+    """The engine, asked by the queries' texts."""
     search = engine.search
-    engine.search = lambda query, k: search(pairs[int(query)], k)
+    engine.search = lambda query, k: search(pairs[query], k)
     return engine
 
 
-class ReadyQueries:
-    """A query encoder whose vectors were made before: a query's text is its number."""
+def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: int, rounds: int) -> list[str]:
+    """What a hybrid query costs beside its dense scan, and beside its sparse one too.
 
-    def __init__(self, contract: Contract, sparse: SparseVectors, dense: data.Floats) -> None:
-        self.document_fingerprint = contract.document_fingerprint
-        self.sparse, self.dense = sparse, dense
-        self._alone = [self._vectors([i]) for i in range(len(sparse))]
-
-    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
-        """Some of the vectors."""
-        return self._alone[int(texts[0])] if len(texts) == 1 else self._vectors([int(text) for text in texts])
-
-    def _vectors(self, numbers: Sequence[int]) -> QueryVectors:
-        rows = [self.sparse.row(number) for number in numbers]
-        indptr = np.cumsum([0, *(len(terms) for terms, _ in rows)])
-        term_ids = np.concatenate([terms for terms, _ in rows])
-        weights = np.concatenate([weights for _, weights in rows])
-        sparse = SparseVectors(indptr, term_ids, weights, self.sparse.vocab_size)
-        return QueryVectors(Ragged(term_ids, indptr), self.dense[list(numbers)], sparse)
-
-
-def ready_queries(vocab_size: int, terms: Sequence[data.Query], vectors: data.Floats) -> tuple[Contract, ReadyQueries]:
-    """A contract for synthetic documents, and its query encoder."""
-    backbone = BackboneRecord("synthetic", "causal", "", "", "", vocab_size=vocab_size, hidden_size=vectors.shape[1])
-    contract = Contract("lightretriever", backbone, QueryPolicy(""), DocumentPolicy(), DenseHead(), SparseHead())
-    indptr = np.cumsum([0, *(len(each) for each, _ in terms)])
-    term_ids, counts = (np.concatenate(each) for each in zip(*terms, strict=True))
-    return contract, ReadyQueries(contract, SparseVectors(indptr, term_ids, counts, vocab_size), vectors)
+    A query is searched behind the dense scan of another, for in use caches hold no more. Each query's least CPU
+    milliseconds of several rounds, the scans and the query in turn; medians.
+    """
+    view, depth = searcher.index.view, max(depth, 10)
+    assert searcher.encoder is not None
+    vectors = searcher.encoder.encode(texts)
+    assert vectors.dense is not None
+    assert vectors.sparse is not None
+    least = np.full((len(texts), 3), np.inf)
+    for _ in range(rounds):
+        for i, text in enumerate(texts):
+            terms, counts = vectors.sparse.row(i)
+            indptr = np.array([0, len(terms)])
+            calls: list[Callable[[], object]] = [
+                lambda i=i: view.dense_rows.top_k(vectors.dense[i : i + 1], k=depth),  # type: ignore[misc]
+                lambda t=terms, c=counts, p=indptr: view.sparse_rows.top_k(p, t, c, k=depth),  # type: ignore[misc]
+                lambda t=text: searcher.search([t], mode="hybrid", fusion=fusion, depth=depth),  # type: ignore[misc]
+            ]
+            for j, call in enumerate(calls):
+                if j == 2:
+                    view.dense_rows.top_k(vectors.dense[i - 1 : i or None], k=depth)
+                start = time.process_time_ns()
+                call()
+                least[i, j] = min(least[i, j], (time.process_time_ns() - start) / 1e6)
+    dense, sparse, whole = least.T
+    columns = whole, dense, sparse, whole - dense, whole - dense - sparse
+    return [fusion, str(depth), *(f"{np.median(each):.3f}" for each in columns)]
 
 
 def shard_of(
@@ -489,7 +502,8 @@ def shard_of(
     last = min(first + data.BATCH, len(documents)) if last is None else last
     span = slice(documents.indptr[first], documents.indptr[last])
     indptr = documents.indptr[first : last + 1] - documents.indptr[first]
-    sparse = SparseVectors(indptr, documents.term_ids[span], documents.weights[span], documents.vocab_size)
+    vocab_size = data.encoder_vocabulary(documents.vocab_size)
+    sparse = SparseVectors(indptr, documents.term_ids[span], documents.weights[span], vocab_size)
     names = [Document(f"{prefix}{i:09d}", "") for i in range(first, last)]
     return Shard(names, vectors[first:last].astype(np.float16), sparse)
 

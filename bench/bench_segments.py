@@ -10,14 +10,13 @@ import argparse
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 import engine_data as data
-from bench_engine import ReadyQueries, ready_queries
 from lightir.index import Index, build_index
 from lightir.search import Searcher, fuse
 from lightir.search.branches import BranchSearch
@@ -25,7 +24,7 @@ from lightir.search.fusion import fuse_best
 from lightir.search.searcher import DEPTH
 from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
-from lightir.vectors import QueryVectors, SparseVectors
+from lightir.vectors import SparseVectors
 
 WORDS = 60
 MODES = ("dense", "sparse", "tokens", "hybrid", "hybrid+tokens")
@@ -45,9 +44,7 @@ def main() -> None:
         data.dense_task(args.n_docs, args.dim, args.queries, seed=3),
     )
     terms = data.draw_queries(documents, args.queries, 6, 12, counts=True)
-    contract, numbered = ready_queries(documents.vocab_size, terms, task.queries)
-    encoder = Worded(contract, numbered.sparse, numbered.dense)
-    texts = [f"{i} {words(each)}" for i, (each, _) in enumerate(terms)]
+    contract, encoder, texts = data.text_queries(documents.vocab_size, terms, task.queries)
     for n_segments in args.segments:
         with tempfile.TemporaryDirectory() as folder:
             size = -(-args.n_docs // n_segments)
@@ -68,14 +65,6 @@ def main() -> None:
                     show(name, search, args)
 
 
-class Worded(ReadyQueries):
-    """Ready vectors for queries whose first word is their number."""
-
-    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
-        """Some of the vectors."""
-        return super().encode([text.split()[0] for text in texts], task=task)
-
-
 def words(term_ids: npt.NDArray[np.uint32]) -> str:
     """A word a term."""
     return " ".join(f"t{term}" for term in term_ids)
@@ -84,7 +73,8 @@ def words(term_ids: npt.NDArray[np.uint32]) -> str:
 def shard(documents: data.Documents, vectors: data.Floats) -> Shard:
     """All documents with text and both vectors."""
     texts = [words(documents.row(i)[0][:WORDS]) for i in range(len(documents))]
-    sparse = SparseVectors(documents.indptr, documents.term_ids, documents.weights, documents.vocab_size)
+    vocab_size = data.encoder_vocabulary(documents.vocab_size)
+    sparse = SparseVectors(documents.indptr, documents.term_ids, documents.weights, vocab_size)
     named = [Document(f"{i:09d}", text) for i, text in enumerate(texts)]
     return Shard(named, vectors.astype(np.float16), sparse)
 

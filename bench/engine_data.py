@@ -13,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from lightir import kernel
 from lightir.analysis import Analyzer
+from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_queries
 from lightir.index.bm25 import idf, mean_length, saturation
-from lightir.query import CachedQueryEncoder
+from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.shards import VectorsReader
+from lightir.text import QueryPolicy, TextTokenizer
 from lightir.vectors import Ragged, SparseVectors
 
 VOCAB_SIZE = 50_000
@@ -183,6 +186,34 @@ def dense_task(n: int, dim: int, n_queries: int, *, seed: int) -> DenseTask:
     noise = 0.6 * rng.standard_normal((n_queries, dim), dtype=np.float32) * spectrum / np.linalg.norm(spectrum)
     queries = vectors[rng.integers(0, n, n_queries)] + noise
     return DenseTask(vectors, (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32))
+
+
+def text_queries(
+    vocab_size: int, terms: Sequence[Query], vectors: Floats
+) -> tuple[Contract, CachedQueryEncoder, list[str]]:
+    """A contract for synthetic documents, a query encoder, and texts for which it gives these terms and vectors.
+
+    Term 7 is the word "t7". Of the tables that give the queries the vectors, it has the one with the shortest rows, in
+    float16.
+    """
+    words = {**{f"t{term}": term for term in range(vocab_size)}, "[UNK]": vocab_size}
+    backend = Tokenizer(models.WordPiece(words, unk_token="[UNK]", max_input_chars_per_word=20))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer = TextTokenizer(backend)
+    means = np.zeros((len(terms), encoder_vocabulary(vocab_size)), np.float32)
+    for row, (term_ids, counts) in zip(means, terms, strict=True):
+        row[term_ids] = counts / counts.sum()
+    table = (np.linalg.pinv(means) @ vectors).astype(np.float16)
+    backbone = BackboneRecord("synthetic", "causal", "", "", tokenizer.hash, *table.shape)
+    policy = QueryPolicy("", leading_blank=False, drop=(vocab_size,))
+    contract = Contract("lightretriever", backbone, policy, DocumentPolicy(), DenseHead(), SparseHead())
+    texts = [" ".join(f"t{term}" for term in np.repeat(term_ids, counts.astype(int))) for term_ids, counts in terms]
+    return contract, CachedQueryEncoder(contract, tokenizer, tables={"": CachedTable(table)}), texts
+
+
+def encoder_vocabulary(vocab_size: int) -> int:
+    """The documents' terms and the unknown one."""
+    return vocab_size + 1
 
 
 # Real

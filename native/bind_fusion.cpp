@@ -10,283 +10,24 @@
 #include <vector>
 
 #include "fusion.hpp"
-#include "parallel.hpp"
 #include "python_arrays.hpp"
-#include "segments.hpp"
+#include "python_segments.hpp"
 
 namespace lightir {
 
 namespace {
 
-// Arrays that are borrowed for long; their owners are kept.
-class Kept {
-public:
-    const Array& keep(nb::handle object, const char* name, int ndim) {
-        owners_.push_back(nb::borrow(object));
-        arrays_.emplace_back(new Array(object, name, ndim));
-        return *arrays_.back();
-    }
-
-private:
-    std::vector<nb::object> owners_;
-    std::vector<std::unique_ptr<Array>> arrays_;
-};
-
-// A bitmap a segment, each of them or all optional.
-class AllowedOfAll {
-public:
-    AllowedOfAll(nb::handle object, const FirstOrds& firsts) : bitmaps(firsts.n_segments()) {
-        if (object.is_none()) return;
-        const auto parts = nb::cast<nb::list>(object);
-        same_length("allowed and segments", parts.size(), bitmaps.size());
-        for (size_t i = 0; i < bitmaps.size(); ++i) {
-            kept_.emplace_back(new Allowed(parts[i], firsts[i + 1] - firsts[i]));
-            bitmaps[i] = kept_.back()->bitmap;
-        }
-    }
-    std::vector<Bitmap> bitmaps;
-
-private:
-    std::vector<std::unique_ptr<Allowed>> kept_;
-};
-
-class DenseSegments {
-public:
-    DenseSegments(const DenseSegments&) = delete;
-    DenseSegments& operator=(const DenseSegments&) = delete;
-    DenseSegments(nb::list parts, std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) {
-        same_length("parts and segments", parts.size(), firsts_.n_segments());
-        for (nb::handle part : parts) {
-            segments_.emplace_back();
-            if (part.is_none()) continue;
-            const auto parts_of = nb::cast<nb::tuple>(part);
-            owners_.push_back(nb::borrow(part));
-            rows_.emplace_back(new Rows(parts_of[0], parts_of[1], "rows"));
-            copies_.emplace_back(new CopiesOf(parts_of[2], rows_.back()->matrix));
-            segments_.back() = {true, rows_.back()->matrix, copies_.back()->copies};
-        }
-    }
-
-    nb::tuple top_k(nb::handle queries, size_t k, size_t n_threads, nb::handle allowed) const {
-        const Array vectors(queries, "queries", 2);
-        const Span<float> values = vectors.span<float>();
-        for (const auto& rows : rows_) rows->check_dim(vectors.size(1));
-        const AllowedOfAll filter(allowed, firsts_);
-        std::vector<std::vector<Hit>> hits;
-        {
-            nb::gil_scoped_release released;
-            hits = segments_top_k(firsts_, segments_, values.data, vectors.size(0), vectors.size(1), k, n_threads,
-                                  filter.bitmaps);
-        }
-        return to_numpy(hits);
-    }
-
-    // A query of one row a segment's documents are as wide as, or narrower.
-    std::unique_ptr<Scorer> scorer(const Array& query) const {
-        const Span<float> values = query.span<float>();
-        for (const auto& rows : rows_) rows->check_dim(values.size);
-        return std::make_unique<DenseScorer>(firsts_, segments_, values);
-    }
-
-private:
-    FirstOrds firsts_;
-    std::vector<nb::object> owners_;
-    std::vector<std::unique_ptr<Rows>> rows_;
-    std::vector<std::unique_ptr<CopiesOf>> copies_;
-    std::vector<DenseSegment> segments_;
-};
-
-class SparseSegments {
-public:
-    SparseSegments(const SparseSegments&) = delete;
-    SparseSegments& operator=(const SparseSegments&) = delete;
-    SparseSegments(nb::list parts, std::vector<uint32_t> firsts, double k1, double b)
-        : firsts_(std::move(firsts)), saturation_{k1, b, 1.0} {
-        same_length("parts and segments", parts.size(), firsts_.n_segments());
-        for (nb::handle part : parts) {
-            segments_.emplace_back();
-            if (!part.is_none()) segments_.back() = segment(nb::cast<nb::tuple>(part), segments_.size() - 1);
-        }
-    }
-
-    std::unique_ptr<Scorer> scorer(const SegmentedQuery& query, double mean) const {
-        Saturation saturation = saturation_;
-        saturation.mean = mean;
-        return std::make_unique<SparseScorer>(firsts_, segments_, query, saturation);
-    }
-
-    nb::tuple top_k(nb::handle query_indptr, nb::handle term_ids, nb::handle weights, nb::handle places, double mean,
-                    size_t k, size_t n_threads, nb::handle allowed) const {
-        const Array pointers(query_indptr, "query_indptr", 1), terms(term_ids, "query_term_ids", 1);
-        const Array values(weights, "query_weights", 1);
-        const Span<int64_t> indptr = pointers.span<int64_t>();
-        SegmentedQuery all{terms.span<uint32_t>(), values.span<float>()};
-        same_length("query_term_ids and query_weights", all.term_ids.size, all.weights.size);
-        check_indptr(indptr, all.term_ids.size, "query_indptr");
-        std::unique_ptr<Array> kept;
-        if (!places.is_none()) {
-            kept = std::make_unique<Array>(places, "places", 2);
-            same_length("places and segments", kept->size(0), n_segments());
-            all.places = kept->span<int64_t>();
-            all.width = kept->size(1);
-        }
-        const AllowedOfAll filter(allowed, firsts_);
-        Saturation saturation = saturation_;
-        saturation.mean = mean;
-        std::vector<std::vector<Hit>> hits(indptr.size - 1);
-        {
-            nb::gil_scoped_release released;
-            parallel_for(hits.size(), n_threads, [&](size_t q) {
-                const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
-                SegmentedQuery query = all;
-                query.term_ids = {all.term_ids.data + begin, size};
-                query.weights = {all.weights.data + begin, size};
-                hits[q] = segments_top_k(firsts_, segments_, query, saturation, k, filter.bitmaps);
-            });
-        }
-        return to_numpy(hits);
-    }
-
-    size_t n_segments() const { return firsts_.n_segments(); }
-
-private:
-    // The inverted file: term_ids, term_indptr, run_blocks, run_indptr, offsets, weights, and vocab_size.
-    void invert(const nb::tuple& part, size_t n_docs, SparseSegment& out) {
-        const Span<uint32_t> term_ids = kept_.keep(part[0], "term_ids", 1).span<uint32_t>();
-        const Span<int64_t> term_indptr = kept_.keep(part[1], "term_indptr", 1).span<int64_t>();
-        const Span<uint32_t> run_blocks = kept_.keep(part[2], "run_blocks", 1).span<uint32_t>();
-        const Span<int64_t> run_indptr = kept_.keep(part[3], "run_indptr", 1).span<int64_t>();
-        const Span<uint16_t> offsets = kept_.keep(part[4], "offsets", 1).span<uint16_t>();
-        const Array& weights = kept_.keep(part[5], "weights", 1);
-        const auto vocab_size = nb::cast<size_t>(part[6]);
-        same_length("term_ids + 1 and term_indptr", term_ids.size + 1, term_indptr.size);
-        same_length("run_blocks + 1 and run_indptr", run_blocks.size + 1, run_indptr.size);
-        same_length("offsets and weights", offsets.size, weights.size());
-        out.byte_postings = weights.is<uint8_t>();
-        if (out.byte_postings) {
-            out.narrow_postings = {vocab_size, n_docs,     term_ids, term_indptr,
-                                   run_blocks, run_indptr, offsets,  weights.span<uint8_t>()};
-        } else {
-            out.wide_postings = {vocab_size, n_docs,     term_ids, term_indptr,
-                                 run_blocks, run_indptr, offsets,  weights.span<float>()};
-        }
-    }
-
-    SparseSegment segment(const nb::tuple& part, size_t number) {
-        SparseSegment out;
-        out.there = true;
-        const Span<int64_t> indptr = kept_.keep(part[0], "indptr", 1).span<int64_t>();
-        const Span<uint32_t> term_ids = kept_.keep(part[1], "term_ids", 1).span<uint32_t>();
-        const Array& weights = kept_.keep(part[2], "weights", 1);
-        const size_t n_docs = firsts_[number + 1] - firsts_[number];
-        same_length("indptr and documents + 1", indptr.size, n_docs + 1);
-        same_length("term_ids and weights", term_ids.size, weights.size());
-        out.bytes = weights.is<uint8_t>();
-        if (out.bytes) out.narrow = {indptr, term_ids, weights.span<uint8_t>()};
-        else out.wide = {indptr, term_ids, weights.span<float>()};
-        if (!part[3].is_none()) {
-            out.lengths = kept_.keep(part[3], "lengths", 1).span<uint32_t>();
-            same_length("lengths and documents", out.lengths.size, n_docs);
-            out.mean = nb::cast<double>(part[5]);
-        }
-        invert(nb::cast<nb::tuple>(part[4]), n_docs, out);
-        out.binary = out.byte_postings && nb::cast<bool>(part[6]);
-        return out;
-    }
-
-    FirstOrds firsts_;
-    Saturation saturation_;
-    Kept kept_;
-    std::vector<SparseSegment> segments_;
-};
-
-class DocumentIds {
-public:
-    DocumentIds(const DocumentIds&) = delete;
-    DocumentIds& operator=(const DocumentIds&) = delete;
-    // Parts: (text, indptr).
-    DocumentIds(nb::list parts, std::vector<uint32_t> firsts) : firsts_(std::move(firsts)) {
-        same_length("parts and segments", parts.size(), firsts_.n_segments());
-        for (nb::handle part : parts) {
-            const auto arrays = nb::cast<nb::tuple>(part);
-            ids_.push_back({kept_.keep(arrays[0], "text", 1).span<uint8_t>(),
-                            kept_.keep(arrays[1], "indptr", 1).span<int64_t>()});
-            const size_t number = ids_.size() - 1;
-            same_length("indptr and documents + 1", ids_.back().indptr.size, firsts_[number + 1] - firsts_[number] + 1);
-        }
-    }
-
-    nb::object order(nb::handle doc_ords, nb::handle scores) const {
-        const Array docs(doc_ords, "doc_ords", 1), values(scores, "scores", 1);
-        same_length("doc_ords and scores", docs.size(), values.size());
-        return to_numpy(values.is<float>() ? of(docs, values.span<float>()) : of(docs, values.span<double>()));
-    }
-
-private:
-    template <typename Score>
-    std::vector<int64_t> of(const Array& docs, Span<Score> scores) const {
-        const Span<uint32_t> ords = docs.span<uint32_t>();
-        nb::gil_scoped_release released;
-        return order_of_ids(firsts_, ids_, ords, scores);
-    }
-
-    FirstOrds firsts_;
-    Kept kept_;
-    std::vector<SegmentIds> ids_;
-};
-
-// A branch's documents with a query for them: a scorer, and the arrays that it borrows.
-class BranchQuery {
-public:
-    // (DenseSegments, query) or (SparseSegments, term_ids, weights, places | None, mean).
-    explicit BranchQuery(const nb::tuple& given) {
-        if (given.size() == 2) {
-            scorer = nb::cast<const DenseSegments&>(given[0]).scorer(keep(given[1], "query", 1));
-            return;
-        }
-        if (given.size() != 5) throw InvalidInput("a branch's query must have 2 or 5 parts");
-        const auto& segments = nb::cast<const SparseSegments&>(given[0]);
-        SegmentedQuery query{keep(given[1], "term_ids", 1).span<uint32_t>(), keep(given[2], "weights", 1).span<float>()};
-        same_length("query_term_ids and query_weights", query.term_ids.size, query.weights.size);
-        if (!given[3].is_none()) {
-            const Array& places = keep(given[3], "places", 2);
-            same_length("places and segments", places.size(0), segments.n_segments());
-            query.places = places.span<int64_t>();
-            query.width = places.size(1);
-        }
-        scorer = segments.scorer(query, nb::cast<double>(given[4]));
-    }
-
-    std::unique_ptr<Scorer> scorer;
-
-private:
-    const Array& keep(nb::handle object, const char* name, int ndim) {
-        arrays_.emplace_back(new Array(object, name, ndim));
-        return *arrays_.back();
-    }
-
-    std::vector<std::unique_ptr<Array>> arrays_;
-};
-
 nb::object bind_pair_scores(nb::handle doc_ords, const nb::tuple& query) {
     const Array docs(doc_ords, "doc_ords", 1);
     const BranchQuery asked(query);
+    const std::unique_ptr<Scorer> scorer = asked.scorer();
     const Span<uint32_t> ords = docs.span<uint32_t>();
     std::vector<float> scores(ords.size);
     {
         nb::gil_scoped_release released;
-        asked.scorer->score(ords, scores.data());
+        scorer->score(ords, scores.data());
     }
     return to_numpy(std::move(scores));
-}
-
-Scale scale_of(const std::string& name) {
-    if (name == "none") return Scale::none;
-    if (name == "min-max") return Scale::min_max;
-    if (name == "z-score") return Scale::z_score;
-    if (name == "dbsf") return Scale::dbsf;
-    if (name == "rrf") return Scale::reciprocal;
-    throw InvalidInput("there is no scale '" + name + "'");
 }
 
 nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weights, std::vector<bool> complete,
@@ -296,13 +37,15 @@ nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weight
     same_length("lists and complete", lists.size(), complete.size());
     std::vector<std::unique_ptr<Array>> arrays;
     std::vector<std::unique_ptr<BranchQuery>> asked;
+    std::vector<std::unique_ptr<Scorer>> scorers;
     std::vector<FusedBranch> branches;
     for (size_t i = 0; i < weights.size(); ++i) {
         const auto pair = nb::cast<nb::tuple>(lists[i]);
         arrays.emplace_back(new Array(pair[0], "doc_ords", 1));
         arrays.emplace_back(new Array(pair[1], "scores", 1));
         asked.emplace_back(new BranchQuery(nb::cast<nb::tuple>(queries[i])));
-        FusedBranch branch{arrays[2 * i]->span<uint32_t>(), arrays[2 * i + 1]->span<float>(), asked[i]->scorer.get(),
+        scorers.push_back(asked[i]->scorer());
+        FusedBranch branch{arrays[2 * i]->span<uint32_t>(), arrays[2 * i + 1]->span<float>(), scorers[i].get(),
                            weights[i], complete[i]};
         same_length("doc_ords and scores", branch.doc_ords.size, branch.scores.size);
         branches.push_back(branch);
@@ -313,12 +56,7 @@ nb::tuple bind_fuse(nb::list lists, nb::list queries, std::vector<double> weight
         nb::gil_scoped_release released;
         out = fuse(branches, how, rrf_k, k, ties);
     }
-    nb::list columns;
-    for (FusedColumn& column : out.columns) {
-        columns.append(nb::make_tuple(to_numpy(std::move(column.scores)), to_numpy(std::move(column.normalized)),
-                                      to_numpy(std::move(column.ranks))));
-    }
-    return nb::make_tuple(to_numpy(std::move(out.doc_ords)), to_numpy(std::move(out.scores)), columns);
+    return to_numpy(std::move(out));
 }
 
 }  // namespace
@@ -333,7 +71,10 @@ void bind_fusion(nb::module_& m) {
              nb::arg(), nb::arg().none());
     nb::class_<DocumentIds>(m, "DocumentIds")
         .def(nb::init<nb::list, std::vector<uint32_t>>())
-        .def("order", &DocumentIds::order);
+        .def("order", &DocumentIds::order)
+        .def("texts", [](const DocumentIds& ids, nb::handle doc_ords) {
+            return ids.texts(Array(doc_ords, "doc_ords", 1).span<uint32_t>());
+        });
     m.def("pair_scores", &bind_pair_scores);
     m.def("fuse", &bind_fuse);
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "python_arrays.hpp"
+#include "python_record.hpp"
 #include "query.hpp"
 #include "tokenizer.hpp"
 #include "words.hpp"
@@ -176,29 +177,6 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb:
     mean_rows(rows.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
-// Makes instances of a frozen dataclass from its fields in their order, without its checks: only for what passes them.
-class Record {
-public:
-    explicit Record(nb::handle type)
-        : type_(nb::cast<nb::type_object>(type)), names_(nb::cast<nb::tuple>(type.attr("__match_args__"))) {}
-
-    template <typename... Values>
-    nb::object operator()(const Values&... values) const {
-        if (sizeof...(values) != names_.size()) throw InvalidInput("a record has other fields than the kernel fills");
-        nb::object made = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type_.ptr()), 0));
-        if (!made.is_valid()) nb::raise_python_error();
-        size_t i = 0;
-        for (const nb::handle value : {nb::handle(values)...}) {
-            if (PyObject_GenericSetAttr(made.ptr(), names_[i++].ptr(), value.ptr()) != 0) nb::raise_python_error();
-        }
-        return made;
-    }
-
-private:
-    nb::type_object type_;
-    nb::tuple names_;
-};
-
 // Query vectors of texts: a table's normalised means and a vocabulary's counts; a branch that isn't wanted has no table,
 // or no vocabulary. Keeps its arrays alive.
 class QueryEncoder {
@@ -247,6 +225,25 @@ public:
                                               to_numpy(std::move(counts.weights)), vocab_size_));
     }
 
+    // See query_of_text.
+    QueryOfText one(const nb::tuple& text, const nb::callable& by_library, std::optional<uint32_t> unknown) const {
+        const Texts borrowed(text);
+        const TokenLists lists = read_texts(native_, borrowed, policy_, 1, by_library);
+        const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
+        const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
+        if (unknown && ids.size > 0 && std::all_of(ids.begin(), ids.end(), [&](uint32_t id) { return id == *unknown; })) {
+            return one(nb::make_tuple(""), by_library, std::nullopt);
+        }
+        const ReleasedForMany released(borrowed);
+        QueryOfText out;
+        if (!vocab_size_.is_none()) out.sparse = count_terms(ids, indptr, weighting_);
+        if (rows_ == nullptr) return out;
+        check_ids(ids, rows_->matrix.n_rows);
+        out.dense.resize(dim_);
+        mean_rows(rows_->matrix, nullptr, ids, indptr, dim_, true, 1, out.dense.data());
+        return out;
+    }
+
 private:
     nb::object rows_for(size_t n_texts, nb::object out) const {
         if (out.is_none()) return new_array<float, 2>({n_texts, dim_});
@@ -273,6 +270,11 @@ private:
 };
 
 }  // namespace
+
+QueryOfText query_of_text(nb::handle encoder, nb::handle text, const nb::callable& by_library,
+                          std::optional<uint32_t> unknown) {
+    return nb::cast<const QueryEncoder&>(encoder).one(nb::make_tuple(text), by_library, unknown);
+}
 
 void bind_query(nb::module_& m) {
     nb::class_<TextPolicy>(m, "TextPolicy")

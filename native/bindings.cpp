@@ -14,6 +14,7 @@
 
 #include "bind_expansions.hpp"
 #include "bind_fusion.hpp"
+#include "bind_hybrid.hpp"
 #include "bind_query.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
@@ -198,6 +199,7 @@ NB_MODULE(_native, m) {
           nb::arg().none(), nb::arg().none(), nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     bind_fusion(m);
+    bind_hybrid(m);
     bind_query(m);
     bind_expansions(m);
 }

@@ -189,10 +189,17 @@ private:
     FusedColumn column_;
 };
 
-// The candidates' sums: true ones of all that can be among the k best, and of the others what they can be at most.
-std::vector<double> sums_of(std::vector<Part>& parts, size_t n_candidates, size_t k) {
-    std::vector<double> sums(n_candidates, 0.0);
-    if (k == 0) return sums;
+// The candidates' sums: true ones of all that can be among the k best, and of the others what they can be at most, which is
+// less than the k-th best.
+struct Sums {
+    std::vector<double> values;
+    double least = 0.0;  // the k-th best, or minus infinity
+};
+
+Sums sums_of(std::vector<Part>& parts, size_t n_candidates, size_t k) {
+    Sums out{std::vector<double>(n_candidates, 0.0)};
+    std::vector<double>& sums = out.values;
+    if (k == 0) return out;
     const auto sum = [&](uint32_t i) {
         double total = 0.0;
         for (const Part& part : parts) total += part.weighted(i);
@@ -223,33 +230,28 @@ std::vector<double> sums_of(std::vector<Part>& parts, size_t n_candidates, size_
         }
         for (const uint32_t i : some) threshold.add(sums[i] = sum(i));
     }
-    return sums;
+    out.least = threshold.value();
+    return out;
 }
 
-// The places of the k best sums, and of those that tie with the last of them if asked.
-std::vector<uint32_t> best(const std::vector<double>& sums, const std::vector<uint32_t>& doc_ords, size_t k, bool ties) {
-    std::vector<uint32_t> order(sums.size());
-    std::iota(order.begin(), order.end(), 0u);
-    const auto before = [&](uint32_t a, uint32_t b) {
-        return sums[a] != sums[b] ? sums[a] > sums[b] : doc_ords[a] < doc_ords[b];
-    };
-    if (k < order.size()) {
-        const auto end = order.begin() + static_cast<std::ptrdiff_t>(k);
-        if (k > 0) std::nth_element(order.begin(), end - 1, order.end(), before);
-        auto last = end;
-        if (ties && k > 0) {
-            const double least = sums[*(end - 1)];
-            last = std::partition(end, order.end(), [&](uint32_t i) { return sums[i] == least; });
-        }
-        order.erase(last, order.end());
+// The places of the k best sums, and of those that tie with the last of them if asked. k documents have `least` or more.
+std::vector<uint32_t> best(const std::vector<double>& sums, double least, const std::vector<uint32_t>& doc_ords, size_t k,
+                           bool ties) {
+    std::vector<uint32_t> order;
+    if (k == 0) return order;
+    for (uint32_t i = 0; i < sums.size(); ++i) {
+        if (sums[i] >= least) order.push_back(i);
     }
-    std::sort(order.begin(), order.end(), before);
+    std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+        return sums[a] != sums[b] ? sums[a] > sums[b] : doc_ords[a] < doc_ords[b];
+    });
+    if (!ties && k < order.size()) order.resize(k);
     return order;
 }
 
 }  // namespace
 
-FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties) {
+FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties, bool columns) {
     size_t most = 0;
     for (const FusedBranch& branch : branches) most += branch.doc_ords.size;
     Candidates candidates(most);
@@ -262,9 +264,10 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
     std::vector<Part> parts;
     parts.reserve(branches.size());
     for (size_t b = 0; b < branches.size(); ++b) parts.emplace_back(branches[b], numbers[b], doc_ords, scale, rrf_k);
-    const std::vector<double> sums = sums_of(parts, doc_ords.size(), k);
-    const std::vector<uint32_t> order = best(sums, doc_ords, k, ties);
-    FusedTop out{some_of(doc_ords, order), some_of(sums, order), {}};
+    const Sums sums = sums_of(parts, doc_ords.size(), k);
+    const std::vector<uint32_t> order = best(sums.values, sums.least, doc_ords, k, ties);
+    FusedTop out{some_of(doc_ords, order), some_of(sums.values, order), {}};
+    if (!columns) return out;
     for (Part& part : parts) out.columns.push_back(part.taken(order));
     return out;
 }

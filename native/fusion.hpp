@@ -35,7 +35,8 @@ struct FusedTop {
 
 // The k best documents of all lists by the weighted sum of what the branches say of them: sum down, then doc_ord up;
 // with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score, which is asked for
-// where it can matter.
-FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties);
+// where it can matter. Without columns none are made, which takes fewer of these scores.
+FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties,
+              bool columns = true);
 
 }  // namespace lightir

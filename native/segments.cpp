@@ -154,20 +154,15 @@ void score_matrix(const Matrix& rows, const std::vector<uint32_t>& places, Span<
 
 // The k best of hits of different documents and those that tie with the last of them, in order.
 std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
-    const auto before = [](const Hit& a, const Hit& b) {
-        return a.score != b.score ? a.score > b.score : a.doc_ord < b.doc_ord;
-    };
-    if (k < hits.size()) {
-        const auto end = hits.begin() + static_cast<std::ptrdiff_t>(k);
-        auto last = end;
-        if (k > 0) {
-            std::nth_element(hits.begin(), end - 1, hits.end(), before);
-            const float least = (end - 1)->score;
-            last = std::partition(end, hits.end(), [&](const Hit& hit) { return hit.score == least; });
-        }
-        hits.erase(last, hits.end());
-    }
-    std::sort(hits.begin(), hits.end(), before);
+    if (k == 0) return {};
+    std::vector<uint64_t> keys;
+    keys.reserve(hits.size());
+    for (const Hit& hit : hits) keys.push_back(key_of(hit));
+    if (!std::is_sorted(keys.begin(), keys.end(), std::greater<uint64_t>())) sort_descending(keys);
+    size_t n = std::min(k, keys.size());
+    while (n < keys.size() && keys[n] >> 32 == keys[k - 1] >> 32) ++n;
+    hits.clear();
+    for (size_t i = 0; i < n; ++i) hits.push_back(hit_of(keys[i]));
     return hits;
 }
 
@@ -365,6 +360,18 @@ std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<Seg
         for (auto each = first; each != last; ++each) order[begin + static_cast<size_t>(each - first)] = each->at;
     }
     return order;
+}
+
+std::vector<Span<uint8_t>> texts_of(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords) {
+    std::vector<Tied> found;
+    for (const uint32_t doc_ord : doc_ords) {
+        const size_t segment = firsts.segment_of(doc_ord);
+        found.push_back({0, segment, doc_ord - firsts[segment]});
+    }
+    find_ids(ids, found);
+    std::vector<Span<uint8_t>> texts;
+    for (const Tied& each : found) texts.push_back({each.text, each.n_bytes});
+    return texts;
 }
 
 template std::vector<int64_t> order_of_ids(const FirstOrds&, const std::vector<SegmentIds>&, Span<uint32_t>, Span<float>);

@@ -50,6 +50,9 @@ template <typename Score>
 std::vector<int64_t> order_of_ids(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords,
                                   Span<Score> scores);
 
+// The bytes of documents' ids.
+std::vector<Span<uint8_t>> texts_of(const FirstOrds& firsts, const std::vector<SegmentIds>& ids, Span<uint32_t> doc_ords);
+
 // One segment's dense rows; without a matrix it has none, and every score is 0.
 struct DenseSegment {
     bool there = false;

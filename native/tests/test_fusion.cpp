@@ -10,6 +10,7 @@
 #include "errors.hpp"
 #include "expect.hpp"
 #include "fusion.hpp"
+#include "hybrid.hpp"
 
 using namespace lightir;
 
@@ -119,6 +120,54 @@ void the_best_of_all_segments_are_those_of_the_scores(unsigned seed, size_t k) {
     for (const Hit& hit : dense[0]) expect(hit.score == said[hit.doc_ord], "a row's score");
 }
 
+// Two branches' lists joined in one call, by ids that fall while doc_ords ascend, and without ids.
+void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, Scale scale) {
+    const Collection data(seed);
+    const DenseScorer by_dense(data.firsts, data.dense, span(data.query));
+    const SparseScorer by_terms(data.firsts, data.sparse,
+                                {span(data.query_terms), span(data.query_weights), span(data.places), 3}, {0.9, 0.4, 2.0});
+    const auto listing = [](const Scorer& scorer) {
+        return [&scorer](size_t n) {
+            std::vector<uint32_t> every(12);
+            for (uint32_t i = 0; i < 12; ++i) every[i] = i;
+            std::vector<float> said(12);
+            scorer.score(span(every), said.data());
+            std::vector<Hit> hits;
+            for (const uint32_t doc : every) hits.push_back({doc, said[doc]});
+            std::stable_sort(hits.begin(), hits.end(), [](const Hit& a, const Hit& b) { return a.score > b.score; });
+            while (hits.size() > n && (n == 0 || hits.back().score < hits[n - 1].score)) hits.pop_back();
+            return hits;
+        };
+    };
+    std::vector<std::vector<uint8_t>> text{{'z', 'y', 'y', 'x', 'w', 'v'}, {'u', 't', 's', 'r'}, {'q', 'p', 'o'}};
+    std::vector<std::vector<int64_t>> indptr{{0, 1, 3, 4, 5, 6}, {0, 1, 2, 3, 4}, {0, 1, 2, 3}};
+    std::vector<SegmentIds> ids;
+    for (size_t s = 0; s < 3; ++s) ids.push_back({span(text[s]), span(indptr[s])});
+    Ranked how{scale, 2.0, k, depth, true, nullptr, nullptr};
+    std::vector<QueriedBranch> branches{{listing(by_dense), &by_dense, 0.5, true}, {listing(by_terms), &by_terms, 0.3, true}};
+    for (const bool by_ids : {false, true}) {
+        if (by_ids) how.firsts = &data.firsts, how.ids = &ids;
+        const FusedTop found = ranked(branches, how);
+        expect(found.doc_ords.size() <= k && found.columns.size() == 2, "k documents");
+        for (size_t i = 0; i < found.doc_ords.size(); ++i) {
+            const double sum = 0.5 * found.columns[0].normalized[i] + 0.3 * found.columns[1].normalized[i];
+            expect(sum == found.scores[i], "the sum of its columns");
+            if (i == 0) continue;
+            const bool earlier = found.doc_ords[i - 1] < found.doc_ords[i];
+            const bool ties = found.scores[i] == found.scores[i - 1];
+            expect(found.scores[i] <= found.scores[i - 1] && (!ties || earlier != by_ids), "score down, then id up");
+        }
+        how.columns = false;
+        const FusedTop bare = ranked(branches, how);
+        expect(bare.columns.empty() && bare.doc_ords == found.doc_ords && bare.scores == found.scores, "without columns");
+        how.columns = true;
+    }
+    const FusedTop alone = ranked({branches[0]}, how);
+    expect(alone.doc_ords.size() == std::min<size_t>(k, 12) && alone.columns.size() == 1, "one branch gives k");
+    const auto texts = texts_of(data.firsts, ids, span(alone.doc_ords));
+    for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");
+}
+
 }  // namespace
 
 int main() {
@@ -130,6 +179,13 @@ int main() {
                         the_best_are_in_order_and_scored(seed, depth, k, scale, complete);
                     }
                 }
+            }
+        }
+    }
+    for (const size_t depth : {0u, 1u, 5u, 50u}) {
+        for (const size_t k : {0u, 1u, 4u, 50u}) {
+            for (const Scale scale : {Scale::none, Scale::min_max, Scale::reciprocal}) {
+                a_whole_search_is_its_lists_joined(depth + 7, depth, k, scale);
             }
         }
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -13,6 +14,7 @@
 #include "errors.hpp"
 #include "expect.hpp"
 #include "parallel.hpp"
+#include "selection.hpp"
 #include "sparse.hpp"
 
 using namespace lightir;
@@ -131,9 +133,37 @@ void bad_input_is_refused() {
         "an exception in a thread reaches the caller");
 }
 
+// Scores of few values, of one sign and of both, of none but ties, and keys that come in the order of their documents or not.
+void selection_is_that_of_comparisons(size_t n, unsigned n_values, float offset, bool in_order) {
+    std::mt19937 random(static_cast<unsigned>(n) + n_values);
+    std::vector<uint64_t> keys;
+    for (uint32_t doc = 0; doc < n; ++doc) {
+        const float score = static_cast<float>(random() % n_values) * 0.25f - offset;
+        keys.push_back(key_of({doc * 3, score == 0.0f && doc % 2 ? -0.0f : score}));
+        const Hit hit = hit_of(keys.back());
+        expect(hit.doc_ord == doc * 3 && hit.score == score, "a key holds its hit");
+    }
+    if (!in_order) std::shuffle(keys.begin(), keys.end(), random);
+    std::vector<uint64_t> sorted = keys, ours = keys;
+    std::sort(sorted.begin(), sorted.end(), std::greater<uint64_t>());
+    sort_descending(ours);
+    expect(ours == sorted, "keys in descending order");
+    for (const size_t rank : {size_t{1}, n / 3 + 1, n - 1, n}) {
+        if (rank >= 1 && rank <= n) expect(nth_largest(keys.data(), n, rank) == sorted[rank - 1], "the rank-th key");
+    }
+}
+
 }  // namespace
 
 int main() {
+    for (const size_t n : {0u, 1u, 2u, 64u, 65u, 700u, 3000u}) {
+        for (const unsigned n_values : {1u, 3u, 400u, 1u << 20}) {
+            for (const float offset : {0.0f, 50.0f, 1e6f}) {
+                selection_is_that_of_comparisons(n, n_values, offset, true);
+                selection_is_that_of_comparisons(n, n_values, offset, false);
+            }
+        }
+    }
     for (const std::string& name : available_levels()) {
         use_level(name);
         for (const size_t n_docs : {size_t{0}, size_t{1}, size_t{500}, block_size + 70}) {

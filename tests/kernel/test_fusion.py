@@ -15,6 +15,7 @@ from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
 from lightir.kernel import _native, available, copy_rows, dispatch, invert, pack_bitmap, reference
 from lightir.kernel.fusion import BranchQuery, DenseSegments, DocumentIds, SparseRows, SparseSegments, fuse, pair_scores
+from lightir.kernel.hybrid import BoundBranch, HybridSearch
 from lightir.search import BranchList
 from lightir.search.fusion import fuse as fuse_all
 from lightir.search.fusion import fuse_best
@@ -275,6 +276,98 @@ def test_the_kernel_s_best_are_the_first_of_all_that_numpy_ranks(
     for branch, column in first.columns.items():
         for name in ("scores", "normalized", "ranks", "weight"):
             np.testing.assert_array_equal(getattr(best.columns[branch], name), getattr(column, name))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    collections,
+    st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
+    st.sampled_from(SCALES),
+    st.sampled_from((0, 1, 2, 7, 1000)),
+    st.sampled_from((0, 1, 3, 1000)),
+    st.sampled_from((None, "bound", "asked")),
+    st.sampled_from(((0.5, 0.0, 0.3), (0.7, -0.4, 0.3))),
+    st.booleans(),
+    st.integers(0, 100),
+)
+def test_a_whole_search_is_that_of_the_slow_twin(
+    data: Collection,
+    branches: list[str],
+    scale: Any,
+    k: int,
+    depth: int,
+    filtered: str | None,
+    weights: tuple[float, ...],
+    columns: bool,
+    seed: int,
+) -> None:
+    """Lists, fusion and order of ids in one call; the documents that may be found are bound before or given then."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random(data.n_docs) < (0.6 if filtered else 1.0)
+    bitmaps = [pack_bitmap(part) for part in np.split(mask, np.cumsum(data.sizes)[:-1])]
+    names = [b"%03d" % i for i in rng.permutation(data.n_docs).tolist()]
+    flat = [name for part in np.split(np.array(names, "S3"), np.cumsum(data.sizes)[:-1]) for name in sorted(part)]
+    ids = DocumentIds(
+        [
+            (np.frombuffer(b"".join(part), np.uint8), np.arange(len(part) + 1, dtype=np.int64) * 3)
+            for part in np.split(np.array(flat, "S3"), np.cumsum(data.sizes)[:-1])
+        ]
+    )
+    in_order = flat == sorted(flat)
+    documents = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
+    parts = [
+        BoundBranch(
+            documents[branch],
+            weight,
+            branch != "dense" or all(data.with_rows),  # without rows the score is 0, and others' may be less
+            bitmaps if filtered == "bound" else None,
+        )
+        for branch, weight in zip(branches, weights, strict=False)
+    ]
+    search = HybridSearch(parts, scale=scale, rrf_k=2.5, ids=None if in_order else ids)
+    doc_ords, sums, said = search.search(
+        [data.queries[branch] for branch in branches],
+        k=k,
+        depth=depth,
+        allowed=[bitmaps] * len(branches) if filtered == "asked" else None,
+        columns=columns,
+    )
+    every = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
+    found = []
+    for branch, scores in zip(branches, every, strict=True):
+        there = {i: score for i, score in scores.items() if mask[i]}
+        if branch == "dense":
+            there = {i: score for i, score in there.items() if data.with_rows[i] and data.query_vector.any()}
+        else:
+            there = {i: score for i, score in there.items() if score > 0}
+        found.append(there)
+    how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5}
+    expected = reference.search(found, every, flat, **how)  # type: ignore[arg-type]
+    assert (doc_ords.tolist(), sums.tolist()) == expected[:2]
+    assert [list(zip(*(each.tolist() for each in column), strict=True)) for column in said] == (
+        expected[2] if columns else []
+    )
+    assert ids.texts(doc_ords) == [flat[doc].decode() for doc in doc_ords]
+
+
+def test_a_search_refuses_queries_of_others() -> None:
+    search = HybridSearch([BoundBranch(DENSE), BoundBranch(SPARSE)], scale="rrf")
+    asked = [DENSE.query(f32(1, 0)), SPARSE.query(u32(3), f32(1))]
+    assert search.search(asked, k=1, depth=1)[0].tolist() == [0]
+    other = SparseSegments([ROWS], [2])
+    how: Any = {"k": 1, "depth": 1}
+    for says, call in {
+        "needs one branch": lambda: HybridSearch([], scale="rrf"),
+        "no scale 'log'": lambda: HybridSearch([BoundBranch(DENSE)], scale="log"),  # type: ignore[arg-type]
+        "queries and branches differ": lambda: search.search(asked[:1], **how),
+        "for other documents": lambda: search.search([asked[0], other.query(u32(3), f32(1))], **how),
+        "allowed and branches differ": lambda: search.search(asked, allowed=[None], **how),
+        "allowed and segments differ": lambda: search.search(asked, allowed=[[], None], **how),
+        "neither may be negative": lambda: search.search(asked, k=-1, depth=1),
+        "less than the 3 columns": lambda: search.search([DENSE.query(np.ones(3, F32)), asked[1]], **how),
+    }.items():
+        with pytest.raises(InvalidInput, match=says):
+            call()
 
 
 @pytest.mark.parametrize(("scale", "n_asked"), [("min-max", 0), ("rrf", 0), ("z-score", 1), ("none", 1), ("dbsf", 1)])

@@ -194,6 +194,8 @@ class View:
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[str, list[Mask]] = OrderedDict()
+        self.prepared: dict[Any, Any] = {}
+        """What searches made ready for more of their kind; it goes with the view."""
 
     def _open(
         self, stored: Sequence[StoredSegment], opened: Mapping[int, LiveSegment], skip_damaged: bool
@@ -318,8 +320,7 @@ class View:
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
         """The ids of documents."""
-        at, places = self.locate(doc_ords)
-        return [self.segments[i].segment.doc_ids[j] for i, j in zip(at.tolist(), places.tolist(), strict=True)]
+        return self.ids.texts(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
         """A document's number, or None."""
@@ -352,7 +353,7 @@ class View:
         """
         if self.ids_ascend or len(doc_ords) < 2:
             return np.arange(len(doc_ords))
-        return self._ids.order(doc_ords, scores)
+        return self.ids.order(doc_ords, scores)
 
     @cached_property
     def ids_ascend(self) -> bool:
@@ -361,7 +362,8 @@ class View:
         return all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
     @cached_property
-    def _ids(self) -> DocumentIds:
+    def ids(self) -> DocumentIds:
+        """The ids of all documents, deleted ones too."""
         arrays = [each.segment.array for each in self.segments]
         return DocumentIds([(array("documents.ids.text"), array("documents.ids.indptr")) for array in arrays])
 

@@ -9,6 +9,8 @@ from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
 _Array = npt.NDArray[Any]
 _Lists = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
+_Column = tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], npt.NDArray[np.int64]]
+_Fused = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64], list[_Column]]
 
 def dispatch() -> str: ...
 def available() -> list[str]: ...
@@ -84,15 +86,12 @@ def fuse(
     k: int,
     ties: bool,
     /,
-) -> tuple[
-    npt.NDArray[np.uint32],
-    npt.NDArray[np.float64],
-    list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], npt.NDArray[np.int64]]],
-]: ...
+) -> _Fused: ...
 
 class DocumentIds:
     def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
     def order(self, doc_ords: _Array, scores: _Array, /) -> npt.NDArray[np.int64]: ...
+    def texts(self, doc_ords: _Array, /) -> list[str]: ...
 
 class DenseSegments:
     def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
@@ -112,6 +111,39 @@ class SparseSegments:
         allowed: list[Any] | None,
         /,
     ) -> _Lists: ...
+
+class HybridSearch:
+    def __init__(
+        self,
+        branches: list[tuple[DenseSegments | SparseSegments, float, bool, list[Any] | None]],
+        scale: str,
+        rrf_k: float,
+        ids: DocumentIds | None,
+        /,
+    ) -> None: ...
+    def search(
+        self,
+        queries: list[tuple[Any, ...]],
+        allowed: list[Any] | None,
+        k: int,
+        depth: int,
+        n_threads: int,
+        columns: bool,
+        /,
+    ) -> _Fused: ...
+
+class TextSearch:
+    def __init__(
+        self,
+        search: HybridSearch,
+        encoder: QueryEncoder,
+        fallback: ByLibrary,
+        unknown: int | None,
+        ids: DocumentIds,
+        record: type[Any],
+        /,
+    ) -> None: ...
+    def rank(self, query_id: str, text: object, k: int, depth: int, n_threads: int, /) -> Any: ...
 
 class QueryEncoder:
     def __init__(

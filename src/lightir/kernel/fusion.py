@@ -73,11 +73,11 @@ class DenseSegments:
         for each in segments:
             copies = None if each is None or each[2] is None else (each[2].rows, each[2].scales, each[2].errors)
             parts.append(None if each is None else (each[0], each[1], copies))
-        self._native = _native.DenseSegments(parts, _first_ords(n_docs))
+        self.native = _native.DenseSegments(parts, _first_ords(n_docs))
 
     def query(self, vector: npt.NDArray[np.float32]) -> BranchQuery:
         """A query of (dim,) float32, not wider than the rows."""
-        return (self._native, vector)
+        return (self.native, vector)
 
     def top_k(self, queries: npt.NDArray[np.float32], *, k: int, threads: int = 1, allowed: Allowed = None) -> Lists:
         """For each query the k best documents, and those of each segment's k best that tie; see `dense_top_k`.
@@ -88,7 +88,7 @@ class DenseSegments:
             threads: at most this many work at the same time.
             allowed: a bitmap a segment.
         """
-        return self._native.top_k(queries, k, threads, allowed)
+        return self.native.top_k(queries, k, threads, allowed)
 
 
 class SparseSegments:
@@ -106,7 +106,7 @@ class SparseSegments:
             b: see k1.
         """
         parts = [None if each is None else each.as_tuple() for each in segments]
-        self._native = _native.SparseSegments(parts, _first_ords(n_docs), k1, b)
+        self.native = _native.SparseSegments(parts, _first_ords(n_docs), k1, b)
 
     def query(
         self,
@@ -125,7 +125,7 @@ class SparseSegments:
                 where a term has the same id everywhere.
             mean: the documents' mean length.
         """
-        return (self._native, term_ids, weights, places, mean)
+        return (self.native, term_ids, weights, places, mean)
 
     def top_k(
         self,
@@ -153,7 +153,7 @@ class SparseSegments:
             threads: at most this many work at the same time, each on whole queries.
             allowed: a bitmap a segment.
         """
-        return self._native.top_k(query_indptr, query_term_ids, query_weights, places, mean, k, threads, allowed)
+        return self.native.top_k(query_indptr, query_term_ids, query_weights, places, mean, k, threads, allowed)
 
 
 class DocumentIds:
@@ -161,7 +161,7 @@ class DocumentIds:
 
     def __init__(self, segments: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]) -> None:
         """Borrow the segments' ids: their texts one after the other, ascending, and where each begins, with the end."""
-        self._native = _native.DocumentIds(list(segments), _first_ords([len(indptr) - 1 for _, indptr in segments]))
+        self.native = _native.DocumentIds(list(segments), _first_ords([len(indptr) - 1 for _, indptr in segments]))
 
     def order(self, doc_ords: DocOrds, scores: Scores | npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """The places of documents, whose scores fall already, in the total order: score down, then id up by its bytes.
@@ -170,7 +170,11 @@ class DocumentIds:
             doc_ords: (n,) uint32.
             scores: (n,) float32 or float64.
         """
-        return self._native.order(doc_ords, scores)
+        return self.native.order(doc_ords, scores)
+
+    def texts(self, doc_ords: DocOrds) -> list[str]:
+        """The documents' ids."""
+        return self.native.texts(doc_ords)
 
 
 def pair_scores(doc_ords: DocOrds, query: BranchQuery) -> Scores:

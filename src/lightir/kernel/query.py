@@ -43,8 +43,12 @@ class TextEncoder:
             term_weights: (vocab_size,) float32 that the weights are multiplied by, or None.
         """
         width = 0 if table is None else int(table.shape[1])
-        self._by_library = by_library
-        self._native = _native.QueryEncoder(
+        self.dim = (width if dim is None else dim) if table is not None else None
+        """Width of the dense vectors; None without them."""
+        self.counts_terms = vocab_size is not None
+        """Whether there are sparse vectors."""
+        self.by_library = by_library
+        self.native = _native.QueryEncoder(
             tokenizer,
             policy,
             table,
@@ -67,4 +71,4 @@ class TextEncoder:
         Raises:
             InvalidInput: a term id beyond the table or the vocabulary, or an out that does not fit.
         """
-        return self._native.encode(texts, threads, self._by_library, out)
+        return self.native.encode(texts, threads, self.by_library, out)

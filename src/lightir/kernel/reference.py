@@ -159,6 +159,36 @@ def _normalized(score: float, rank: int, listed: list[float], scale: str, rrf_k:
     return z if scale == "z-score" else max(0.5 + z / 6.0, 0.0)
 
 
+def search(
+    found: Sequence[Mapping[int, float]],
+    scores: Sequence[Mapping[int, float]],
+    ids: list[bytes],
+    *,
+    weights: Sequence[float],
+    scale: str,
+    k: int,
+    depth: int,
+    rrf_k: float = 60.0,
+) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
+    """See `lightir.kernel.hybrid.HybridSearch.search`.
+
+    `found` gives the scores of the documents that a branch finds, `scores` those of all.
+    """
+    n_listed = k if len(found) == 1 else depth
+    lists = []
+    for each in found:
+        best = sorted(each, key=lambda doc: (-each[doc], ids[doc]))[:n_listed]
+        lists.append((np.array(best, np.uint32), np.array([each[doc] for doc in best], np.float32)))
+    if len(found) == 1:
+        ((only, said),) = lists
+        column = [(score, score, rank) for rank, score in enumerate(said.tolist(), 1)]
+        return only.tolist(), said.tolist(), [column]
+    every = sum(len(docs) for docs, _ in lists)
+    docs, sums, columns = fuse(lists, scores, weights=weights, scale=scale, k=every, rrf_k=rrf_k)
+    order = order_of_ids(docs, sums, ids)[:k]
+    return [docs[i] for i in order], [sums[i] for i in order], [[column[i] for i in order] for column in columns]
+
+
 def order_of_ids(doc_ords: list[int], scores: list[float], ids: list[bytes]) -> list[int]:
     """See `lightir.kernel.fusion.DocumentIds.order`; ids by doc_ord."""
     return sorted(range(len(doc_ords)), key=lambda i: (-scores[i], ids[doc_ords[i]]))

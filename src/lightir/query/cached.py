@@ -142,9 +142,7 @@ class CachedQueryEncoder:
             NotFound: no table has that name.
             InvalidInput: a text is no str, or not representable in UTF-8, or `out` does not fit.
         """
-        encoder = self._encoders.get(task)
-        if encoder is None:
-            raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
+        encoder = self._encoder(task)
         found = encoder.encode(texts, threads=self.threads, out=out)
         if self.bigrams is not None:
             found = replace(found, dense=self._dense_with_bigrams(found.term_ids, self.bigrams, out))
@@ -152,6 +150,20 @@ class CachedQueryEncoder:
             return found
         vocab_size = self.contract.backbone.vocab_size
         return replace(found, sparse=self.expansions.means(found.term_ids, vocab_size=vocab_size, threads=self.threads))
+
+    def text_encoder(self, task: str | None = None) -> TextEncoder | None:
+        """The kernel's encoder, where it alone makes the vectors of `encode`; None with bigrams or expansions.
+
+        Raises:
+            NotFound: no table has that name.
+        """
+        return self._encoder(task) if self.bigrams is None and self.expansions is None else None
+
+    def _encoder(self, task: str | None) -> TextEncoder:
+        encoder = self._encoders.get(task)
+        if encoder is None:
+            raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
+        return encoder
 
     def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
         (table,) = self.tables.values()

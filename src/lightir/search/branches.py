@@ -72,7 +72,7 @@ class BranchSearch:
 
     def top(self, branch: Branch, k: int) -> list[BranchList]:
         """Each query's k best documents: score down, then doc_id up."""
-        if branch == "dense" and self._has_graphs():
+        if branch == "dense" and has_graphs(self.view):
             lists = self._graph_lists(k)
             return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
         if branch == "tokens" and self._likelihood is not None:
@@ -82,7 +82,7 @@ class BranchSearch:
 
     def complete(self, branches: Collection[Branch]) -> list[Branch]:
         """Those of which no other document that may be found scores more than the last one of `top`."""
-        lacking = self._has_graphs() or self.view.n_pending > 0
+        lacking = has_graphs(self.view) or self.view.n_pending > 0
         return [branch for branch in branches if branch != "dense" or not lacking]
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
@@ -95,7 +95,7 @@ class BranchSearch:
         """One query for a branch's documents, of which the kernel knows all but a language model."""
         if branch == "dense":
             assert self.queries.dense is not None  # the plan's branches were encoded
-            return self.view.dense_rows.query(self.queries.dense[query])
+            return self.view.dense_rows.query(np.ascontiguousarray(self.queries.dense[query]))
         if branch == "sparse":
             assert self._sparse_terms is not None
             return self.view.sparse_rows.query(*self._sparse_terms.row(query))
@@ -146,7 +146,7 @@ class BranchSearch:
 
     def _best(self, branch: Branch, k: int) -> Lists:
         """Each query's best documents with all that tie with the k-th."""
-        allowed = self._all_allowed(branch)
+        allowed = self.allowed(branch)
         if branch == "dense":
             return self._dense_best(self.view.dense_rows, k, allowed)
         if branch == "sparse":
@@ -179,9 +179,6 @@ class BranchSearch:
         counts[1:][directed] = np.diff(found[0])
         return np.cumsum(counts), found[1], found[2]
 
-    def _has_graphs(self) -> bool:
-        return not self.view.exact and any(each.segment.graph is not None for each in self.view.segments)
-
     def _graph_lists(self, k: int) -> list[list[BranchList]]:
         """The best documents of all segments without a graph by one scan, and of each other segment by its graph.
 
@@ -196,7 +193,7 @@ class BranchSearch:
         }
         rows = self.view.graphless_rows
         # With all that tie with the k-th.
-        scanned = [] if rows is None else [_split(self._dense_best(rows, k, self._all_allowed("dense")))]
+        scanned = [] if rows is None else [_split(self._dense_best(rows, k, self.allowed("dense")))]
         lists: dict[int, list[BranchList]] = {}
         lacking = list(asked)
         while lacking:
@@ -233,7 +230,8 @@ class BranchSearch:
             return len(self.view.segments[position].segment)
         return int(np.unpackbits(allowed).sum())
 
-    def _all_allowed(self, branch: Branch) -> list[npt.NDArray[np.uint8] | None] | None:
+    def allowed(self, branch: Branch) -> list[npt.NDArray[np.uint8] | None] | None:
+        """For each segment the bitmap of the documents that a branch may return; None where it may return all."""
         if self.matching is None and self.view.is_whole:
             return None
         limited = [self._allowed(branch, position) for position in range(len(self.view.segments))]
@@ -306,6 +304,11 @@ class BranchSearch:
             assert self.queries.tokens is not None
             self._token_terms[position] = self.queries.tokens.of_segment(position)
         return self._token_terms[position]
+
+
+def has_graphs(view: View) -> bool:
+    """Whether dense rows are searched through graphs."""
+    return not view.exact and any(each.segment.graph is not None for each in view.segments)
 
 
 def _as_floats(queries: SparseVectors) -> QueryTerms:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +23,7 @@ from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, Pair
 from lightir.search.language_model import Smoothing
 from lightir.search.modes import Mode, Plan, plan
 from lightir.search.progressive import with_estimates
+from lightir.search.single import OfTexts, SingleSearch, single_search
 from lightir.text import check_text
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
 from lightir.vectors import Floats, QueryEncoder, QueryVectors
@@ -28,8 +31,21 @@ from lightir.vectors import Floats, QueryEncoder, QueryVectors
 DEPTH = 1000
 """Documents that each branch gives to the fusion."""
 
+PREPARED_KEPT = 64
+"""So many plans are kept bound to a view."""
+
 BATCH_QUERIES = 256
 MOST = 2**31 - 1
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A plan; and what searches by it for a single query, and for its text, or None where that takes another way."""
+
+    plan: Plan
+    single: SingleSearch | None
+    of_texts: OfTexts | None
 
 
 class Searcher:
@@ -60,6 +76,7 @@ class Searcher:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
             InvalidInput: a task, but no encoder; or a smoothing, but an index that counts no words.
         """
+        self._number = next(_NUMBERS)
         self.index = index
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
         self.task = task
@@ -111,21 +128,23 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a query_id that comes twice, a branch that the index lacks, a bad filter.
         """
+        view = self.index.view
+        how = self._prepared(view, mode, fusion, weights)
+        _check_counts(k, depth)
+        plain = filter is None and self.demand is None and not exclude and not exclude_same_id
+        if how.of_texts is not None and plain and len(queries) == 1:
+            return self._ranking_of(queries[0], how.of_texts, k, depth)
         named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
         ids = {query.query_id for query in named}
         if len(ids) < len(named):
             raise InvalidInput("a query_id comes twice; each query needs its own")
-        view = self.index.view
-        chosen = self._plan(view, mode, fusion, weights)
-        _check_counts(k, depth)
         matching = view.matching(filter)
         banned = [{*exclude.get(query.query_id, ()), *([query.query_id] * exclude_same_id)} for query in named]
         run: Run = {}
         for start in range(0, len(named), BATCH_QUERIES):
             batch = slice(start, start + BATCH_QUERIES)
-            encoded = self._encode(view, named[batch], chosen)
-            searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
-            for query, fused in zip(named[batch], _ranked(searched, chosen, k, depth, banned[batch]), strict=True):
+            best = self._best(view, how, named[batch], k, depth, matching, banned[batch], columns=False)
+            for query, fused in zip(named[batch], best, strict=True):
                 self._ask(view, fused)
                 run[query.query_id] = Ranking(query.query_id, view.doc_ids(fused.doc_ords), fused.scores)
         return run
@@ -150,18 +169,19 @@ class Searcher:
         scores add up to these branches' raw scores. Arguments are those of `search`.
         """
         view = self.index.view
-        chosen = self._plan(view, mode, fusion, weights)
+        how = self._prepared(view, mode, fusion, weights)
+        chosen = how.plan
         _check_counts(k, depth)
-        encoded = self._encode(view, [Query("", query)], chosen)
-        searched = BranchSearch(view, encoded, matching=view.matching(filter), threads=self.threads)
-        fused = next(_ranked(searched, chosen, k, depth, [set(exclude)]))
+        asked, matching = [Query("", query)], view.matching(filter)
+        (fused,) = self._best(view, how, asked, k, depth, matching, [set(exclude)], columns=True)
         self._ask(view, fused)
+        searched = BranchSearch(view, self._encode(view, asked, chosen)) if explain else None
         documents = view.documents(view.doc_ids(fused.doc_ords))
         analyzer = self._snippet_analyzer(view)
         hits = []
         for i, (document, doc_ord) in enumerate(zip(documents, fused.doc_ords.tolist(), strict=True)):
             waits = _is_estimated(view, chosen, doc_ord)
-            terms = self._terms(doc_ord, searched, chosen) if explain else []
+            terms = [] if searched is None else self._terms(doc_ord, searched, chosen)
             hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms, estimated=waits))
         return hits
 
@@ -252,10 +272,75 @@ class Searcher:
             )
         return chosen
 
+    def _prepared(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> _Prepared:
+        """The plan, bound to the view once for all queries that ask for the same."""
+        named = mode if mode is None or isinstance(mode, str) else tuple(mode)
+        key = self._number, named, fusion, None if weights is None else tuple(weights.items())
+        found: _Prepared | None = view.prepared.get(key)
+        return self._prepare(view, key, mode, fusion, weights) if found is None else found
+
+    def _prepare(
+        self, view: View, key: object, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None
+    ) -> _Prepared:
+        chosen = self._plan(view, mode, fusion, weights)
+        single = single_search(view, chosen, self.smoothing)
+        of_texts = None if single is None else single.of_texts(view, self.encoder, self.task)
+        if len(view.prepared) >= PREPARED_KEPT:
+            view.prepared.clear()
+        view.prepared[key] = found = _Prepared(chosen, single, of_texts)
+        return found
+
+    def _ranking_of(self, query: Query | str, of_texts: OfTexts, k: int, depth: int) -> Run:
+        query_id, text = ("0", query) if isinstance(query, str) else (query.query_id, query.text)
+        try:
+            return {query_id: of_texts(query_id, text, k, max(k, depth), self.threads)}
+        except InvalidInput:
+            _checked_text(query_id, text)  # says it by the query's id
+            raise
+
+    def _best(
+        self,
+        view: View,
+        how: _Prepared,
+        queries: Sequence[Query],
+        k: int,
+        depth: int,
+        matching: Sequence[Mask] | None,
+        banned: Sequence[set[str]],
+        *,
+        columns: bool,
+    ) -> Iterable[Fused]:
+        """Each query's k best documents, in the order of the queries; a batch always says what the branches say."""
+        if len(queries) == 1 and how.single is not None:
+            return [self._best_of_one(view, how.plan, how.single, queries[0], k, depth, matching, banned[0], columns)]
+        encoded = self._encode(view, queries, how.plan)
+        searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
+        return _ranked(searched, how.plan, k, depth, banned)
+
+    def _best_of_one(
+        self,
+        view: View,
+        chosen: Plan,
+        single: SingleSearch,
+        query: Query,
+        k: int,
+        depth: int,
+        matching: Sequence[Mask] | None,
+        banned: set[str],
+        columns: bool,
+    ) -> Fused:
+        searched = BranchSearch(view, self._encode(view, [query], chosen), threads=self.threads)
+        fused = single.ranked(
+            searched,
+            allowed=single.allowed(view, matching),
+            k=k + len(banned),
+            depth=max(k, depth) + len(banned),
+            columns=columns,
+        )
+        return _without(fused, view, banned).take(slice(0, k)) if banned else fused
+
     def _encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
-        texts = [
-            check_text(each.text, f"query {each.query_id!r}" if each.query_id else "the query") for each in queries
-        ]
+        texts = [_checked_text(each.query_id, each.text) for each in queries]
         by_tokens = "tokens" in chosen.branches or chosen.estimates
         by_words = by_tokens and not self.index.counts_model_terms
         tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
@@ -321,6 +406,10 @@ class Searcher:
     def _snippet_analyzer(self, view: View) -> Analyzer:
         # Without words of its own the index gets the analyzer that knows no language but cuts Chinese as well.
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
+
+
+def _checked_text(query_id: str, text: str) -> str:
+    return check_text(text, f"query {query_id!r}" if query_id else "the query")
 
 
 def _word_queries(view: View, texts: Sequence[str], *, idfs: bool) -> TokenQueries:

@@ -1,0 +1,190 @@
+"""Single queries, which one call of the kernel answers, against batches, whose lists are joined call by call."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightir.errors import InvalidInput, NotFound
+from lightir.index import Index, IndexWriter
+from lightir.query import CachedQueryEncoder, CachedTable
+from lightir.query.bigrams import Bigrams
+from lightir.query.tables import CachedBigrams
+from lightir.search import Searcher, branches
+from lightir.search.language_model import Smoothing
+from lightir.search.single import single_search
+from lightir.types import Document, Query
+from lightir.vectors import QueryVectors
+from small_collections import VOCAB_SIZE, csr, word_contract, word_table, word_tokenizer
+
+QUERIES = ("the cat", "cat", "dog runs dog", "fish sleeps well the cat", "", "unknown words", "cat ünknown", "the the")
+MODES = ("hybrid", "dense", "sparse", "tokens", "hybrid+tokens", "sparse+tokens")
+FUSIONS = ("linear", "linear:z-score", "linear:none", "rrf", "dbsf")
+
+
+class OtherKind:
+    """An encoder of which a searcher knows its vectors alone."""
+
+    def __init__(self, encoder: CachedQueryEncoder) -> None:
+        self._encoder = encoder
+        self.document_fingerprint = encoder.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        return self._encoder.encode(texts, task=task)
+
+
+def encoder(**changes: Any) -> CachedQueryEncoder:
+    return CachedQueryEncoder(word_contract(**changes), word_tokenizer(), tables={"": CachedTable(word_table())})
+
+
+@pytest.fixture(params=["ascending", "mixed", "deleted"])
+def index(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Index]:
+    """Three segments with many ties, whose ids ascend over all of them or do not; with tombstones in two."""
+    rng = np.random.default_rng(7)
+    names = [f"d{i:02d}" for i in range(36)]
+    order = names if request.param == "ascending" else [names[i] for i in rng.permutation(36)]
+    words = ("cat", "dog", "fish", "runs", "sleeps", "the", "well")
+    with IndexWriter.create(tmp_path / "index", contract=word_contract(), analyzer="words") as writer:
+        for first, size in ((0, 20), (20, 10), (30, 6)):  # a new segment absorbs those that are no larger
+            ids = order[first : first + size]
+            shown = [Document(i, " ".join(rng.choice(words, 3)), metadata={"even": int(i[1:]) % 2 == 0}) for i in ids]
+            rows = rng.integers(-1, 2, (size, 4)).astype(np.float16)
+            impacts = [{int(term): int(rng.integers(1, 3)) for term in rng.integers(1, VOCAB_SIZE, 3)} for _ in ids]
+            writer.add(shown, dense=rows, sparse=csr(impacts, vocab_size=VOCAB_SIZE, dtype=np.uint8))
+        if request.param == "deleted":
+            writer.delete([order[0], order[5], order[31]])
+    with Index.open(tmp_path / "index") as opened:
+        assert len(opened.view.segments) == 3
+        assert opened.view.ids_ascend == (request.param == "ascending")
+        yield opened
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["text", "vectors"])
+def test_a_query_by_itself_is_ranked_as_in_a_batch(index: Index, mode: str, kind: str) -> None:
+    own = encoder()
+    searcher = Searcher(index, own if kind == "text" else OtherKind(own))
+    wanted: list[dict[str, Any]] = [
+        {},
+        {"filter": {"even": True}},
+        {"exclude": dict.fromkeys(QUERIES, ("d03", "d07", "nobody"))},
+    ]
+    for fusion, (k, depth), more in itertools.product(FUSIONS, ((1, 1), (3, 5), (10, 4), (40, 1000)), wanted):
+        how = {"mode": mode, "fusion": fusion, "depth": depth, **more}
+        together = searcher.search([Query(text, text) for text in QUERIES], k, **how)
+        for text in QUERIES:
+            found = searcher.search([Query(text, text)], k, **how)
+            assert list(found) == [text]
+            assert list(found[text].doc_ids) == list(together[text].doc_ids)
+            np.testing.assert_array_equal(found[text].scores, together[text].scores)
+            assert found[text].scores.dtype == np.float64
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_hits_say_what_explanations_say(index: Index, fusion: str) -> None:
+    searcher = Searcher(index, encoder())
+    for text in ("the cat", "dog runs dog"):
+        for hit in searcher.hits(text, 5, mode="hybrid+tokens", fusion=fusion, depth=6):
+            explained = searcher.explain(text, hit.doc_id, mode="hybrid+tokens", fusion=fusion, depth=6)
+            assert hit.score == explained.score
+            for branch, said in hit.branches.items():
+                assert said == explained.branches[branch]
+
+
+def test_the_kernel_answers_a_single_query_alone(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither text nor vectors, filters nor exclusions make a single query take the way of batches."""
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("the way of batches")
+
+    own = encoder()
+    monkeypatch.setattr(branches.BranchSearch, "top", refuse)
+    for searcher in (Searcher(index, own), Searcher(index, OtherKind(own))):
+        for mode in MODES:
+            assert searcher.search(["the cat"], 3, mode=mode)["0"].doc_ids
+            assert searcher.search(["the cat"], 3, mode=mode, filter={"even": True}, exclude={"0": ["d02"]})
+            assert searcher.hits("the cat", 3, mode=mode)
+    with pytest.raises(AssertionError):
+        Searcher(index, own).search(["the cat", "dog"])
+
+
+def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) -> None:
+    searcher = Searcher(index, encoder())
+
+    def of_texts(own: Any, mode: str, task: str | None = None) -> object:
+        single = single_search(index.view, searcher._plan(index.view, mode, None, None), None)
+        assert single is not None
+        return single.of_texts(index.view, own, task)
+
+    assert of_texts(encoder(), "hybrid") is not None
+    assert of_texts(encoder(), "tokens") is None
+    assert of_texts(OtherKind(encoder()), "hybrid") is None
+    assert of_texts(None, "tokens") is None
+    with pytest.raises(NotFound, match="no query table for task 'other'"):
+        of_texts(encoder(), "hybrid", "other")
+
+
+def test_what_takes_more_than_the_kernel_goes_the_way_of_batches(tmp_path: Path) -> None:
+    with IndexWriter.create(tmp_path / "index", contract=word_contract(), analyzer="words") as writer:
+        writer.add([Document("a", "the cat"), Document("b", "a dog")])
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index, encoder())
+        chosen = searcher._plan(index.view, "tokens", None, None)
+        assert single_search(index.view, chosen, None) is not None
+        assert single_search(index.view, dataclasses.replace(chosen, estimates=True), None) is None
+        assert single_search(index.view, chosen, Smoothing("dirichlet", 10.0)) is None
+        assert searcher.search(["cat"], mode="tokens")["0"].doc_ids == ["a"]
+
+
+def test_a_text_that_is_none_is_refused_by_its_query(index: Index) -> None:
+    searcher = Searcher(index, encoder())
+    with pytest.raises(InvalidInput, match="query 'q7' is int; expected str"):
+        searcher.search([Query("q7", 3)])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="query 'q8' cannot be written as UTF-8"):
+        searcher.search([Query("q8", "cat \ud800")])
+    with pytest.raises(InvalidInput, match="k is 0"):
+        searcher.search(["cat"], 0)
+
+
+def test_what_was_made_ready_goes_with_the_view(index: Index) -> None:
+    """A searcher finds what came after its first search; many ways of asking keep no more than some of them bound."""
+    searcher = Searcher(index, encoder())
+    before = searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids
+    with IndexWriter.open(index.folder) as writer:
+        writer.delete([before[0]])
+    assert searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids == before
+    assert index.refresh()
+    assert searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids == list(before[1:])
+    for i in range(200):
+        searcher.search(["the cat"], mode="hybrid", fusion=f"rrf:{i}")
+    assert len(index.view.prepared) <= 64
+
+
+def test_two_searchers_of_a_view_keep_to_their_own_encoders(index: Index) -> None:
+    one = encoder()
+    turned = CachedQueryEncoder(word_contract(), word_tokenizer(), tables={"": CachedTable(-word_table())})
+    first, second = (Searcher(index, each).search(["the cat"], 5, mode="dense")["0"] for each in (one, turned))
+    assert list(first.doc_ids) != list(second.doc_ids)
+
+
+def test_rows_of_bigrams_are_in_a_single_query_s_vector(index: Index) -> None:
+    the_cat = Bigrams(np.array([[6, 1]], np.uint32))
+    contract = word_contract()
+    policy = dataclasses.replace(contract.query, bigrams=the_cat.hash)
+    own = CachedQueryEncoder(
+        dataclasses.replace(contract, query=policy),
+        word_tokenizer(),
+        tables={"": CachedTable(word_table())},
+        bigrams=CachedBigrams(the_cat, CachedTable(np.full((1, 4), 5, np.float16))),
+    )
+    assert own.text_encoder() is None
+    searcher = Searcher(index, own)
+    alone, together = searcher.search(["the cat"], mode="dense"), searcher.search(["the cat", "dog"], mode="dense")
+    assert list(alone["0"].doc_ids) == list(together["0"].doc_ids)
+    np.testing.assert_array_equal(alone["0"].scores, together["0"].scores)
