@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightir.cli.add import say_pending
 from lightir.cli.arguments import add_json, positive
@@ -89,22 +89,20 @@ def run(args: argparse.Namespace) -> None:
 def build(args: argparse.Namespace) -> IndexInfo:
     """The index of what was named: all vectors folders, or all corpora."""
     folders = [Path(each) for each in args.vectors]
-    analyzer = None if args.analyzer == NO_ANALYZER else args.analyzer
+    options: dict[str, Any] = {
+        "dense_dim": args.dense_dim,
+        "dense_dtype": args.dense_dtype or "fp16",
+        "sparse_top_k": args.sparse_top_k,
+        "dense_graph": args.dense_graph,
+        "analyzer": None if args.analyzer == NO_ANALYZER else args.analyzer,
+        "segment_documents": args.segment_documents,
+        "overwrite": args.overwrite,
+    }
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model is for a plain corpus; the vectors' contract says which model is theirs")
-        return index_vectors(
-            folders,
-            Path(args.out),
-            query_encoder=args.query_encoder and Path(args.query_encoder),
-            dense_dim=args.dense_dim,
-            dense_dtype=args.dense_dtype or "fp16",
-            sparse_top_k=args.sparse_top_k,
-            dense_graph=args.dense_graph,
-            analyzer=analyzer,
-            segment_documents=args.segment_documents,
-            overwrite=args.overwrite,
-        )
+        own = args.query_encoder and Path(args.query_encoder)
+        return index_vectors(folders, Path(args.out), query_encoder=own, **options)
     contract, query_encoder = None, args.query_encoder
     if args.model:
         contract, own = model_of(args.model)
@@ -117,19 +115,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     from lightir.data import read_documents
     from lightir.index import build_index, document_shards
 
-    return build_index(
-        document_shards(read_documents(args.vectors)),
-        args.out,
-        contract=contract,
-        query_encoder=query_encoder,
-        dense_dim=args.dense_dim,
-        dense_dtype=args.dense_dtype or "fp16",
-        sparse_top_k=args.sparse_top_k,
-        dense_graph=args.dense_graph,
-        analyzer=analyzer,
-        segment_documents=args.segment_documents,
-        overwrite=args.overwrite,
-    )
+    shards = document_shards(read_documents(args.vectors))
+    return build_index(shards, args.out, contract=contract, query_encoder=query_encoder, **options)
 
 
 def model_of(address: str) -> tuple[Contract, Path]:

@@ -55,16 +55,10 @@ def cache_vocabulary(
             a dtype that the model's kind of queries cannot have, or a device that is not there.
         AlreadyExists: the folder is there.
     """
-    if out is None:
-        if isinstance(model, LightRetriever):
-            raise InvalidInput("a loaded model has no folder; say where the query encoder goes")
-        out = resolve_model_folder(model) / QUERY_ENCODER
-    if isinstance(model, LightRetriever):
-        if device != "auto":
-            raise InvalidInput("a loaded model stays on its device; give its folder to choose another")
-        retriever = model
-    else:
-        retriever = LightRetriever.load(str(resolve_model_folder(model)), device=device)
+    retriever, own_folder = _loaded(model, device)
+    folder = own_folder if out is None else Path(out)
+    if folder is None:
+        raise InvalidInput("a loaded model has no folder; say where the query encoder goes")
     wanted = [(task, listed_instructions(task)[0]) for task in tasks] + [(text, text) for text in instructions]
     contract, tables = retriever.contract, []
     expansions = None
@@ -79,7 +73,7 @@ def cache_vocabulary(
             rows = cached_table(retriever, instruction=instruction, dim=dim, batch=batch)
             tables.append(QueryTable(task, instruction, rows))
     write_query_encoder(
-        out,
+        folder,
         contract,
         retriever.backbone.tokenizer,
         tables,
@@ -88,7 +82,17 @@ def cache_vocabulary(
         expansions=expansions,
         overwrite=overwrite,
     )
-    return Path(out)
+    return folder
+
+
+def _loaded(model: LightRetriever | str | os.PathLike[str], device: str) -> tuple[LightRetriever, Path | None]:
+    """The model, and where its query encoder goes by default: into its folder, if it was given as one."""
+    if not isinstance(model, LightRetriever):
+        folder = resolve_model_folder(model)
+        return LightRetriever.load(str(folder), device=device), folder / QUERY_ENCODER
+    if device != "auto":
+        raise InvalidInput("a loaded model stays on its device; give its folder to choose another")
+    return model, None
 
 
 def stored_term_weights(model: LightRetriever) -> Floats | None:

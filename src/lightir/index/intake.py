@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -149,6 +150,13 @@ def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, document
         lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
     )
     return query_term_ids(tokenizer, reading, texts)
+
+
+def refuse_repeated(shard: Shard) -> None:
+    """Raise InvalidInput where a doc_id comes twice in a batch."""
+    counts = Counter(document.doc_id for document in shard.documents)
+    if repeated := [doc_id for doc_id, count in counts.items() if count > 1]:
+        raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")
 
 
 def sliced(shard: Shard, size: int) -> Iterator[Shard]:

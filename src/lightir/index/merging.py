@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -67,3 +68,20 @@ def packed(segments: Sequence[LiveSegment], size: int, *, progress: bool) -> Ite
                     gathered = []
         if gathered:
             yield join(gathered)
+
+
+def with_stored_tokens(segments: Sequence[LiveSegment], vectors: Rows, keys: Mapping[str, int]) -> Rows:
+    """Rows of vectors joined with the term counts that the index holds of the same documents.
+
+    Args:
+        segments: those of the index.
+        vectors: rows without tokens, of documents that are live in the segments.
+        keys: each of these documents' key, by doc_id.
+    """
+    wanted = np.array(list(keys.values()), dtype=np.int64)
+    places = [np.flatnonzero(np.isin(each.segment.doc_keys, wanted) & each.live) for each in segments]
+    found = join([of_segment(each.segment, here) for each, here in zip(segments, places, strict=True) if len(here)])
+    order = {doc_id: i for i, doc_id in enumerate(found.doc_ids)}
+    stored = found.take(np.array([order[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64))
+    doc_keys = np.array([keys[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64)
+    return dataclasses.replace(vectors, doc_keys=doc_keys, tokens=stored.tokens)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +21,11 @@ from lightir.index import filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
-from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, sliced
+from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, refuse_repeated, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
-from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_tombstones
+from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_stored_tokens, with_tombstones
 from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
-from lightir.index.rows import Rows, join, of_segment
+from lightir.index.rows import Rows
 from lightir.index.segment_writer import write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
 from lightir.index.view import LiveSegment, View
@@ -144,9 +142,7 @@ class IndexWriter:
     def __enter__(self) -> IndexWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -251,16 +247,17 @@ class IndexWriter:
         shard = Shard(documents, dense, sparse)
         if dense is None and sparse is None:
             raise InvalidInput("set_vectors was given no vectors")
-        _refuse_repeated(shard)
+        refuse_repeated(shard)
         with self._threads:
-            self._require_same_kinds(shard)
+            _require_same_kinds(self._view, shard)
             same, left = self._unchanged(documents)
             rows = self._intake.vectors(shard).take(np.array(same, dtype=np.int64))
             if same:
                 keys = self._store.keys(rows.doc_ids)
                 with self._changing() as change:
-                    for piece in _pieces(len(rows), self._added_documents):
-                        change.added.append(self._with_tokens(rows.take(piece), keys))
+                    for start in range(0, len(rows), self._added_documents):
+                        piece = rows.take(np.arange(len(rows))[start : start + self._added_documents])
+                        change.added.append(with_stored_tokens(self._view.segments, piece, keys))
                     change.buried.append(np.array(list(keys.values()), dtype=np.int64))
             return left
 
@@ -306,9 +303,9 @@ class IndexWriter:
 
     def _put(self, shard: Shard, *, replace: bool) -> int:
         stored = [store_row(document) for document in shard.documents]
-        _refuse_repeated(shard)
+        refuse_repeated(shard)
         with self._threads:
-            self._require_same_kinds(shard)
+            _require_same_kinds(self._view, shard)
             known = self._store.keys(row[0] for row in stored)
             if known and not replace:
                 raise InvalidInput(f"document {next(iter(known))!r} is in the index already; upsert replaces it")
@@ -333,18 +330,6 @@ class IndexWriter:
                 change.buried.append(keys)
         return len(keys)
 
-    def _require_same_kinds(self, shard: Shard) -> None:
-        has = (shard.dense is not None, shard.sparse is not None)
-        if not any(has):
-            return
-        kinds = {
-            (each.segment.has("dense"), each.segment.has("sparse"))
-            for each in self._view.segments
-            if each.n_pending < each.n_live
-        }
-        if self._view.contract is not None and kinds - {has}:
-            raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index {kinds.pop()}")
-
     def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
         """The positions of the documents that are stored with this title and text, and the ids of the others."""
         known = self._store.keys(document.doc_id for document in documents)
@@ -356,19 +341,6 @@ class IndexWriter:
             else:
                 left.append(document.doc_id)
         return same, left
-
-    def _with_tokens(self, vectors: Rows, keys: dict[str, int]) -> Rows:
-        """Rows of vectors joined to the term counts that the index has of the same documents."""
-        found, wanted = [], np.array(list(keys.values()), dtype=np.int64)
-        for each in self._view.segments:
-            here = np.flatnonzero(np.isin(each.segment.doc_keys, wanted) & each.live)
-            if len(here):
-                found.append(of_segment(each.segment, here))
-        stored = join(found)
-        order = {doc_id: i for i, doc_id in enumerate(stored.doc_ids)}
-        stored = stored.take(np.array([order[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64))
-        doc_keys = np.array([keys[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64)
-        return dataclasses.replace(vectors, doc_keys=doc_keys, tokens=stored.tokens)
 
     @contextmanager
     def _changing(self, *, progress: bool = False) -> Iterator[_Change]:
@@ -410,16 +382,15 @@ class IndexWriter:
                 self._store.set_deleted(each.number, each.deleted)
 
 
-def _pieces(n: int, size: int) -> Iterator[npt.NDArray[np.int64]]:
-    for start in range(0, n, size):
-        yield np.arange(start, min(start + size, n))
-
-
-def _refuse_repeated(shard: Shard) -> None:
-    counts = Counter(document.doc_id for document in shard.documents)
-    repeated = [doc_id for doc_id, count in counts.items() if count > 1]
-    if repeated:
-        raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")
+def _require_same_kinds(view: View, shard: Shard) -> None:
+    """Refuse vectors of other branches than the index's encoded documents have."""
+    has = (shard.dense is not None, shard.sparse is not None)
+    if view.contract is None or not any(has):
+        return
+    encoded = [each.segment for each in view.segments if each.n_pending < each.n_live]
+    kinds = {(segment.has("dense"), segment.has("sparse")) for segment in encoded}
+    if kinds - {has}:
+        raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index {kinds.pop()}")
 
 
 def _sweep(folder: Path, view: View) -> None:

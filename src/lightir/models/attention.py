@@ -163,7 +163,7 @@ def shared_prompt_attention(
 
 @contextlib.contextmanager
 def attention_code(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """The model's layers attend through the function registered under this name, for a while."""
+    """Inside, the model's layers attend through the function that is registered under this name."""
     before = model.config._attn_implementation
     model.config._attn_implementation = name
     try:

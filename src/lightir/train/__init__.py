@@ -1,1 +1,1 @@
-"""The training room: recipes, the contrastive stage, checkpoints and hard negatives."""
+"""Training: one file a stage, the loop that runs them, recipes, teachers, hard negatives and fitted query tables."""

@@ -72,8 +72,8 @@ class KernelSearch:
 class DeviceSearch:
     """The bags as a binary CSR matrix on a device, multiplied by the queries' weights: V_BoT(D) · V_θ(q), tile by tile.
 
-    Every score is the kernel's to the bit: a document's terms are summed in fp32 in their order. All of the corpus is
-    read for each batch of queries, once for all of them, which is what a GPU is good at.
+    Every score is the kernel's to the bit: a document's terms are summed in fp32 in their order. The whole corpus is
+    read once for each batch of queries, which is what a GPU is good at.
     """
 
     def __init__(self, bags: SparseVectors, device: torch.device, *, tile_bytes: int = TILE_BYTES) -> None:

@@ -110,7 +110,7 @@ def dead_share(weights: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The documents of the whole batch, as every query scores them.
+    """The documents of the whole batch, D of them, which each of its n queries scores.
 
     Attributes:
         dense: (D, H) pooled vectors, not yet normalised; None without a dense branch.
@@ -132,8 +132,8 @@ class Terms:
 
     Attributes:
         ids: (m,) int64, or None for the whole vocabulary in its order.
-        queries: which of them (or of the vocabulary) the batch's queries hold.
-        sample: which of them FLOPS and the count of non-zeros are taken over.
+        queries: positions among these terms of those that the batch's queries hold.
+        sample: the span of these terms that FLOPS and the count of non-zeros are taken over.
         factor: vocabulary size / size of the sample.
     """
 

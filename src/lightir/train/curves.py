@@ -13,7 +13,7 @@ FOLDER = "tensorboard"
 
 
 class Curves:
-    """Every number of every record, under its name; nothing, and said once, where TensorBoard is not installed."""
+    """Writes every number of every record under its name. Without TensorBoard it writes nothing and says so once."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
         """Write into `folder`; what an earlier run wrote there after `step` is not shown any more."""

@@ -44,8 +44,8 @@ def load_development(dataset: Dataset, split: str, *, queries: int, documents: i
     Args:
         dataset: a BEIR folder.
         split: whose queries are asked.
-        queries: at most so many, drawn at random.
-        documents: so many in all, but never fewer than are relevant.
+        queries: the most queries; they are drawn at random.
+        documents: how many in all, but never fewer than are relevant.
         seed: of the drawing.
     """
     generator = random.Random(seed)

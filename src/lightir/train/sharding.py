@@ -29,7 +29,7 @@ HOOKS = (
 
 
 def split_layers(trunk: nn.Module, device: str) -> Callable[[], None]:
-    """Split each layer's weights among all processes, in place; what comes back makes them whole and plain again.
+    """Split each layer's weights among all processes, in place; the function returned makes them whole and plain again.
 
     A layer's weights are gathered for its forward and for its backward pass and dropped behind each; its gradients are
     averaged over the processes while they are split. All processes have to call either function.

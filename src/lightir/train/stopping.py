@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def noted_interrupts() -> Iterator[Callable[[], bool]]:
-    """Inside, a first Ctrl-C (SIGINT) is only noted, which what comes back tells; a second one interrupts as ever.
+    """Inside, a first Ctrl-C (SIGINT) is only noted, and the function given says so; a second one interrupts as usual.
 
     Outside of the main thread, and where SIGINT is ignored, nothing changes. With several processes the answer is the
     same on all: one that was interrupted stops all, so every process has to ask equally often.
