@@ -27,7 +27,7 @@ from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.sidr import SidrLosses, SidrRecipe
 from lightir.train.stage_data import make_mixture, open_sets
-from processes import first_of
+from processes import first_of, wake_lora
 
 ALL = Losses(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
 DENSE = Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0)
@@ -64,10 +64,7 @@ def gradients(recipe: Recipe | SidrRecipe, *, size: int, dtype: torch.dtype = to
     recipe = dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, gradient_cache=size))
     sets, _ = open_sets(recipe, negatives=[None for _ in recipe.data])
     retriever = prepared(recipe)
-    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
-        for name, parameter in retriever.trunk.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    wake_lora(retriever.trunk.named_parameters())
     if isinstance(recipe, Recipe):
         fit_heads(retriever, recipe, sets)
     retriever.trunk.to(dtype)

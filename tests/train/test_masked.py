@@ -19,11 +19,10 @@ from lightir.models.own_weights import all_weights
 from lightir.train import contrastive
 from lightir.train.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
 from lightir.train.packing import PackedBatch, packed_states
-from lightir.train.processes import average_gradients
 from lightir.train.recipe import Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import read_recipe
-from processes import first_of
+from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import CAUSAL, tiny_backbone
 
 
@@ -95,11 +94,9 @@ def test_what_is_hidden_follows_the_shares_and_first_tokens_are_not(masking: Mas
 
 def gradients(recipe: MaskedRecipe) -> dict[str, torch.Tensor]:
     stage = MaskedNextToken(recipe, "cpu")
+    wake_lora(stage.parameters.items())
     parts, _ = stage.losses(0, step=0)
-    parts["masked"].backward()  # type: ignore[no-untyped-call]
-    average_gradients(list(stage.parameters.values()))
-    found = {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
-    return found | {name: value.detach() for name, value in parts.items()}
+    return gradients_of(parts, stage.parameters) | {name: value.detach() for name, value in parts.items()}
 
 
 def test_all_weights_are_trained_and_resumed(masking: MaskedRecipe, tmp_path: Path) -> None:
@@ -115,10 +112,7 @@ def test_all_weights_are_trained_and_resumed(masking: MaskedRecipe, tmp_path: Pa
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_several_processes_have_the_loss_and_gradient_of_one(world: int, masking: MaskedRecipe, tmp_path: Path) -> None:
-    one, several = gradients(masking), first_of(world, lambda: gradients(masking), tmp_path)
-    assert one.keys() == several.keys()
-    for name, expected in one.items():
-        torch.testing.assert_close(several[name], expected, atol=1e-5, rtol=1e-4)
+    assert_same(first_of(world, lambda: gradients(masking), tmp_path), gradients(masking), rtol=1e-4)
 
 
 def test_the_contrastive_stage_goes_on_from_it(masking: MaskedRecipe, recipe: Recipe, tmp_path: Path) -> None:

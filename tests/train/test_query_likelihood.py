@@ -18,7 +18,6 @@ from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFF
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
 from lightir.train import contrastive
-from lightir.train.processes import average_gradients
 from lightir.train.query_likelihood import (
     Corruption,
     LikelihoodEvaluation,
@@ -32,7 +31,7 @@ from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe
 from lightir.train.stages import read_recipe
-from processes import first_of
+from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import EOS
 
 FRAME = len(PASSAGE_PROMPT + PASSAGE_SUFFIX)
@@ -270,23 +269,15 @@ def test_what_makes_no_sense_is_refused(likelihood: LikelihoodRecipe, change: di
 
 def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
     stage = Stage(recipe, "cpu")
-    with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
-        for name, parameter in stage.parameters.items():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    wake_lora(stage.parameters.items())
     parts, _ = batch_losses(stage.retriever, stage.data.mixture.batch(0), recipe, number=0)
-    torch.stack(list(parts.values())).sum().backward()
-    average_gradients(list(stage.parameters.values()))
-    return {name: p.grad for name, p in stage.parameters.items() if p.grad is not None}
+    return gradients_of(parts, stage.parameters)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_several_processes_have_the_gradient_of_one(world: int, likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(likelihood, direction="both", passage_lm_weight=0.5)
-    one, several = gradients(recipe), first_of(world, lambda: gradients(recipe), tmp_path)
-    assert one.keys() == several.keys()
-    for name, expected in one.items():
-        assert float((several[name] - expected).norm() / expected.norm()) < 1e-4, name
+    assert_same(first_of(world, lambda: gradients(recipe), tmp_path), gradients(recipe), rtol=1e-4)
 
 
 def test_a_file_of_examples_is_trained_on(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
