@@ -119,6 +119,17 @@ def read_json(path: Path) -> Any:
         raise FormatError(f"{path} is not valid JSON: {error}") from error
 
 
+def inside(folder: Path, name: object) -> Path:
+    """The path of a file or folder that a record of the folder names: directly inside it, never elsewhere.
+
+    Raises:
+        FormatError: the name is none, or leads out of the folder.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise FormatError(f"{folder} names a file {str(name)[:80]!r}; expected the plain name of one that lies in it")
+    return folder / name
+
+
 def sha256_file(path: Path) -> str:
     """The file's SHA-256 as 64 hexadecimal digits."""
     with path.open("rb") as file:

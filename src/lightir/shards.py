@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lightir.contract import FILE_NAME, Contract
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
-from lightir.files import new_folder, read_json, sha256_file, sole_writer, write_json
+from lightir.files import inside, new_folder, read_json, sha256_file, sole_writer, write_json
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
@@ -205,6 +205,7 @@ class VectorsReader:
         version = self.manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise FormatError(f"{self.folder} has vectors format {version!r}; this release reads {FORMAT_VERSION}")
+        _check_shards(self.folder, self.manifest.get("shards"))
         if not self.manifest.get("complete") and not allow_incomplete:
             raise FormatError(f"{self.folder} is not complete; go on with: lightir encode … --resume")
 
@@ -217,9 +218,9 @@ class VectorsReader:
             yield self._read(entry)
 
     def _read(self, entry: dict[str, Any]) -> Shard:
-        folder = self.folder / str(entry["name"])
+        folder = inside(self.folder, entry["name"])
         for name, expected in entry["files"].items():
-            path = folder / name
+            path = inside(folder, name)
             if (
                 not path.is_file()
                 or path.stat().st_size != expected["bytes"]
@@ -234,6 +235,18 @@ class VectorsReader:
             indptr, term_ids, impacts = (np.load(folder / f"{name}.npy") for name in ("indptr", "term_ids", "impacts"))
             sparse = SparseVectors(indptr, term_ids, impacts, self.contract.backbone.vocab_size)
         return Shard(documents, dense, sparse)
+
+
+def _check_shards(folder: Path, shards: Any) -> None:
+    """Nothing, or a FormatError where the manifest does not list shards with their files."""
+    try:
+        for entry in shards:
+            inside(folder, entry["name"])
+            known = [(expected["bytes"], expected["sha256"]) for expected in entry["files"].values()]
+            if int(entry["documents"]) < 0 or not known:
+                raise ValueError("a shard has no files, or fewer than no documents")
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+        raise FormatError(f"{folder / MANIFEST} is damaged: {error!r}; encode into a new folder") from error
 
 
 def _write_shard(folder: Path, shard: Shard) -> None:

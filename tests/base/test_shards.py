@@ -156,3 +156,38 @@ def test_vectors_that_are_not_finite_or_too_few_are_refused() -> None:
 def test_no_documents_make_a_valid_empty_folder(tmp_path: Path) -> None:
     VectorsWriter(tmp_path / "v", make_contract()).finish()
     assert list(VectorsReader(tmp_path / "v")) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda manifest: manifest.pop("shards"),
+        lambda manifest: manifest.update(shards=[1]),
+        lambda manifest: manifest["shards"][0].update(files={"dense.npy": 1.5}),
+        lambda manifest: manifest["shards"][0]["files"]["dense.npy"].pop("bytes"),
+        lambda manifest: manifest["shards"][0].update(documents="many"),
+        lambda manifest: manifest["shards"][0].update(name="../other/shard-00000"),
+        lambda manifest: manifest["shards"][0].update(name="/etc"),
+        lambda manifest: manifest["shards"][0].update(name=".."),
+    ],
+)
+def test_a_manifest_that_lists_no_shards_of_the_folder_is_refused(tmp_path: Path, damage) -> None:
+    for name in ("v", "other"):
+        write(tmp_path / name).finish()
+    path = tmp_path / "v" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    damage(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FormatError):
+        list(VectorsReader(tmp_path / "v"))
+
+
+def test_a_shards_files_lie_in_it(tmp_path: Path) -> None:
+    write(tmp_path / "v").finish()
+    path = tmp_path / "v" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    files = manifest["shards"][0]["files"]
+    files["../shard-00000/dense.npy"] = files["dense.npy"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="plain name"):
+        list(VectorsReader(tmp_path / "v"))

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lightir.cli import main
+from lightir.cli.distill import SET_HELP
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
 from lightir.encode import encode_corpus
@@ -107,6 +108,23 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     capsys.readouterr()
     assert main(["search", str(tmp_path / "i"), "violin harbor", "--mode", "dense", "-k", "3", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+
+
+def test_a_fits_settings_are_changed_on_the_command_line(
+    teacher: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["distill", str(teacher), "--corpus", str(collection), "-o", str(tmp_path / "m"), "--bigrams", "9"]
+    assert main([*command, "--set", "temperature=3e-2", "--set", "steps=7"]) == 0
+    fit = dataclasses.replace(FitConfig(), temperature=0.03, steps=7, bigrams=9)
+    assert read_json(tmp_path / "m" / "distillation.json")["fit"] == dataclasses.asdict(fit)
+    for wrong, named in (("warmth=1", "temperature"), ("steps=some", "steps is 'some'"), ("steps", "key=value")):
+        assert main([*command, "--set", wrong]) != 0
+        assert named in capsys.readouterr().err
+
+
+def test_the_help_names_every_setting_of_a_fit() -> None:
+    named = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(FitConfig()).items())
+    assert SET_HELP.endswith(f"(defaults: {named})")
 
 
 def word_tokenizer(folder: Path) -> Path:

@@ -182,6 +182,15 @@ def test_damaged_folders_are_refused_by_file(tmp_path: Path, damage: str) -> Non
         CachedQueryEncoder.load(folder)
 
 
+def test_a_table_lies_in_its_folder(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    listing = folder / "tables.json"
+    (tmp_path / "elsewhere.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    listing.write_text(listing.read_text().replace("model.safetensors", "../elsewhere.safetensors"))
+    with pytest.raises(FormatError, match="plain name"):
+        CachedQueryEncoder.load(folder)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for name in ("lightir.json", "tokenizer.json", "tables.json", "model.safetensors"):
         folder = write_folder(tmp_path / name, word_contract(), {"": {"embeddings": word_table()}})

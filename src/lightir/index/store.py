@@ -176,7 +176,10 @@ class Store:
         rows = self._select("SELECT value FROM record")
         if len(rows) != 1:
             raise FormatError(f"{self.path} has {len(rows)} index records; expected one")
-        value: dict[str, Any] = json.loads(rows[0][0])
+        try:
+            value: dict[str, Any] = json.loads(rows[0][0])
+        except ValueError as error:
+            raise FormatError(f"{self.path} is damaged: its record is not JSON: {error}") from error
         return value
 
     def generation(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from lightir.errors import FormatError
+
 
 class SortedStrings:
     """Different strings in ascending order of code points (UTF-8 bytes sort the same way)."""
@@ -29,7 +31,10 @@ class SortedStrings:
         return len(self._indptr) - 1
 
     def __getitem__(self, position: int) -> str:
-        return self._bytes(position).decode()
+        try:
+            return self._bytes(position).decode()
+        except UnicodeDecodeError:
+            raise FormatError("an index file is damaged; `lightir verify` says which") from None
 
     def ends(self) -> tuple[bytes, bytes]:
         """The first and the last one in UTF-8; there must be one."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.files import read_json
+from lightir.files import inside, read_json
 from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
 from lightir.query.tables import CachedBigrams, CachedTable
@@ -62,7 +62,9 @@ def load_tables(folder: Path) -> dict[str, CachedTable]:
         if content["format_version"] != TABLES_VERSION:
             raise FormatError(f"{path} has version {content['format_version']!r}; this release reads {TABLES_VERSION}")
         dtype, records = str(content["dtype"]), list(content["tables"])
-        named = [(str(record["task"]), str(record["instruction"]), folder / str(record["file"])) for record in records]
+        named = [
+            (str(record["task"]), str(record["instruction"]), inside(folder, record["file"])) for record in records
+        ]
     except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: {error!r}; expected format_version, dtype and tables") from error
     return {task: _load_table(file, instruction, dtype) for task, instruction, file in named}

@@ -33,7 +33,15 @@ def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
         FormatError: not YAML, or bases that lead in a circle.
         InvalidInput: an override without "=".
     """
-    content = _with_base(Path(path), ())
+    return overridden(_with_base(Path(path), ()), overrides)
+
+
+def overridden(content: Any, overrides: Sequence[str]) -> Any:
+    """The content, changed in place: `key=value`, or `key.key=value` for a field inside an object, values in YAML.
+
+    Raises:
+        InvalidInput: an override without "=", whose value is no YAML, or that leads nowhere.
+    """
     for override in overrides:
         _override(content, override)
     return content
