@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,9 @@ def test_several_files_are_one_stream_with_one_set_of_ids(tmp_path: Path) -> Non
     assert count_documents([tmp_path / "a.jsonl", tmp_path / "a.jsonl"]) == 6
     with pytest.raises(InvalidInput, match=r"b\.csv, line 2: id 'a' stood already in .*a\.jsonl, line 1"):
         list(read_documents([tmp_path / "a.jsonl", tmp_path / "b.csv"]))
+    for read in (read_documents, read_queries):
+        with pytest.raises(InvalidInput, match=r"id 'a' stood in this file, which is named twice"):
+            list(read([tmp_path / "a.jsonl", tmp_path / "a.jsonl"]))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b"[1]", "line 2: list where an object was expected"),
-        (b"[" * 100_000, "line 2: not JSON"),
+        (b"[" * 100_000, "line 2: not JSON.*expected an object a line"),
         (b'{"_id": "b", "text": "x", "price": NaN}', "line 2: not JSON: NaN is no number"),
         (b'{"_id": "b", "text": "x", "price": [1, -1e999]}', "line 2: not JSON: -1e999 is no number"),
         (b'{"text": "x"}', r"line 2: no id: the fields are \['text'\]"),
@@ -206,6 +210,20 @@ def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
         read_documents(tmp_path)
     with pytest.raises(InvalidInput, match="no source"):
         read_documents([])
+    with pytest.raises(InvalidInput, match="empty string"):  # not the folder that one is in
+        read_documents("")
+    (tmp_path / "all.json").write_text("[]")
+    with pytest.raises(InvalidInput, match="expected JSON lines"):
+        read_documents(tmp_path / "all.json")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(InvalidInput, match="the pipe as stdin"):
+        read_documents(tmp_path / "pipe.jsonl")
+
+
+def test_a_name_that_is_not_utf_8_is_shown(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.txt")).write_text("x")
+    with pytest.raises(InvalidInput, match=r"bad.*\.txt' cannot be written as UTF-8"):
+        list(read_documents(tmp_path))
 
 
 @pytest.mark.parametrize(

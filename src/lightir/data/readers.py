@@ -150,6 +150,8 @@ class _Part:
         """What the source is; role ("corpus" or "queries") names a BEIR folder's file."""
         if str(source) == STDIN:
             return cls(None, "stdin")
+        if not str(source):
+            raise InvalidInput("a source is named by an empty string; expected a folder, a file, or - for stdin")
         path = Path(source)
         if path.is_dir():
             beir = beir_file(path, role)
@@ -161,8 +163,10 @@ class _Part:
                 f"{path} holds neither {role}.jsonl nor {role}.jsonl.gz"
                 + (f", nor text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
             )
-        if not path.is_file():
+        if not path.exists():
             raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
+        if not path.is_file():
+            raise InvalidInput(f"{path} is a pipe or a device; expected a folder or a file, or - and the pipe as stdin")
         return cls(path, _kind_of_file(path))
 
     def records(self, id_field: str, text_field: str) -> Iterator[Record]:
@@ -200,6 +204,8 @@ def _kind_of_file(path: Path) -> str:
         return "parquet"
     if suffix in TEXT_SUFFIXES:
         return "text"
+    if suffix == ".json":
+        raise InvalidInput(f"{path} is one JSON value; expected JSON lines, an object a line (jq -c '.[]' makes them)")
     known = (*JSONL_SUFFIXES, ".csv", ".tsv", ".parquet", *TEXT_SUFFIXES)
     raise InvalidInput(
         f"{path}: files named {suffix or 'without an ending'} are not known; expected {', '.join(known)}"
@@ -227,10 +233,11 @@ class _SeenIds:
         self._places: dict[str, tuple[str, int]] = {}
 
     def add(self, each_id: str, name: str, number: int) -> None:
-        before = self._places.setdefault(each_id, (name, number))
-        if before != (name, number):
-            here, there = place_name(name, number), place_name(*before)
-            raise InvalidInput(f"{here}: id {each_id!r} stood already in {there}; each id goes in once")
+        if each_id in self._places:
+            here, there = place_name(name, number), place_name(*self._places[each_id])
+            also = f" already in {there}" if here != there else " in this file, which is named twice"
+            raise InvalidInput(f"{here}: id {each_id!r} stood{also}; each id goes in once")
+        self._places[each_id] = (name, number)
 
 
 def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
@@ -240,6 +247,7 @@ def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
             path = cast(Path, part.path)
             for file in _text_files(path) if part.kind == "folder" else [path]:
                 doc_id = file.relative_to(path).as_posix() if part.kind == "folder" else file.name
+                check_text(doc_id, f"the name of {str(file)!r}")
                 seen.add(doc_id, str(file), 1)
                 yield Document(doc_id, read_text(file))
             continue

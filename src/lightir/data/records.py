@@ -26,7 +26,8 @@ def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[Record
         try:
             record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
-            raise InvalidInput(f"{name}, line {number}: not JSON: {error}") from None
+            hint = "" if line.lstrip().startswith("{") else "; expected an object a line"
+            raise InvalidInput(f"{name}, line {number}: not JSON: {error}{hint}") from None
         if not isinstance(record, dict):
             raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")
         yield number, record
