@@ -308,9 +308,8 @@ class IndexWriter:
             _require_same_kinds(self._view, shard)
             known = self._store.keys(row[0] for row in stored)
             if known and not replace:
-                raise InvalidInput(
-                    f"document {next(iter(known))!r} is in the index already; upsert (lightir add --replace) replaces it"
-                )
+                there = next(iter(known))
+                raise InvalidInput(f"document {there!r} is in the index already; upsert (add --replace) replaces it")
             rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)]
             if not stored:
                 return 0
