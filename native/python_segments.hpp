@@ -242,13 +242,17 @@ public:
     const FirstOrds& firsts() const { return firsts_; }
     const std::vector<SegmentIds>& ids() const { return ids_; }
 
-    // The ids of documents; one that a damaged place would put outside the text is empty, as in order_of_ids.
+    // The ids of documents; one that a damaged place would put outside the text is empty, as in order_of_ids, and one
+    // that is no UTF-8 is damage.
     nb::list texts(Span<uint32_t> doc_ords) const {
         nb::list out;
         for (const Span<uint8_t>& id : texts_of(firsts_, ids_, doc_ords)) {
             const auto* text = reinterpret_cast<const char*>(id.data);
             nb::object made = nb::steal(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(id.size), nullptr));
-            if (!made.is_valid()) nb::raise_python_error();
+            if (!made.is_valid()) {
+                PyErr_Clear();
+                throw DamagedArrays("an index file is damaged; `lightir verify` says which");
+            }
             out.append(made);
         }
         return out;

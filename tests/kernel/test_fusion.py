@@ -497,3 +497,6 @@ def test_an_id_that_lies_outside_its_text_is_taken_for_empty() -> None:
     assert DocumentIds([(text, indptr)]).order(u32(0, 1), f32(1, 1)).tolist() == [1, 0]
     with pytest.raises(InvalidInput, match="doc_ord 2 is outside the 2 documents"):
         DocumentIds([(text, indptr)]).order(u32(0, 2), f32(1, 1))
+    assert DocumentIds([(text, indptr)]).texts(u32(1, 0)) == ["", "a"]
+    with pytest.raises(FormatError, match="lightir verify"):
+        DocumentIds([(np.frombuffer(b"a\xff", np.uint8), np.array([0, 1, 2], np.int64))]).texts(u32(0, 1))
