@@ -70,6 +70,14 @@ def test_a_command_that_needs_an_absent_package_names_the_extra(bm25_index, tmp_
     assert "pip install 'lightir[train]'" in done.stderr
 
 
+@pytest.mark.parametrize("room", ["lightir.encode", "lightir.models.encoder"])
+def test_a_room_that_needs_an_absent_package_names_the_extra(room):
+    code = f"import sys; sys.modules['torch'] = None\nimport {room}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("lightir.errors.MissingExtra: torch is needed")
+    assert "pip install 'lightir[train]'" in done.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_examples(name, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -1,6 +1,12 @@
 """Language models as encoders: backbones, masks, pooling, heads and the losses' building blocks."""
 
+import importlib.util
 import logging
+
+from lightir.errors import MissingExtra
+
+if importlib.util.find_spec("torch") is None:
+    raise MissingExtra("torch is needed to train, to cache and to encode: pip install 'lightir[train]'")
 
 # Where these are installed transformers or peft import them; they talk of kernels for other machines and of torch's
 # internals.
