@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -329,3 +330,15 @@ def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
         np.testing.assert_allclose(found.scores[:m], sorted(total.values(), reverse=True), rtol=1e-4)
         for doc_id, score in zip(found.doc_ids[:m], found.scores[:m], strict=True):
             assert score == pytest.approx(total[doc_id], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [({"split": "tset"}, "no split 'tset'"), ({"measures": ["nDCG@10", "foo"]}, "'foo'"), ({"k": 3}, "k is 3")],
+)
+def test_what_cannot_be_measured_is_said_before_the_corpus_is_encoded(
+    tmp_path: Path, dataset: Path, wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        evaluate_model("no model is looked for", dataset, tmp_path / "work", **wrong)
+    assert not (tmp_path / "work").exists()

@@ -87,3 +87,19 @@ def test_an_unknown_measure_is_named(name: str) -> None:
 def test_two_spellings_of_one_measure_both_come_back() -> None:
     found = evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", "NDCG@10"])
     assert found.measures == {"nDCG@10": 1.0, "NDCG@10": 1.0}
+
+
+def test_a_query_whose_grades_are_all_negative_counts_zero() -> None:
+    """As TREC grades spam; trec_eval alone ended the process."""
+    qrels = {"q": {"a": 1, "b": -2}, "spam": {"a": -2, "c": -1}}
+    run = run_of(q=["a", "b"], spam=["a", "b"])
+    found = evaluate(run, qrels, ["nDCG@10", "R@10", "AP", "RR@10"])
+    assert {name: dict(values) for name, values in found.per_query.items()} == {
+        name: {"q": 1.0, "spam": 0.0} for name in ("nDCG@10", "R@10", "AP", "RR@10")
+    }
+
+
+@pytest.mark.parametrize("grade", [2**31 - 1, 10**14, -(10**14)])
+def test_grades_that_trec_eval_has_no_room_for_are_refused(grade: int) -> None:
+    with pytest.raises(InvalidInput, match=r"the grade of 'a' for query 'q'"):
+        evaluate(run_of(q=["a"]), {"q": {"a": grade}})

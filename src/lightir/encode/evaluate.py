@@ -18,7 +18,7 @@ from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index
 from lightir.search import Searcher
-from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems
+from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems, measured_depth
 from lightir.vectors import QueryVectors
 
 FULL = "full"
@@ -88,6 +88,7 @@ def evaluate_model(
         InvalidInput: a mode that the model cannot serve, and what evaluate_index raises.
     """
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
+    measured_depth(dataset, split, measures, k)  # what is wrong with these is said before the corpus is encoded
     with model_systems(
         model, dataset, work, modes=modes, task=task, analyzer=analyzer, device=device, threads=threads
     ) as systems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.types import Qrels, Run
 
+MOST_GRADE = 1_000_000
 DEFAULT_MEASURES = ("nDCG@10", "R@20", "R@50", "R@100", "RR@10")
 
 
@@ -47,7 +49,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
 
     Raises:
         MissingExtra: ir-measures is not installed.
-        InvalidInput: no judgements, no judged query in the run, or an unknown measure.
+        InvalidInput: no judgements, no judged query in the run, an unknown measure, or a grade beyond MOST_GRADE.
     """
     if not qrels:
         raise InvalidInput("there are no judgements to evaluate against")
@@ -56,8 +58,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
             f"none of the run's {len(run)} queries is among the {len(qrels)} judged ones "
             f"(the judgements have {next(iter(qrels))!r}); is it the right split?"
         )
-    ir_measures = _ir_measures()
-    parsed = {name: _parse(ir_measures, name) for name in measures}
+    ir_measures, parsed = _ir_measures(), parsed_measures(measures)
     # trec_eval orders by score and breaks ties by id, downward; falling whole numbers make it keep our order.
     scores = {
         query_id: {doc_id: float(len(ranking) - place) for place, doc_id in enumerate(ranking.doc_ids)}
@@ -66,13 +67,44 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
     }
     found: dict[Any, dict[str, float]] = defaultdict(dict)
     if scores:
-        for metric in ir_measures.iter_calc(list(set(parsed.values())), qrels, scores):
-            found[metric.measure][metric.query_id] = float(metric.value)
+        try:
+            for metric in ir_measures.iter_calc(list(set(parsed.values())), _bearable(qrels), scores):
+                found[metric.measure][metric.query_id] = float(metric.value)
+        except subprocess.SubprocessError as error:  # some measures are computed by scripts
+            raise InvalidInput(f"ir-measures cannot compute all of {', '.join(measures)}: {error}") from error
     per_query = {
         name: {query_id: found[measure].get(query_id, 0.0) for query_id in qrels} for name, measure in parsed.items()
     }
     means = {name: sum(values.values()) / len(values) for name, values in per_query.items()}
     return Evaluation(means, per_query)
+
+
+def parsed_measures(measures: Sequence[str]) -> dict[str, Any]:
+    """ir-measures' object for each name.
+
+    Raises:
+        MissingExtra: ir-measures is not installed.
+        InvalidInput: an unknown measure.
+    """
+    ir_measures = _ir_measures()
+    return {name: _parse(ir_measures, name) for name in measures}
+
+
+def _bearable(qrels: Qrels) -> Qrels:
+    """The judgements as trec_eval bears them: it has a place for each grade up to a query's best, which must be one.
+
+    A query whose grades are all negative ends the process there; with zeros all its measures are 0, as they should be.
+    """
+    bearable: Qrels = {}
+    for query_id, grades in qrels.items():
+        for doc_id, grade in grades.items():
+            if abs(grade) > MOST_GRADE:
+                raise InvalidInput(
+                    f"the grade of {doc_id!r} for query {query_id!r} is {grade}; expected {MOST_GRADE:,} at most"
+                )
+        best = max(grades.values(), default=0)
+        bearable[query_id] = grades if best >= 0 else dict.fromkeys(grades, 0)
+    return bearable
 
 
 def _ir_measures() -> Any:

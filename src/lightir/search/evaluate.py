@@ -12,6 +12,7 @@ from typing import Any
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES, Comparison, Evaluation, compare, evaluate, write_run
+from lightir.eval.measures import parsed_measures
 from lightir.search.searcher import Searcher
 from lightir.types import BRANCHES, Branch, Qrels
 
@@ -123,8 +124,7 @@ def evaluate_systems(
         raise InvalidInput("no mode was named; leave modes out for all that the index has")
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     start = time.perf_counter()
-    depth = _depth(measures, k)
-    qrels = dataset.qrels(split)
+    depth, qrels = measured_depth(dataset, split, measures, k)
     missing = missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
     queries = list(dataset.queries(split))
     found = {}
@@ -150,6 +150,21 @@ def all_modes(branches: Sequence[Branch]) -> tuple[str, ...]:
     alone = [branch for branch in ("tokens", "dense", "sparse") if branch in branches]
     joined = ["hybrid"] if len(alone) > 1 else []
     return (*alone, *joined, *(["hybrid+tokens"] if len(alone) == len(BRANCHES) else []))
+
+
+def measured_depth(dataset: Dataset, split: str, measures: Sequence[str], k: int | None) -> tuple[int, Qrels]:
+    """How deep rankings must be, and the split's judgements; whoever encodes a corpus first asks before that.
+
+    Raises:
+        NotFound: there is no such split.
+        InvalidInput: no judgements, an unknown measure, or k is less than a cutoff.
+        MissingExtra: ir-measures is not installed.
+    """
+    parsed_measures(measures)
+    depth, qrels = _depth(measures, k), dataset.qrels(split)
+    if not qrels:
+        raise InvalidInput(f"{dataset.name} has no judgements in its split {split!r}")
+    return depth, qrels
 
 
 def _depth(measures: Sequence[str], k: int | None) -> int:
