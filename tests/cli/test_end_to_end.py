@@ -152,7 +152,7 @@ def test_negatives_are_mined_with_an_index_and_with_a_model(dataset, model, inde
     assert json.loads(capsys.readouterr().out)["dropped"].keys() == found["dropped"].keys()
     assert found["kept"] == sum(len(json.loads(line)["negatives"]) for line in by_index.read_text().splitlines())
     assert main(["mine", str(dataset), "-o", str(by_index), "--mode", "dense"]) == 2
-    assert "without --index or --model BM25 searches" in capsys.readouterr().err
+    assert "without --index or --model counted words are searched" in capsys.readouterr().err
 
 
 def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
