@@ -21,7 +21,8 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
 
 
 def slow_simhash(tokens: list[str]) -> int:
-    return sum(1 << (63 - bit) for bit in range(64) if sum(int(_signs(token)[bit]) for token in tokens) > 0)
+    signs = [_signs(token).tolist() for token in tokens]
+    return sum(1 << (63 - bit) for bit in range(64) if sum(each[bit] for each in signs) > 0)
 
 
 @given(TEXTS)

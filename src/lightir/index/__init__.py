@@ -7,7 +7,8 @@ from lightir.index.intake import normalized
 from lightir.index.queue import Failure
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segment import SparseBranch
-from lightir.index.view import TokenQueries, View
+from lightir.index.token_queries import TokenQueries
+from lightir.index.view import View
 from lightir.index.writer import IndexWriter
 
 __all__ = [

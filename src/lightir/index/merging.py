@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from tqdm import tqdm
 
+from lightir.index.live_segment import LiveSegment
 from lightir.index.rows import Rows, join, of_segment
 from lightir.index.store import Keys
-from lightir.index.view import LiveSegment
 
 
 def with_tombstones(each: LiveSegment, keys: Keys) -> LiveSegment:

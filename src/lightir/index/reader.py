@@ -12,7 +12,6 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from lightir.analysis import BAG, OF_A_MODEL
 from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder, new_folder
@@ -147,13 +146,13 @@ class Index:
 
     @property
     def counts_model_terms(self) -> bool:
-        """Whether the tokens branch is over the model's term ids, counted or as bags."""
-        return self.view.analyzer is not None and self.view.analyzer.name in OF_A_MODEL
+        """See `View.counts_model_terms`."""
+        return self.view.counts_model_terms
 
     @property
     def holds_bags(self) -> bool:
-        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
-        return self.view.analyzer is not None and self.view.analyzer.name == BAG
+        """See `View.holds_bags`."""
+        return self.view.holds_bags
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """The query encoder that the index carries, or None."""

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir import kernel
-from lightir.analysis import Analyzer
+from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
+from lightir.index.live_segment import LiveSegment, Mask
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
+from lightir.index.token_queries import TokenQueries
 from lightir.kernel.fusion import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
-from lightir.vectors import Ragged, SparseVectors, row_entries
+from lightir.vectors import Ragged, SparseVectors
 
 INDEX_VERSION = 2
 FILTERS_KEPT = 16
@@ -35,131 +35,12 @@ FILTERS_KEPT = 16
 TERMS_KEPT = 100_000
 """So many query terms' places in the segments are kept with a view."""
 
-Mask = npt.NDArray[np.bool_]
-Allowed = npt.NDArray[np.uint8] | None
-"""A bitmap for the kernel; None for all documents."""
-
-
-class LiveSegment:
-    """A segment with its tombstones and its place among the doc_ords of a view."""
-
-    def __init__(self, number: int, segment: Segment, deleted: Mask | None, first_ord: int) -> None:
-        """Put the parts together."""
-        self.number = number
-        self.segment = segment
-        self.deleted = deleted
-        self.first_ord = first_ord
-
-    def equals(self, other: LiveSegment) -> bool:
-        """Whether number, tombstones and place are the same."""
-        if (self.number, self.first_ord) != (other.number, other.first_ord):
-            return False
-        if self.deleted is None or other.deleted is None:
-            return self.deleted is other.deleted
-        return np.array_equal(self.deleted, other.deleted)
-
-    @cached_property
-    def live(self) -> Mask:
-        """(n,) whether a document is there."""
-        return np.ones(len(self.segment), dtype=np.bool_) if self.deleted is None else ~self.deleted
-
-    @cached_property
-    def places(self) -> npt.NDArray[np.int64]:
-        """The places of the documents that are there."""
-        return np.flatnonzero(self.live)
-
-    @cached_property
-    def n_live(self) -> int:
-        """Number of documents that are there."""
-        return len(self.segment) if self.deleted is None else int(self.live.sum())
-
-    @cached_property
-    def n_pending(self) -> int:
-        """Number of documents that are there and wait for vectors."""
-        return int((self.segment.pending & self.live).sum())
-
-    @cached_property
-    def total_length(self) -> int:
-        """The number of terms of the documents that are there."""
-        if self.deleted is None or self.segment.tokens is None or self.segment.holds_bags:
-            return self.segment.total_length
-        return self.segment.total_length - int(self.segment.lengths[self.deleted].sum(dtype=np.int64))
-
-    def df(self, place: int) -> int:
-        """In how many of the documents that are there a term occurs, by its place in the dictionary."""
-        return int(self.segment.df[place]) - self._deleted_df.get(place, 0)
-
-    @cached_property
-    def _deleted_df(self) -> Mapping[int, int]:
-        tokens = self.segment.tokens
-        if self.deleted is None or tokens is None:
-            return {}
-        _, entries = row_entries(tokens.indptr, np.flatnonzero(self.deleted))
-        places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
-        return dict(zip(places.tolist(), counts.tolist(), strict=True))
-
-    def searchable(self, branch: Branch, matching: Mask | None) -> Allowed:
-        """The bitmap of the documents that a branch may return."""
-        mask = None if self.deleted is None else self.live
-        if branch == "dense" and self.n_pending:
-            mask = self.live & ~self.segment.pending
-        if matching is not None:
-            mask = matching if mask is None else mask & matching
-        return None if mask is None else kernel.pack_bitmap(mask)
-
-
-@dataclass(frozen=True, slots=True)
-class QueryTerms:
-    """A batch of queries over the term ids of one segment, as SparseVectors but not checked again.
-
-    Attributes:
-        indptr: (n + 1,) int64.
-        term_ids: (nnz,) uint32, ascending within a query.
-        weights: (nnz,) float32.
-    """
-
-    indptr: npt.NDArray[np.int64]
-    term_ids: npt.NDArray[np.uint32]
-    weights: npt.NDArray[np.float32]
-
-    def row(self, position: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-        """Term ids and weights of one query."""
-        span = slice(self.indptr[position], self.indptr[position + 1])
-        return self.term_ids[span], self.weights[span]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenQueries:
-    """A batch of queries for the tokens branch.
-
-    Attributes:
-        terms: the batch's distinct terms, ascending: words, or the model's term ids; of BM25 those that occur.
-        vectors: one row a query over places in terms; a weight is count x idf over the whole collection, or the count
-            alone, or for bags what the query encoder gave the term.
-        places: one array a segment: each term's place in its dictionary, or -1.
-    """
-
-    terms: Sequence[str | int]
-    vectors: SparseVectors
-    places: Sequence[npt.NDArray[np.int64]]
-
-    def of_segment(self, position: int) -> QueryTerms:
-        """The queries in the term ids of one segment; terms that it lacks are left out."""
-        places = self.places[position][self.vectors.term_ids]
-        weights = self.vectors.weights.astype(np.float32, copy=False)
-        known = places >= 0
-        if known.all():
-            return QueryTerms(self.vectors.indptr, places.astype(np.uint32), weights)
-        before = np.zeros(len(known) + 1, dtype=np.int64)
-        np.cumsum(known, out=before[1:])
-        indptr = before[self.vectors.indptr]
-        return QueryTerms(indptr, places[known].astype(np.uint32), weights[known])
-
 
 class View:
-    """Documents have numbers: doc_ord counts through the segments, deleted documents too.
+    """One state of an index: its segments, tombstones and counts. It never changes, so a search takes it once.
 
-    Within a segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
+    Every document has a number in it, its doc_ord, which counts through the segments, deleted documents too. Within a
+    segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
     """
 
     def __init__(
@@ -235,6 +116,16 @@ class View:
         if self.analyzer is not None and "tokens" not in found:
             found.append("tokens")
         return tuple(found)
+
+    @property
+    def counts_model_terms(self) -> bool:
+        """Whether the tokens branch is over the model's term ids, counted or as bags."""
+        return self.analyzer is not None and self.analyzer.name in OF_A_MODEL
+
+    @property
+    def holds_bags(self) -> bool:
+        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
+        return self.analyzer is not None and self.analyzer.name == BAG
 
     @cached_property
     def dense_dim(self) -> int | None:

@@ -22,13 +22,14 @@ from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
 from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, refuse_repeated, sliced
+from lightir.index.live_segment import LiveSegment
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_stored_tokens, with_tombstones
 from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
 from lightir.index.rows import Rows
 from lightir.index.segment_writer import write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
-from lightir.index.view import LiveSegment, View
+from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.types import Document

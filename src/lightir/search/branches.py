@@ -21,8 +21,9 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.index import TokenQueries, View
 from lightir.index.bm25 import saturation
+from lightir.index.live_segment import LiveSegment, Mask
 from lightir.index.segment import Segment, SparseBranch
-from lightir.index.view import LiveSegment, Mask, QueryTerms
+from lightir.index.token_queries import QueryTerms
 from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing

@@ -11,9 +11,11 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.contract import Fusion
+from lightir.index import View
 from lightir.kernel import Weights
 from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedBigrams
+from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.fusion import Fused
 from lightir.search.modes import fusion_text
 from lightir.search.snippets import snippet
@@ -157,6 +159,21 @@ def term_vectors(
         parts += _halves(encoder.bigrams, found, term_ids, dim=dim or encoder.dim)
     length = float(np.linalg.norm(parts.sum(axis=0)))
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
+
+
+def dense_terms(
+    encoder: CachedQueryEncoder, view: View, query: str, doc_ord: int, *, task: str | None
+) -> list[TermScore]:
+    """A query's terms with what each adds to a document's dense score, largest first; none without a known term."""
+    term_ids, counts, parts = term_vectors(encoder, query, task=task, dim=view.dense_dim)
+    if set(term_ids.tolist()) <= {encoder.tokenizer.unknown_id}:
+        return []
+    searched = BranchSearch(view, EncodedQueries(len(parts), parts, None, None))
+    place = np.array([doc_ord], dtype=np.uint32)
+    scores = [float(searched.pair_scores("dense", place, i)[0]) for i in range(len(parts))]
+    names = [encoder.tokenizer.term(term_id) for term_id in term_ids.tolist()]
+    terms = [TermScore(*each) for each in zip(names, counts.astype(float).tolist(), scores, strict=True)]
+    return sorted(terms, key=lambda term: -term.score)
 
 
 def _halves(bigrams: CachedBigrams, found: TermIds, term_ids: TermIds, *, dim: int | None) -> npt.NDArray[np.float64]:

@@ -13,20 +13,20 @@ import numpy as np
 from lightir.analysis import Analyzer
 from lightir.contract import require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.index import Demand, Filter, Index, TokenQueries, View, normalized
+from lightir.index import Demand, Filter, Index, View
 from lightir.index.demand import DEMAND_TOP
-from lightir.index.view import Mask
+from lightir.index.live_segment import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
-from lightir.search.explain import Explanation, explained, make_hit, matched_terms, term_vectors
-from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse, fuse_best
+from lightir.search.encoding import QueryCoding, checked_text
+from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms
+from lightir.search.fusion import Fused
 from lightir.search.language_model import Smoothing
 from lightir.search.modes import Mode, Plan, plan
-from lightir.search.progressive import with_estimates
+from lightir.search.ranking import candidates, guide, joined, ranked, without
 from lightir.search.single import OfTexts, SingleSearch, single_search
-from lightir.text import check_text
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
-from lightir.vectors import Floats, QueryEncoder, QueryVectors
+from lightir.vectors import QueryEncoder
 
 DEPTH = 1000
 """Documents that each branch gives to the fusion."""
@@ -217,8 +217,8 @@ class Searcher:
         encoded = self._encode(view, [Query("", query)], chosen)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
         lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
-        tokens = _guide(lists, searched, chosen, depth)
-        fused = _candidates(
+        tokens = guide(lists, searched, chosen, depth)
+        fused = candidates(
             {branch: each[0] for branch, each in lists.items()},
             None if tokens is None else tokens[0],
             searched,
@@ -233,7 +233,7 @@ class Searcher:
             if branch == "tokens" or (branch == "sparse" and not waits):
                 terms[branch] = self._branch_terms(branch, doc_ord, searched)
         if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder) and not waits:
-            terms["dense"] = self._dense_terms(self.encoder, view, query, doc_ord)
+            terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
         return explained(doc_id, doc_ord, fused, terms, chosen.fusion, estimated=waits)
 
     def candidates(
@@ -249,7 +249,7 @@ class Searcher:
         for start in range(0, len(queries), BATCH_QUERIES):
             batch = queries[start : start + BATCH_QUERIES]
             searched = BranchSearch(view, self._encode(view, batch, chosen), matching=encoded, threads=self.threads)
-            for fused in _joined(searched, chosen, depth, depth * len(chosen.branches)):
+            for fused in joined(searched, chosen, depth, depth * len(chosen.branches)):
                 yield view.doc_ids(fused.doc_ords), fused
 
     def _ask(self, view: View, fused: Fused) -> None:
@@ -295,7 +295,7 @@ class Searcher:
         try:
             return {query_id: of_texts(query_id, text, k, max(k, depth), self.threads)}
         except InvalidInput:
-            _checked_text(query_id, text)  # says it by the query's id
+            checked_text(query_id, text)  # says it by the query's id
             raise
 
     def _best(
@@ -315,7 +315,7 @@ class Searcher:
             return [self._best_of_one(view, how.plan, how.single, queries[0], k, depth, matching, banned[0], columns)]
         encoded = self._encode(view, queries, how.plan)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
-        return _ranked(searched, how.plan, k, depth, banned)
+        return ranked(searched, how.plan, k, depth, banned)
 
     def _best_of_one(
         self,
@@ -337,46 +337,10 @@ class Searcher:
             depth=max(k, depth) + len(banned),
             columns=columns,
         )
-        return _without(fused, view, banned).take(slice(0, k)) if banned else fused
+        return without(fused, view, banned).take(slice(0, k)) if banned else fused
 
     def _encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
-        texts = [_checked_text(each.query_id, each.text) for each in queries]
-        by_tokens = "tokens" in chosen.branches or chosen.estimates
-        by_words = by_tokens and not self.index.counts_model_terms
-        tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
-        if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
-            return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
-        vectors = self._vectors(self.encoder, texts)
-        if by_tokens and tokens is None:
-            tokens = self._model_queries(view, vectors)
-        dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
-        if "sparse" in chosen.branches and vectors.sparse is None:
-            raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
-        return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
-
-    def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
-        """The queries' vectors; a query of which the tokenizer knows nothing has those of an empty one.
-
-        The row of the unknown term would find the same documents for all such queries.
-        """
-        vectors = encoder.encode(texts, task=self.task)
-        unknown = encoder.tokenizer.unknown_id if isinstance(encoder, CachedQueryEncoder) else None
-        if unknown is None or unknown not in vectors.term_ids.term_ids:
-            return vectors
-        known = vectors.term_ids.without(np.array([unknown], dtype=np.uint32)).lengths
-        if known.all():
-            return vectors
-        return encoder.encode([text if n else "" for text, n in zip(texts, known, strict=True)], task=self.task)
-
-    def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
-        if not self.index.holds_bags:
-            rows = [vectors.term_ids.row(i).tolist() for i in range(len(vectors))]
-            return view.token_queries(rows, idfs=self.smoothing is None)
-        if vectors.sparse is None:
-            raise InvalidInput(
-                "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
-            )
-        return view.bag_queries(vectors.sparse)
+        return QueryCoding(self.encoder, self.task, self.smoothing).encode(view, queries, chosen)
 
     def _terms(self, doc_ord: int, searched: BranchSearch, chosen: Plan) -> list[TermScore]:
         lexical = [branch for branch in chosen.branches if branch != "dense"]
@@ -385,17 +349,6 @@ class Searcher:
     def _branch_terms(self, branch: Branch, doc_ord: int, searched: BranchSearch) -> list[TermScore]:
         query, document, term = searched.pair(branch, doc_ord, 0)
         return matched_terms(query, document, lambda term_id: self._term_text(term(term_id)))
-
-    def _dense_terms(self, encoder: CachedQueryEncoder, view: View, query: str, doc_ord: int) -> list[TermScore]:
-        term_ids, counts, parts = term_vectors(encoder, query, task=self.task, dim=view.dense_dim)
-        if set(term_ids.tolist()) <= {encoder.tokenizer.unknown_id}:
-            return []
-        searched = BranchSearch(view, EncodedQueries(len(parts), parts, None, None))
-        place = np.array([doc_ord], dtype=np.uint32)
-        scores = [float(searched.pair_scores("dense", place, i)[0]) for i in range(len(parts))]
-        names = [encoder.tokenizer.term(term_id) for term_id in term_ids.tolist()]
-        terms = [TermScore(*each) for each in zip(names, counts.astype(float).tolist(), scores, strict=True)]
-        return sorted(terms, key=lambda term: -term.score)
 
     def _term_text(self, term: str | int) -> str:
         if isinstance(term, str):
@@ -408,107 +361,8 @@ class Searcher:
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
 
 
-def _checked_text(query_id: str, text: str) -> str:
-    return check_text(text, f"query {query_id!r}" if query_id else "the query")
-
-
-def _word_queries(view: View, texts: Sequence[str], *, idfs: bool) -> TokenQueries:
-    view.require("tokens")
-    assert view.analyzer is not None  # the branch is there
-    return view.token_queries(view.analyzer.terms(texts), idfs=idfs)
-
-
-def _fitting_dense(view: View, vectors: QueryVectors) -> Floats:
-    if vectors.dense is None:
-        raise InvalidInput("the query encoder has no dense branch, but the mode searches it")
-    dim, width = view.dense_dim, vectors.dense.shape[1]
-    if dim is None or width == dim:
-        return vectors.dense
-    if width < dim:
-        raise InvalidInput(f"the query encoder's vectors are {width} wide, but the index's {dim}")
-    return normalized(vectors.dense[:, :dim])
-
-
-def _ranked(searched: BranchSearch, chosen: Plan, k: int, depth: int, banned: Sequence[set[str]]) -> Iterator[Fused]:
-    """Each query's best k, in the order of the queries."""
-    most_banned = max(map(len, banned), default=0)
-    deep = (k if len(chosen.branches) == 1 else max(k, depth)) + most_banned
-    for doc_ids, fused in zip(banned, _joined(searched, chosen, deep, k + most_banned), strict=True):
-        yield _without(fused, searched.view, doc_ids).take(slice(0, k))
-
-
-def _joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterator[Fused]:
-    """Each query's k best candidates, or more, out of `depth` of each branch; in the order of the queries."""
-    lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
-    tokens = _guide(lists, searched, chosen, depth)
-    ties = not searched.view.ids_ascend
-    for i in range(searched.queries.n):
-        found = {branch: each[i] for branch, each in lists.items()}
-        if tokens is not None:
-            yield _candidates(found, tokens[i], searched, i, chosen, depth)
-        elif len(found) == 1:
-            yield alone(chosen.branches[0], found[chosen.branches[0]])
-        elif "tokens" in found and searched.queries.smoothing is not None:
-            yield _candidates(found, None, searched, i, chosen, depth)
-        else:
-            queries = {branch: searched.query(branch, i) for branch in found}
-            best = fuse_best(
-                found, queries, fusion=chosen.fusion, k=k, ties=ties, complete=searched.complete(chosen.branches)
-            )
-            yield _in_order(best, searched.view)
-
-
-def _guide(
-    lists: Mapping[Branch, list[BranchList]], searched: BranchSearch, chosen: Plan, depth: int
-) -> list[BranchList] | None:
-    """Each query's tokens list, which pending documents are found in; None where they are not estimated."""
-    if not chosen.estimates:
-        return None
-    return lists["tokens"] if "tokens" in lists else searched.top("tokens", depth)
-
-
-def _candidates(
-    lists: Mapping[Branch, BranchList],
-    tokens: BranchList | None,
-    searched: BranchSearch,
-    i: int,
-    chosen: Plan,
-    depth: int,
-    *,
-    also: DocOrds = NO_DOCUMENTS,
-) -> Fused:
-    """All candidates of one query and those of `also`; with a tokens list pending documents are estimated."""
-
-    def pair_scores(branch: Branch, doc_ords: DocOrds) -> Floats:
-        return searched.pair_scores(branch, doc_ords, i)
-
-    said: PairScores = pair_scores
-    if tokens is not None:
-        lists, said = with_estimates(
-            lists,
-            tokens,
-            pair_scores,
-            pending=searched.view.waits.__getitem__,
-            best=lambda found, estimates: searched.merged([found, estimates], depth),
-        )
-    return _in_order(fuse(lists, said, fusion=chosen.fusion, also=also), searched.view)
-
-
-def _in_order(fused: Fused, view: View) -> Fused:
-    if view.ids_ascend:
-        return fused
-    return fused.take(view.break_ties(fused.doc_ords, fused.scores))
-
-
 def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:
     return chosen.estimates and bool(view.waits[doc_ord])
-
-
-def _without(fused: Fused, view: View, doc_ids: set[str]) -> Fused:
-    ords = [doc_ord for doc_id in doc_ids if (doc_ord := view.doc_ord(doc_id)) is not None]
-    if not ords:
-        return fused
-    return fused.take(np.flatnonzero(~np.isin(fused.doc_ords, np.array(ords, dtype=np.uint32))))
 
 
 def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:

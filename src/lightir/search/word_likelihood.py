@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.index import TokenQueries, View
-from lightir.index.view import Mask
+from lightir.index.live_segment import Mask
 from lightir.kernel import BLOCK_SIZE, Postings
 from lightir.search.fusion import BranchList, DocOrds
 from lightir.search.language_model import Smoothing

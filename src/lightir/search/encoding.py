@@ -1,0 +1,99 @@
+"""Queries as the branches of a plan want them: vectors by a query encoder, words by the index's analyzer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightir.errors import InvalidInput
+from lightir.index import TokenQueries, View, normalized
+from lightir.query import CachedQueryEncoder
+from lightir.search.branches import EncodedQueries
+from lightir.search.language_model import Smoothing
+from lightir.search.modes import Plan
+from lightir.text import check_text
+from lightir.types import Query
+from lightir.vectors import Floats, QueryEncoder, QueryVectors
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCoding:
+    """What turns a searcher's queries into vectors and terms.
+
+    Attributes:
+        encoder: None for an index of words alone.
+        task: the encoder's table; None for its default.
+        smoothing: of a language model of counted words, whose queries' weights are counts; None for BM25 and bags.
+    """
+
+    encoder: QueryEncoder | None
+    task: str | None
+    smoothing: Smoothing | None
+
+    def encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
+        """A batch of queries for the branches of a plan over a view.
+
+        Raises:
+            InvalidInput: a text that is no str, or an encoder without a branch that the plan searches.
+        """
+        texts = [checked_text(each.query_id, each.text) for each in queries]
+        by_tokens = "tokens" in chosen.branches or chosen.estimates
+        by_words = by_tokens and not view.counts_model_terms
+        tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
+        if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
+            return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
+        vectors = self._vectors(self.encoder, texts)
+        if by_tokens and tokens is None:
+            tokens = self._model_queries(view, vectors)
+        dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
+        if "sparse" in chosen.branches and vectors.sparse is None:
+            raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
+        return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
+
+    def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
+        """The queries' vectors; a query of which the tokenizer knows nothing has those of an empty one.
+
+        The row of the unknown term would find the same documents for all such queries.
+        """
+        vectors = encoder.encode(texts, task=self.task)
+        unknown = encoder.tokenizer.unknown_id if isinstance(encoder, CachedQueryEncoder) else None
+        if unknown is None or unknown not in vectors.term_ids.term_ids:
+            return vectors
+        known = vectors.term_ids.without(np.array([unknown], dtype=np.uint32)).lengths
+        if known.all():
+            return vectors
+        return encoder.encode([text if n else "" for text, n in zip(texts, known, strict=True)], task=self.task)
+
+    def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
+        if not view.holds_bags:
+            rows = [vectors.term_ids.row(i).tolist() for i in range(len(vectors))]
+            return view.token_queries(rows, idfs=self.smoothing is None)
+        if vectors.sparse is None:
+            raise InvalidInput(
+                "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
+            )
+        return view.bag_queries(vectors.sparse)
+
+
+def checked_text(query_id: str, text: str) -> str:
+    """A query's text, or InvalidInput that names the query."""
+    return check_text(text, f"query {query_id!r}" if query_id else "the query")
+
+
+def _word_queries(view: View, texts: Sequence[str], *, idfs: bool) -> TokenQueries:
+    view.require("tokens")
+    assert view.analyzer is not None  # the branch is there
+    return view.token_queries(view.analyzer.terms(texts), idfs=idfs)
+
+
+def _fitting_dense(view: View, vectors: QueryVectors) -> Floats:
+    if vectors.dense is None:
+        raise InvalidInput("the query encoder has no dense branch, but the mode searches it")
+    dim, width = view.dense_dim, vectors.dense.shape[1]
+    if dim is None or width == dim:
+        return vectors.dense
+    if width < dim:
+        raise InvalidInput(f"the query encoder's vectors are {width} wide, but the index's {dim}")
+    return normalized(vectors.dense[:, :dim])
