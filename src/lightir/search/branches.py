@@ -1,8 +1,8 @@
 """What each branch says over all segments of a view: its best documents, and the scores of given ones.
 
-Scores do not depend on which segment a document is in. Dense and sparse ones hang on nothing but query and document.
+Scores do not depend on which segment a document is in. Dense and sparse ones depend on query and document alone.
 BM25 needs the collection's mean length, which moves with every change, while a segment's postings hold saturations
-for the mean of the day they were written. A saturation falls as its penalty 1 / mean rises, never faster than in
+for the mean at the time they were written. A saturation falls as its penalty 1 / mean rises, never faster than in
 proportion: for r = mean now / mean then, the true score lies between min(1, r) and max(1, r) times the stored one. So
 the stored scores pick the candidates, whose true scores are then computed from their counts, and a segment is asked
 for more until none that it withholds can belong to the best. After a bulk build and after compaction r is 1.
@@ -82,7 +82,7 @@ class BranchSearch:
         return [self._in_order(found, k) for found in _split(self._best(branch, k))]
 
     def complete(self, branches: Collection[Branch]) -> list[Branch]:
-        """Those of which no other document that may be found scores more than the last one of `top`."""
+        """The branches whose lists are exact: nothing else that may be found scores more than the last one of `top`."""
         lacking = has_graphs(self.view) or self.view.n_pending > 0
         return [branch for branch in branches if branch != "dense" or not lacking]
 
@@ -93,7 +93,7 @@ class BranchSearch:
         return pair_scores(doc_ords, self.query(branch, query))
 
     def query(self, branch: Branch, query: int) -> BranchQuery:
-        """One query for a branch's documents, of which the kernel knows all but a language model."""
+        """One query as the kernel takes it for a branch's documents; a language model's query has no such form."""
         if branch == "dense":
             assert self.queries.dense is not None  # the plan's branches were encoded
             return self.view.dense_rows.query(np.ascontiguousarray(self.queries.dense[query]))

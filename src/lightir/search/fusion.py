@@ -137,8 +137,8 @@ def fuse_best(
         fusion: the method, and a weight for each branch.
         k: number wanted.
         ties: also those that have the k-th one's score.
-        complete: the branches of which no document outside the list scores more than its last. The result is the same,
-            found with fewer scores of documents outside lists.
+        complete: the branches whose lists are exact: no document outside scores more than the last one. The result is
+            the same, found with fewer scores of documents outside lists.
     """
     branches = [branch for branch in BRANCHES if branch in lists]
     weights = [float(fusion.weights[branch]) for branch in branches]

@@ -22,10 +22,10 @@ from lightir.shards import DocumentEncoder
 from lightir.types import Document, Hit
 
 CHARACTERS_A_TOKEN = 6
-"""More characters than the model's longest input has are cut, and cost nothing."""
+"""Characters of a document beyond this many for each token of the model's longest input are cut, and cost nothing."""
 
 MEMORY = 0.9
-"""How much of what is known of the encoder's speed stays with each document."""
+"""How much each further document leaves of what was measured of the encoder's speed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class LateReport:
 class LateSearcher:
     """A searcher that first encodes what is pending among a query's best documents, within a budget of time.
 
-    The first stage, tokens where nothing else is said, finds the m best documents; the last ranks the index as any
-    search does, with what was encoded in it. That is committed, so that every later search has it; where the writer's
-    lock is taken it is parked, and whoever commits next commits it.
+    The first stage, the tokens branch by default, finds the m best documents. Those that are pending are encoded and
+    committed, so that every later search has their vectors; where another writer has the lock they are parked, and
+    whoever commits next commits them. The last stage ranks the index as any search does.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class LateSearcher:
             searcher: whose index can be written.
             encoder: of the index's model.
             m: how many of a query's best documents are looked at.
-            budget_ms: from the begin of the first search to the last commit. No document is begun that, going by those
-                before, would take longer; only the first one of all is begun on trust.
+            budget_ms: from the start of the first search to the last commit. No document is begun that would take
+                longer, judged by those before; only the very first one is begun on trust.
             clock: seconds.
 
         Raises:

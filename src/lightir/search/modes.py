@@ -16,7 +16,7 @@ Mode: TypeAlias = str | tuple[Branch, ...] | None
 """A branch, "hybrid", several joined by "+", or a tuple of branches; None for hybrid where it can be."""
 
 DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}
-"""For sets of branches that the contract's fusion does not speak of; divided by their sum."""
+"""For sets of branches that the contract's fusion has no weights for; they are divided by their sum."""
 
 
 NORMALIZATIONS = ("min-max", "z-score", "none")

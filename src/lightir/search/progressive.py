@@ -1,11 +1,11 @@
 """Documents without vectors among those that have them, ranked on one scale.
 
 The tokens branch scores every document, the vector branches only the encoded ones. Where a query's tokens list holds
-both, the encoded documents show how a vector branch's score goes with the tokens score, and the pending ones are given
-the score that this lets expect. It is a straight line, fitted query by query (see `fitted`). A pending document stands
-in the branch's list by its estimate, and the fusion goes on as if the list were the branch's own: nothing encoded
-changes its score, and with nothing pending nothing here is called. Lines rise, so among themselves pending documents
-keep the order of the tokens branch.
+both, the encoded documents show how a vector branch's score goes with the tokens score, and each pending one is given
+the score to be expected from its own. It is a straight line, fitted query by query (see `fitted`). A pending document
+stands in the branch's list by its estimate, and the fusion goes on as if the list were the branch's own: nothing
+encoded changes its score, and with nothing pending nothing here is called. Lines rise, so among themselves pending
+documents keep the order of the tokens branch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lightir.types import Branch
 from lightir.vectors import Floats
 
 PRIOR_DOCUMENTS = 4.0
-"""What is expected of a line before any document is seen counts as so many documents."""
+"""How many documents the line that is expected before any is seen counts as."""
 
 PRIOR_RISE = 5.0
-"""How many of the list's standard deviations above its mean the best of the tokens branch is expected."""
+"""How many standard deviations above the list's mean the best document of the tokens branch is expected."""
 
 LEAST_RISE = 1e-3
 """A line rises by so many deviations at least, even where the branch contradicts the tokens."""

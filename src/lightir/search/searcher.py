@@ -49,7 +49,7 @@ class _Prepared:
 
 
 class Searcher:
-    """Searches one index. Results depend on nothing but index, encoder and arguments: any batch, any thread count."""
+    """Searches one index. Results depend on index, encoder and arguments alone, not on batches or threads."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Query likelihood of counted words over a view of an index: the tokens branch as a language model instead of BM25.
 
 The definitions are those of lightir.search.language_model, whose `LanguageModel` is the slow twin. An index keeps every
-document's counts and length; what hangs on the collection, p(w|C), is counted over the documents that are there, so
-any history gives the bits of an index built at once. With t over a query's distinct words, c_t their counts in it, and
+document's counts and length; what depends on the collection, p(w|C), is counted over the live documents, so that any
+history gives the bits of an index built at once. With t over a query's distinct words, c_t their counts in it, and
 n = Σ c_t:
 
     Jelinek-Mercer:  Σ c_t [ln(1 + (1 - λ) tf / (|d| λ p(t|C))) + ln(λ p(t|C))]
