@@ -65,8 +65,14 @@ def test_split_layers_take_the_same_steps_and_resume(
     """With an adapter, and with all weights trained."""
     kind, given = read_recipe(RECIPES / f"{name}.yaml")
     tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
+    first_layer = tiny.model.first_layer if rank else 0
     model = dataclasses.replace(
-        tiny.model, lora_rank=rank, lora_dropout=0.0, dtype="float32", gradient_checkpointing=True
+        tiny.model,
+        lora_rank=rank,
+        lora_dropout=0.0,
+        first_layer=first_layer,
+        dtype="float32",
+        gradient_checkpointing=True,
     )
     settings = dataclasses.replace(tiny.optimisation, steps=3, accumulation=2, learning_rate=1e-3)
     plain = dataclasses.replace(tiny, model=model, optimisation=settings, checkpoint_every=1)
