@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import types
@@ -293,7 +294,9 @@ def from_json(cls: Any, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = {each.name for each in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - known):
-        raise FormatError(f"{where}: unknown key {unknown[0]!r}; {cls.__name__} knows {sorted(known)}")
+        near = difflib.get_close_matches(str(unknown[0]), known, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise FormatError(f"{where}: unknown key {unknown[0]!r}{meant}; {cls.__name__} knows {sorted(known)}")
     arguments = {key: _convert(hints[key], each, f"{where}: {key}") for key, each in value.items()}
     try:
         return cls(**arguments)

@@ -37,7 +37,9 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: Recipe, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MINIMAL + "loses: {}\n", "unknown key 'loses'"),
+        (MINIMAL + "loses: {}\n", r"unknown key 'loses' \(did you mean 'losses'\?\)"),
+        (MINIMAL + "heads: {}\nlosses: {}\nheads: {}\n", "'heads' stands twice"),
+        (MINIMAL + "losses: {dense: 1, dense: 2}\n", "'dense' stands twice"),
         (MINIMAL + "losses: {dens: 1}\n", r"losses: unknown key 'dens'"),
         ("model: {address: a}\ndata: [{name: x, ration: 2}]\n", "unknown key 'ration'"),
         (MINIMAL + "optimisation: {steps: many}\n", "optimisation: steps is 'many'; expected int"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from lightir.errors import FormatError, InvalidInput, NotFound
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-5 is a number, as YAML 1.2 has it and everyone means it; YAML 1.1 reads a string."""
+    """Safe YAML in which 1e-5 is a number, as YAML 1.2 has it and everyone means it (YAML 1.1 reads a string).
+
+    A key that stands twice in an object is refused; PyYAML takes the last one.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if repeated := [key for key, n in Counter(keys).items() if n > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {repeated[0]!r} stands twice in the object", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
