@@ -195,6 +195,11 @@ def test_parquet_dates_become_text_and_bytes_are_refused(tmp_path: Path) -> None
         parquet.write_table(pyarrow.Table.from_pylist([{**row, "price": nothing}]), tmp_path / "c.parquet")
         with pytest.raises(InvalidInput, match=r"row 1: price is (nan|inf), which metadata cannot hold"):
             list(read_documents(tmp_path / "c.parquet"))
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "c.parquet")
+    content = (tmp_path / "c.parquet").read_bytes()
+    (tmp_path / "c.parquet").write_bytes(content[:4] + b"\xff" * 40 + content[44:])
+    with pytest.raises(InvalidInput, match=r"c\.parquet, after row 0: the file is damaged"):
+        list(read_documents(tmp_path / "c.parquet"))
     (tmp_path / "c.parquet").write_bytes(b"nonsense")
     with pytest.raises(InvalidInput, match="not a Parquet file"):
         list(read_documents(tmp_path / "c.parquet"))

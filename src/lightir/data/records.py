@@ -107,11 +107,21 @@ def parquet_file(path: Path) -> Any:
 
 def parquet_records(path: Path) -> Iterator[Record]:
     """The rows of a Parquet file, from 1, with values as JSON has them."""
-    number = 0
-    for batch in parquet_file(path).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
+    for number, row in enumerate(_parquet_rows(path), 1):
+        yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    batches, n_read = parquet_file(path).iter_batches(batch_size=1024), 0
+    while True:
+        try:
+            rows = next(batches).to_pylist()
+        except StopIteration:
+            return
+        except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+            raise InvalidInput(f"{path}, after row {n_read}: the file is damaged: {error}") from None
+        n_read += len(rows)
+        yield from rows
 
 
 def _json_value(value: Any, where: str) -> Any:
