@@ -110,6 +110,15 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
 
 
+def test_a_fitted_causal_model_is_fitted_again_from_the_same_start(collection: Path, tmp_path: Path) -> None:
+    """The shipped LLM model has a fitted table: who fits it to a collection of theirs begins with the cached one."""
+    trained = language_model(tmp_path, "llama")
+    once = distill(trained, [collection], out=tmp_path / "once", spans=50, config=FIT, table_dtype="fp16")
+    again = distill(once, [collection], out=tmp_path / "again", spans=50, config=FIT, table_dtype="fp16")
+    first, second = (load_file(each / "query-encoder" / "model.safetensors") for each in (once, again))
+    np.testing.assert_array_equal(first["embeddings"], second["embeddings"])
+
+
 def test_a_fits_settings_are_changed_on_the_command_line(
     teacher: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

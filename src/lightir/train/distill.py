@@ -199,9 +199,9 @@ def fitted_query_table(
 ) -> FittedTable:
     """The fitted table, with rows for frequent bigrams where the config asks for them.
 
-    It begins with the paper's cached table for a model of ours, and with each term encoded alone for any other; a term
-    of another tokenizer is encoded as the text that it stands for;
-    bigrams begin at zero, so that the ridge gives them what the terms' rows leave over.
+    It begins with the paper's cached table for a causal model, fitted before or not, and with each term encoded alone for
+    any other; a term of another tokenizer is encoded as the text that it stands for; bigrams begin at zero, so that the
+    ridge gives them what the terms' rows leave over.
 
     Args:
         model: the teacher.
@@ -223,8 +223,8 @@ def fitted_query_table(
     if start is None and terms is not None:
         start = memory.queries(tokenizer.term_texts())
     elif start is None:
-        ours = model.contract.method != "distilled" and model.backbone.kind == "causal"
-        start = cached_table(model) if ours else memory.tokens(model.backbone.tokenizer.vocab_size)
+        cached = model.backbone.kind == "causal" and model.contract.has_light_queries
+        start = cached_table(model) if cached else memory.tokens(model.backbone.tokenizer.vocab_size)
     weighted, n_terms = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start))), len(start)
     bigrams = Bigrams.most_frequent(term_ids, config.bigrams) if config.bigrams else None
     if bigrams is not None:
