@@ -199,9 +199,9 @@ def fitted_query_table(
 ) -> FittedTable:
     """The fitted table, with rows for frequent bigrams where the config asks for them.
 
-    It begins with the paper's cached table for a causal model, fitted before or not, and with each term encoded alone for
-    any other; a term of another tokenizer is encoded as the text that it stands for; bigrams begin at zero, so that the
-    ridge gives them what the terms' rows leave over.
+    It begins with the paper's cached table for a causal model, fitted before or not, and with each term encoded alone
+    for any other; a term of another tokenizer is encoded as the text that it stands for; bigrams begin at zero, so that
+    the ridge gives them what the terms' rows leave over.
 
     Args:
         model: the teacher.
