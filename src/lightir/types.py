@@ -90,11 +90,19 @@ class BranchScore:
 
 @dataclass(frozen=True, slots=True)
 class TermScore:
-    """One matched term: its text, its weight in the query, and what it adds to the branch's score."""
+    """One matched term.
+
+    Attributes:
+        term: its text.
+        weight: in the query.
+        score: what it adds to the branch's score.
+        word: the query's first word that gave it, where the term is a stem of that; else "".
+    """
 
     term: str
     weight: float
     score: float
+    word: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,14 @@ def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
     assert searcher.hits("cat", 1, mode="sparse")[0].terms == ()
 
 
+def test_a_stem_comes_with_the_querys_word(index: Index) -> None:
+    """People read "Sleeping" where BM25 counts "sleep"."""
+    searcher = Searcher(index)
+    (hit,) = searcher.hits("cat Sleeping sleeps", 1, mode="tokens", explain=True)
+    assert {term.term: term.word for term in hit.terms} == {"cat": "", "sleep": "Sleeping"}
+    assert searcher.explain("cat Sleeping sleeps", hit.doc_id, mode="tokens").terms["tokens"] == hit.terms
+
+
 def test_hits_and_search_agree_and_hits_carry_the_document(index: Index) -> None:
     searcher = Searcher(index)
     ranking = searcher.search([QUERY], mode="hybrid+tokens")["0"]

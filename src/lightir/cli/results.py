@@ -115,7 +115,7 @@ def sum_line(branches: Mapping[Branch, BranchScore]) -> str:
 
 def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
     """The matched terms as `search --json` lists them, each with its part of its branch's score."""
-    return "  ".join(f"{term['term'].strip()} {term['score']:.3g}" for term in terms[:TERMS_SHOWN])
+    return "  ".join(f"{term['word'] or term['term'].strip()} {term['score']:.3g}" for term in terms[:TERMS_SHOWN])
 
 
 def _head(hit: Hit) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -113,6 +114,19 @@ def make_hit(
         tuple(terms),
         shown.highlights,
     )
+
+
+def with_words(terms: Sequence[TermScore], query: str, analyzer: Analyzer) -> list[TermScore]:
+    """The terms, each stem with the query's first word that gave it: "memory" for "memori"."""
+    words: dict[str, str] = {}
+    for place in analyzer.occurrences(query, frozenset(term.term for term in terms)):
+        for term in place.terms:
+            words.setdefault(term, query[place.start : place.end])
+    given = [words.get(term.term, "") for term in terms]
+    return [
+        term if word.lower() in ("", term.term) else dataclasses.replace(term, word=word)
+        for term, word in zip(terms, given, strict=True)
+    ]
 
 
 def matched_terms(

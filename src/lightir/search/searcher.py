@@ -19,7 +19,7 @@ from lightir.index.live_segment import Mask
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.encoding import QueryCoding, checked_text
-from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms
+from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
 from lightir.search.fusion import Fused
 from lightir.search.language_model import Smoothing
 from lightir.search.modes import Mode, Plan, plan
@@ -181,7 +181,7 @@ class Searcher:
         hits = []
         for i, (document, doc_ord) in enumerate(zip(documents, fused.doc_ords.tolist(), strict=True)):
             waits = _is_estimated(view, chosen, doc_ord)
-            terms = [] if searched is None else self._terms(doc_ord, searched, chosen)
+            terms = [] if searched is None else with_words(self._terms(doc_ord, searched, chosen), query, analyzer)
             hits.append(make_hit(query, document, fused.take(slice(i, i + 1)), analyzer, terms, estimated=waits))
         return hits
 
@@ -231,7 +231,8 @@ class Searcher:
         terms: dict[Branch, list[TermScore]] = {}
         for branch in chosen.branches:
             if branch == "tokens" or (branch == "sparse" and not waits):
-                terms[branch] = self._branch_terms(branch, doc_ord, searched)
+                found = self._branch_terms(branch, doc_ord, searched)
+                terms[branch] = with_words(found, query, self._snippet_analyzer(view))
         if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder) and not waits:
             terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
         return explained(doc_id, doc_ord, fused, terms, chosen.fusion, estimated=waits)
