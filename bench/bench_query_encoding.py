@@ -250,7 +250,7 @@ class Bench:
         inner = encoder._encoders[""]
 
         def native(texts: list[str]) -> object:
-            return inner._native.encode(texts, 1, inner._by_library, None)
+            return inner.native.encode(texts, 1, inner.by_library, None)
 
         plain = [question for question in self.questions if question.isascii()]
         calls: dict[str, tuple[Callable[[str], object], int]] = {
