@@ -53,8 +53,8 @@ def test_another_recipe_version_or_nothing_is_refused(tmp_path: Path, monkeypatc
     save_checkpoint(tmp_path, 1, {}, recipe=MINE)
     with pytest.raises(FormatError, match=r"another recipe: recipe\.seed was 0 and is 1; resume"):
         load_checkpoint(tmp_path, recipe=dataclasses.replace(MINE, seed=1))
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
-    with pytest.raises(FormatError, match="format 2"):
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 4)
+    with pytest.raises(FormatError, match="format 3"):
         load_checkpoint(tmp_path, recipe=MINE)
 
 

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
+from interrupted import cut
 from lightir.errors import AlreadyExists
 from lightir.files import sole_writer
-from lightir.train.checkpoint import checkpoints
+from lightir.train.checkpoint import checkpoints, load_checkpoint
 from lightir.train.contrastive import train
 from lightir.train.curves import Curves, numbers
 from lightir.train.loop import Loop
@@ -244,3 +246,27 @@ def test_tensorboard_reads_what_the_log_says(plain: Recipe, tmp_path: Path) -> N
     events.Reload()
     assert [each.value for each in events.Scalars("loss")] == pytest.approx(losses(model))
     assert [each.step for each in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+
+
+def _stopped_and_resumed(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+    join(number, world, meeting)
+    train(recipe, out / "whole", device="cpu")
+    for name in ("two", "one"):
+        cut(lambda name=name: train(recipe, out / name, device="cpu"), at=3)  # type: ignore[misc]
+    train(recipe, out / "two", resume=True, device="cpu")
+    dist.destroy_process_group()
+
+
+def test_each_process_goes_on_with_its_own_dropout_and_another_number_of_them_is_said(
+    plain: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    multiprocessing.spawn(_stopped_and_resumed, args=(2, tmp_path / "meeting", plain, tmp_path), nprocs=2)
+    assert losses(tmp_path / "two") == losses(tmp_path / "whole")
+    one, other = weights(tmp_path / "two"), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], each) for name, each in other.items())
+    states = load_checkpoint(tmp_path / "one.run" / "checkpoints", recipe=plain)["random"]
+    assert not torch.equal(states[0]["torch"], states[1]["torch"])
+    alone = train(plain, tmp_path / "one", resume=True, device="cpu")
+    assert "wrote the checkpoint: 2, that go on from it: 1" in caplog.text
+    assert losses(alone)[:2] == losses(tmp_path / "whole")[:2]
+    assert losses(alone)[2:] != losses(tmp_path / "whole")[2:]

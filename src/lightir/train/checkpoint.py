@@ -15,7 +15,7 @@ from lightir.contract import differences, from_json, to_json
 from lightir.errors import FormatError, NotFound
 from lightir.files import new_folder, read_json, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 KEPT = 2
 _STATE = "state.pt"
 _HEADER = "checkpoint.json"

@@ -35,7 +35,7 @@ from lightir.train.checkpoint import (
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
 from lightir.train.environment import environment
-from lightir.train.processes import average_gradients, barrier, is_first, join_processes, own_device
+from lightir.train.processes import average_gradients, barrier, is_first, join_processes, of_all_processes, own_device
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import Optimisation
 from lightir.train.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
@@ -159,10 +159,23 @@ class Loop:
         self.best = Best(state["best_score"], state["best_step"], state["best_parameters"])
         if is_first():
             _cut_log(self.folder / "log.jsonl", self.step)
-        # Per-process dropout states are not kept: the first one's serve all, moved apart by rank.
-        restore_random_states(state["random"])
-        if rank():
-            torch.manual_seed(torch.initial_seed() + rank() + self.step)
+        self._restore_random(state["random"])
+
+    def _restore_random(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Each process's own generators, where as many wrote the checkpoint; else fresh draws."""
+        if len(states) == world_size():
+            restore_random_states(states[rank()])
+            return
+        if is_first():
+            logger.warning(
+                "processes that wrote the checkpoint: %d, that go on from it: %d; what each draws at random (dropout) "
+                "will differ from an uninterrupted run's, the batches will not",
+                len(states),
+                world_size(),
+            )
+        restore_random_states(states[0])
+        fresh = np.random.default_rng([self.recipe.optimisation.seed, self.step, rank()])
+        torch.manual_seed(int(fresh.integers(1 << 62)))
 
     def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
@@ -264,6 +277,7 @@ class Loop:
         self.saved = self.step
         parameters = {name: whole(p.detach()) for name, p in self.parameters.items()}
         optimizer = whole_state(self.optimizer.state_dict())
+        random = of_all_processes(random_states())
         if not is_first():
             return
         state = {
@@ -272,7 +286,7 @@ class Loop:
             "parameters": parameters,
             "fixed": dict(self.stage.fixed),
             "optimizer": optimizer,
-            "random": random_states(),
+            "random": random,
             "best_score": self.best.score,
             "best_step": self.best.step,
             "best_parameters": self.best.parameters,

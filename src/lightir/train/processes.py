@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,6 +63,14 @@ def join_processes(device: str) -> str:
 def is_first() -> bool:
     """Whether this process is the one that writes."""
     return rank() == 0
+
+
+def of_all_processes(own: Any) -> list[Any]:
+    """What each process has, by rank, on every process; of one process a list of one."""
+    found = [own] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(found, own)
+    return found
 
 
 def barrier() -> None:
