@@ -303,6 +303,7 @@ def test_info_json_has_its_promised_shape(bm25_index, capsys):
     assert main(["info", str(bm25_index), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= found.keys()
+    assert found["default_search"] == "tokens"
     assert found["bytes"].keys() == found["bytes_per_document"].keys() == {"dense", "sparse", "tokens", "store"}
     assert found["bytes_per_document"]["tokens"] == pytest.approx(
         found["bytes"]["tokens"] / found["documents"], abs=0.1

@@ -113,7 +113,9 @@ def test_every_folder_on_the_way_can_be_told_and_verified(model, vectors, index,
     folders = {"model": model, "vectors": vectors, "index": index, "query-encoder": model / "query-encoder"}
     for kind, folder in folders.items():
         assert main(["info", str(folder), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["kind"] == kind
+        found = json.loads(capsys.readouterr().out)
+        assert found["kind"] == kind
+        assert found.get("default_search") == (None if kind == "query-encoder" else "dense=0.7,sparse=0.3 linear")
         assert main(["verify", str(folder), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["ok"] is True
         assert main(["info", str(folder)]) == 0

@@ -12,7 +12,9 @@ from lightir.cli.terminal import print_json, size, visible
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:
+    from lightir.contract import Contract, Fusion
     from lightir.index import IndexInfo
+    from lightir.types import Branch
 
 HELP = "what an index, vectors, model or query-encoder folder holds"
 EXAMPLES = """
@@ -75,6 +77,21 @@ def index_facts(info: IndexInfo) -> dict[str, Any]:
     return dict([*items[:place], ("bytes_per_document", each), *items[place:]])
 
 
+def default_search(available: tuple[Branch, ...], contract: Contract | None) -> str:
+    """What a search that names no mode does, as "dense=0.5,tokens=0.5 linear"; one branch is its name."""
+    from lightir.search.modes import plan
+
+    found = plan(available, contract)
+    return fusion_in_words(found.fusion) if len(found.branches) > 1 else found.branches[0]
+
+
+def fusion_in_words(fusion: Fusion) -> str:
+    """Weights and method, as `lightir search --weights` and `--fusion` take them."""
+    from lightir.search.modes import fusion_text, weights_text
+
+    return f"{weights_text(fusion)} {fusion_text(fusion)}"
+
+
 def facts(address: str) -> dict[str, Any]:
     """What `--json` prints."""
     from lightir.addresses import shipped_models
@@ -87,7 +104,8 @@ def facts(address: str) -> dict[str, Any]:
 
         with Index.open(folder) as index:
             failures = [dataclasses.asdict(each) for each in index.failures()]
-            return {"kind": kind, **index_facts(index.info()), "failures": failures}
+            search = default_search(index.branches, index.contract)
+            return {"kind": kind, **index_facts(index.info()), "default_search": search, "failures": failures}
     contract = Contract.load(folder)
     found: dict[str, Any] = {"kind": kind}
     if kind == "vectors":
@@ -95,5 +113,7 @@ def facts(address: str) -> dict[str, Any]:
 
         reader = VectorsReader(folder, allow_incomplete=True)
         found |= {"documents": len(reader), "complete": bool(reader.manifest.get("complete"))}
+    if kind != "query-encoder":
+        found["default_search"] = fusion_in_words(contract.fusion)
     identity = {"fingerprint": contract.fingerprint, "document_fingerprint": contract.document_fingerprint}
     return {**found, "contract": {**identity, **to_json(contract)}}
