@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
 from lightir.encode import cache_vocabulary, encode_corpus
-from lightir.encode.documents import QUERY_ENCODER
 from lightir.eval.significance import randomization_test
 from lightir.index import Index, build_index
 from lightir.models.encoder import LightRetriever

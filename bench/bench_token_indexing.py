@@ -17,9 +17,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench_index import build_texts, peer_builds, timed
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
-from lightir.encode.documents import QUERY_ENCODER
 from lightir.index import build_index, document_shards
 
 

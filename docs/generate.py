@@ -10,9 +10,10 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import lightir
 from lightir import contract, text
 from lightir.cli import build_parser
 from lightir.cli.completion import commands
@@ -45,6 +46,7 @@ def is_current(name: str, page: str) -> bool:
 def pages() -> dict[str, str]:
     """Every generated page by its file name."""
     return {
+        "api.md": api_page(),
         "cli.md": cli_page(),
         "contract.md": contract_page(),
         "modules.md": modules_page(),
@@ -98,6 +100,74 @@ def _argument(action: argparse.Action) -> str:
 def _help(action: argparse.Action) -> str:
     said = (action.help or "") % {"default": action.default}
     return said.replace("|", "\\|")
+
+
+def api_page() -> str:
+    """The names that `lightir` itself gives: functions with their arguments, classes with their methods."""
+    intro = [
+        "# The library's main names",
+        NOTE,
+        "",
+        "`from lightir import …` gives what is listed here. Each is imported when it is first asked for, so that",
+        "`import lightir` is quick and loads no torch. Doc strings have the arguments, shapes and errors, as in",
+        "`help(lightir.build_index)`. Everything else lies in the rooms that [modules.md](modules.md) lists.",
+        "",
+    ]
+    groups = (("Needs no extra", lightir._LIGHT), ("Needs the extra `train`", lightir._HEAVY))
+    return "\n".join([*intro, *(line for title, names in groups for line in _names(title, names))])
+
+
+def _names(title: str, names: Iterable[str]) -> Iterator[str]:
+    yield from (f"## {title}", "")
+    for name in names:
+        thing = getattr(lightir, name)
+        yield from (f"### {name}", "", f"{_summary(thing)} (`{thing.__module__}`)", "")
+        if dataclasses.is_dataclass(thing) or not isinstance(thing, type):
+            yield from ("```python", called(name, inspect.signature(thing)), "```", "")
+        if methods := list(_methods(thing)):
+            yield from ("| | |", "|---|---|", *methods, "")
+
+
+def _methods(thing: object) -> Iterator[str]:
+    """Table rows of a class's public methods and properties, in the order of its source, constructors included."""
+    for name, found in vars(thing).items() if isinstance(thing, type) else ():
+        if isinstance(found, property) and not name.startswith("_"):
+            yield f"| `.{name}` | {_summary(found)} |"
+            continue
+        method = getattr(thing, name)
+        constructor = name == "__init__" and not dataclasses.is_dataclass(thing) and "`open`" not in _summary(method)
+        if inspect.isroutine(method) and (constructor or not name.startswith("_")):
+            before = f"{thing.__name__}." if inspect.ismethod(method) else "."  # bound to the class: a constructor
+            shown = thing.__name__ if constructor else f"{before}{name}"
+            yield f"| `{called(shown, inspect.signature(method), names_only=True)}` | {_summary(method)} |"
+
+
+def _summary(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").splitlines()[0].replace("|", "\\|")
+
+
+def called(name: str, signature: inspect.Signature, *, names_only: bool = False) -> str:
+    """How something is called: an argument a line where one line would be long; or with the arguments' names alone."""
+    arguments, star = [], False
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not star:
+            arguments.append("*")
+        star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        if each.name != "self":
+            arguments.append(each.name if names_only else _typed(each))
+    result = signature.return_annotation
+    arrow = "" if names_only or result in (inspect.Signature.empty, None, "None") else f" -> {result}"
+    line = f"{name}({', '.join(arguments)}){arrow}"
+    if names_only or len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), f"){arrow}"])
+
+
+def _typed(parameter: inspect.Parameter) -> str:
+    if parameter.default is parameter.empty:
+        return f"{parameter.name}: {parameter.annotation}"
+    default = "…" if type(parameter.default).__module__ == "dataclasses" else repr(parameter.default)
+    return f"{parameter.name}: {parameter.annotation} = {default}"
 
 
 def contract_page() -> str:

@@ -2,14 +2,9 @@
 
 import sys
 
-from lightir.addresses import resolve_model_folder
-from lightir.contract import Contract
-from lightir.encode.worker import encode_pending
-from lightir.index import Index, IndexWriter
-from lightir.search import Searcher
-from lightir.types import Document
+from lightir import Document, Index, IndexWriter, Searcher, encode_pending
 
-model = resolve_model_folder(sys.argv[1])
+model = sys.argv[1]
 tickets = [
     Document("t1", "The printer on the second floor is out of paper.", metadata={"state": "open", "year": 2026}),
     Document("t2", "A laptop does not start after the update.", metadata={"state": "open", "year": 2026}),
@@ -24,8 +19,7 @@ def show(title: str) -> None:
     print(f"{title}: {[hit.doc_id for hit in hits]}, {pending} pending")
 
 
-contract, encoder = Contract.load(model), model / "query-encoder"
-with IndexWriter.create("tickets", contract=contract, query_encoder=encoder, overwrite=True) as writer:
+with IndexWriter.create("tickets", query_encoder=model, overwrite=True) as writer:
     writer.add(tickets)
 show("by their words")
 

@@ -1,5 +1,94 @@
-"""lightir: text retrieval where documents meet a language model offline and queries need none."""
+"""lightir: text retrieval where documents meet a language model offline and queries need none.
+
+The main names of the library, each imported when it is first asked for: `import lightir` is quick and imports no torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightir.data import Dataset, read_documents, read_queries
+    from lightir.encode.cache import cache_vocabulary
+    from lightir.encode.documents import encode_corpus
+    from lightir.encode.evaluate import evaluate_model
+    from lightir.encode.worker import encode_pending
+    from lightir.errors import LightirError
+    from lightir.eval import evaluate
+    from lightir.index import Index, IndexWriter, build_index
+    from lightir.query import CachedQueryEncoder
+    from lightir.search import Searcher
+    from lightir.search.evaluate import evaluate_index
+    from lightir.shards import VectorsReader
+    from lightir.train.distill import distill
+    from lightir.train.stages import train_file
+    from lightir.types import Document, Hit, Query
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CachedQueryEncoder",
+    "Dataset",
+    "Document",
+    "Hit",
+    "Index",
+    "IndexWriter",
+    "LightirError",
+    "Query",
+    "Searcher",
+    "VectorsReader",
+    "build_index",
+    "cache_vocabulary",
+    "distill",
+    "encode_corpus",
+    "encode_pending",
+    "evaluate",
+    "evaluate_index",
+    "evaluate_model",
+    "read_documents",
+    "read_queries",
+    "train_file",
+]
+
+_LIGHT = {
+    "CachedQueryEncoder": "lightir.query",
+    "Dataset": "lightir.data",
+    "Document": "lightir.types",
+    "Hit": "lightir.types",
+    "Index": "lightir.index",
+    "IndexWriter": "lightir.index",
+    "LightirError": "lightir.errors",
+    "Query": "lightir.types",
+    "Searcher": "lightir.search",
+    "VectorsReader": "lightir.shards",
+    "build_index": "lightir.index",
+    "evaluate": "lightir.eval",
+    "evaluate_index": "lightir.search.evaluate",
+    "read_documents": "lightir.data",
+    "read_queries": "lightir.data",
+}
+_HEAVY = {
+    "cache_vocabulary": "lightir.encode.cache",
+    "distill": "lightir.train.distill",
+    "encode_corpus": "lightir.encode.documents",
+    "encode_pending": "lightir.encode.worker",
+    "evaluate_model": "lightir.encode.evaluate",
+    "train_file": "lightir.train.stages",
+}
+"""Names that need the extra `train`; without it they raise MissingExtra, which says so."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _LIGHT.get(name) or _HEAVY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'lightir' has no attribute {name!r}")
+    globals()[name] = found = getattr(importlib.import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """What can be had here: help() and completion look at every name, and a heavy one raises without torch."""
+    heavy = _HEAVY if importlib.util.find_spec("torch") is not None else {}
+    return sorted({*globals(), *_LIGHT, *heavy})

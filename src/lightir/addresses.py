@@ -19,6 +19,9 @@ ENTRY_POINT_GROUP = "lightir.models"
 """A data-only package registers its model folder here: `name = "package"`; the folder is PACKAGE/model."""
 
 PYPI_PREFIX = "pypi:"
+QUERY_ENCODER = "query-encoder"
+"""The folder of a model, of vectors and of an index in which their query encoder lies."""
+
 CHECKSUMS = "SHA256SUMS"
 CHECKSUM_OF_GGUF = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>[^/]+\.gguf)")
 
@@ -68,6 +71,24 @@ def resolve_model_folder(address: str | os.PathLike[str]) -> Path:
             "Make one with `lightir train` or `lightir distill`"
         )
     return path
+
+
+def resolve_query_encoder(address: str | os.PathLike[str]) -> Path:
+    """The query-encoder folder that an address names, or that lies in the model, vectors or index which it names.
+
+    Raises:
+        NotFound: the address means something else, or nothing; or it is a model whose vocabulary is not cached.
+    """
+    folder = resolve_local(address)
+    if folder is None:
+        raise NotFound(f"{os.fspath(address)} is no folder, and no model that is shipped")
+    if (folder / QUERY_ENCODER).is_dir():
+        return folder / QUERY_ENCODER
+    if (folder / "lightir.json").is_file() and not (folder / "tables.json").is_file():
+        raise NotFound(
+            f"{folder} holds no query encoder (no tables.json); make one with `lightir cache {os.fspath(address)}`"
+        )
+    return folder
 
 
 def cache_folder() -> Path:

@@ -177,8 +177,8 @@ def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
     assert "used again" in shown.err
 
 
-def test_ten_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
-    script = ROOT / "examples" / "ten_lines.py"
+def test_seven_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
+    script = ROOT / "examples" / "first_search.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script), str(model)])
     runpy.run_path(str(script))
@@ -198,7 +198,7 @@ def test_documents_that_change_are_found_at_once_and_encoded_later(model, tmp_pa
 
 
 def test_the_readme_shows_the_example_that_was_run():
-    example = (ROOT / "examples" / "ten_lines.py").read_text().partition("import sys\n\n")[2]
+    example = (ROOT / "examples" / "first_search.py").read_text().partition("import sys\n\n")[2]
     assert example.replace("sys.argv[1]", '"minilm"') in (ROOT / "README.md").read_text()
 
 

@@ -21,7 +21,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import DenseHead
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_shards
-from lightir.shards import Shard
+from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word_table, write_folder
 
@@ -185,6 +185,29 @@ def test_widest_ids_are_taken(tmp_path: Path) -> None:
         assert index.doc_ids(np.arange(6, dtype=np.uint32)) == sorted(ids)
         assert [index.doc_ord(doc_id) for doc_id in sorted(ids)] == list(range(6))
         assert [document.doc_id for document in index.documents(ids)] == ids
+
+
+def test_a_vectors_folder_brings_its_contract_and_its_query_encoder(tmp_path: Path) -> None:
+    with VectorsWriter(tmp_path / "vectors", word_contract()) as writer:
+        writer.add(animal_shard())
+        writer.finish()
+    build_index(str(tmp_path / "vectors"), tmp_path / "bare", progress=False)
+    write_folder(tmp_path / "vectors" / "query-encoder", word_contract(), {"": {"embeddings": word_table()}})
+    build_index(tmp_path / "vectors", tmp_path / "carried", progress=False)
+    build(tmp_path / "told", query_encoder=tmp_path / "vectors" / "query-encoder")
+    assert contents(tmp_path / "carried") == contents(tmp_path / "told")
+    with Index.open(tmp_path / "bare") as index:
+        assert index.contract == word_contract()
+        assert index.query_encoder() is None
+    build_index(tmp_path / "vectors", tmp_path / "other", query_encoder=narrow_encoder(tmp_path), progress=False)
+    with Index.open(tmp_path / "other") as index:
+        assert index.query_encoder().tasks == ("narrow",)  # type: ignore[union-attr]
+    with pytest.raises(NotFound, match="nowhere"):
+        build_index(tmp_path / "nowhere", tmp_path / "index", progress=False)
+
+
+def narrow_encoder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "narrow", word_contract(), {"narrow": {"embeddings": word_table()}})
 
 
 def test_a_query_encoder_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from lightir.addresses import resolve_query_encoder
 from lightir.contract import DenseHead
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.files import read_json, write_json
@@ -200,6 +202,22 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(FormatError, match="empty"):
         map_safetensors(tmp_path / "empty")
+
+
+def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_path, monkeypatch) -> None:
+    model = tmp_path / "model"
+    write_folder(model / "query-encoder", word_contract(), {"own": {"embeddings": word_table()}})
+    word_contract().save(model)
+    assert CachedQueryEncoder.load(model).tasks == ("own",)
+    monkeypatch.setattr("lightir.addresses.shipped_models", lambda: {"shipped": model})
+    assert CachedQueryEncoder.load("shipped").tasks == ("own",)
+    with pytest.raises(NotFound, match=r"nope is no folder, and no model that is shipped"):
+        CachedQueryEncoder.load("nope")
+    with pytest.raises(NotFound, match=r"org/model is no folder"):
+        CachedQueryEncoder.load("org/model")
+    shutil.rmtree(model / "query-encoder")
+    with pytest.raises(NotFound, match="`lightir cache shipped`"):
+        resolve_query_encoder("shipped")
 
 
 def test_what_the_library_writes_is_what_it_reads(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from lightir.cli.add import say_pending
 from lightir.cli.arguments import add_json, positive
 from lightir.cli.pipeline import are_vectors, index_vectors
 from lightir.cli.terminal import Misuse, print_json, say, size
-from lightir.errors import NotFound
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
@@ -44,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="of a plain corpus: the model that `lightir worker` will encode it with"
     )
-    parser.add_argument("--query-encoder", metavar="DIR", help="put this one in, not the one beside the vectors")
+    parser.add_argument(
+        "--query-encoder", metavar="DIR", help="put this one (or this model's) in, not the one beside the vectors"
+    )
     parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
     parser.add_argument(
         "--dense-dtype",
@@ -125,11 +126,8 @@ def model_of(address: str) -> tuple[Contract, Path]:
     Raises:
         NotFound: there is no such model, or its vocabulary is not cached.
     """
-    from lightir.addresses import resolve_model_folder
+    from lightir.addresses import resolve_model_folder, resolve_query_encoder
     from lightir.contract import Contract
-    from lightir.index.reader import ENCODER_FOLDER
 
     folder = resolve_model_folder(address)
-    if not (folder / ENCODER_FOLDER).is_dir():
-        raise NotFound(f"{folder / ENCODER_FOLDER} does not exist; make it with `lightir cache {address}`")
-    return Contract.load(folder), folder / ENCODER_FOLDER
+    return Contract.load(folder), resolve_query_encoder(address)

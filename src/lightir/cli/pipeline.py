@@ -20,9 +20,8 @@ def encode_documents(
     model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None
 ) -> EncodeReport:
     """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
-    from lightir.addresses import resolve_model_folder
+    from lightir.addresses import QUERY_ENCODER, resolve_model_folder
     from lightir.encode import cache_vocabulary, encode_corpus
-    from lightir.encode.documents import QUERY_ENCODER
 
     folder = resolve_model_folder(model)
     report = encode_corpus(folder, documents, vectors, resume=True, n_documents=n_documents, shard_size=1024)
@@ -45,11 +44,11 @@ def index_vectors(
     overwrite: bool = False,
 ) -> IndexInfo:
     """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
+    from lightir.addresses import QUERY_ENCODER
     from lightir.index import build_index
-    from lightir.index.reader import ENCODER_FOLDER
 
     readers = read_vectors(folders)
-    carried = next((folder / ENCODER_FOLDER for folder in folders if (folder / ENCODER_FOLDER).is_dir()), None)
+    carried = next((folder / QUERY_ENCODER for folder in folders if (folder / QUERY_ENCODER).is_dir()), None)
     return build_index(
         (shard for reader in readers for shard in reader),
         out,

@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--doc-id", metavar="ID", help="explain this document for the query, found or not, among those of --filter"
     )
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
-    parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
+    parser.add_argument(
+        "--query-encoder", metavar="DIR", help="use this one (or this model's), not the one that the index carries"
+    )
     parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
     parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokens(parser)
     parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
-    parser.add_argument("--query-encoder", metavar="DIR", help="use this one, not the one that the index carries")
+    parser.add_argument(
+        "--query-encoder", metavar="DIR", help="use this one (or this model's), not the one that the index carries"
+    )
     parser.add_argument(
         "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
     )

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import instructions as listed_instructions
-from lightir.encode.documents import QUERY_ENCODER
 from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever

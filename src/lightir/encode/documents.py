@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from lightir.addresses import resolve_model_folder
+from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.errors import InvalidInput
 from lightir.files import copy_folder, new_folder
 from lightir.models.compilation import layer_parameters
@@ -28,7 +28,6 @@ from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
-QUERY_ENCODER = "query-encoder"
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """On a CPU what a layer works on should stay near its caches; a GPU wants more at a time."""
 SHARD_BATCHES = 64

@@ -8,11 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
 from lightir.encode.cache import cache_vocabulary, stored_term_weights
-from lightir.encode.documents import QUERY_ENCODER, encode_corpus
+from lightir.encode.documents import encode_corpus
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
 from lightir.errors import InvalidInput

@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 import lightir
+from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput
@@ -20,14 +21,14 @@ from lightir.files import copy_folder, new_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
 from lightir.index.intake import GRAPH_SEGMENT_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
-from lightir.index.reader import ENCODER_FOLDER, Index, IndexInfo
+from lightir.index.reader import Index, IndexInfo
 from lightir.index.rows import Rows, join, of_segment
 from lightir.index.segment import Segment
 from lightir.index.segment_writer import write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, creating, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
-from lightir.shards import Shard
+from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 
 SHARD_DOCUMENTS = 4096
@@ -41,7 +42,7 @@ def document_shards(documents: Iterable[Document], *, size: int = SHARD_DOCUMENT
 
 
 def build_index(
-    shards: Iterable[Shard],
+    shards: Iterable[Shard] | Path | str,
     out: Path | str,
     *,
     contract: Contract | None = None,
@@ -62,10 +63,12 @@ def build_index(
     dense_graph segments are sixteen times as large.
 
     Args:
-        shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike.
+        shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a
+            vectors folder, which brings its contract, and the query encoder that lies in it, unless others are given.
         out: the index folder.
         contract: the model's; needed when there are vectors.
-        query_encoder: a query-encoder folder that is copied into the index; its document side must be the contract's.
+        query_encoder: a query-encoder folder, or a model (its folder, or a shipped one's name) that has one. It is
+            copied into the index; its document side must be the contract's.
         dense_dim: see `Sizes`; it holds for what is added later too.
         dense_dtype: see `Sizes`.
         sparse_top_k: see `Sizes`.
@@ -78,6 +81,7 @@ def build_index(
 
     Raises:
         InvalidInput: a doc_id comes twice or is empty; vectors without a contract, or not of its width; no branch.
+        NotFound, FormatError: the vectors folder or the query encoder is not there, not complete or damaged.
         ContractMismatch: contract and query encoder are of different models.
         AlreadyExists: `out` is there and overwrite is off.
         MissingExtra: dense_graph without usearch.
@@ -85,6 +89,11 @@ def build_index(
     """
     if dense_graph:
         require_usearch()
+    if isinstance(shards, Path | str):
+        shards = VectorsReader(shards)
+        contract = contract or shards.contract
+        query_encoder = query_encoder or _carried_encoder(shards.folder)
+    query_encoder = None if query_encoder is None else resolve_query_encoder(query_encoder)
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
     sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
@@ -98,9 +107,14 @@ def build_index(
         finally:
             build.store.close()
         if query_encoder is not None:
-            copy_folder(query_encoder, folder / ENCODER_FOLDER)
+            copy_folder(query_encoder, folder / QUERY_ENCODER)
     with Index.open(out) as index:
         return index.info()
+
+
+def _carried_encoder(vectors: Path) -> Path | None:
+    folder = vectors / QUERY_ENCODER
+    return folder if folder.is_dir() else None
 
 
 def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | None) -> Contract | None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder, new_folder
@@ -23,7 +24,6 @@ from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
 
-ENCODER_FOLDER = "query-encoder"
 OPEN_TRIES = 10
 
 
@@ -146,29 +146,29 @@ class Index:
 
     @property
     def counts_model_terms(self) -> bool:
-        """See `View.counts_model_terms`."""
+        """Whether the tokens branch is over the model's term ids, counted or as bags."""
         return self.view.counts_model_terms
 
     @property
     def holds_bags(self) -> bool:
-        """See `View.holds_bags`."""
+        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
         return self.view.holds_bags
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """The query encoder that the index carries, or None."""
-        folder = self.folder / ENCODER_FOLDER
+        folder = self.folder / QUERY_ENCODER
         return CachedQueryEncoder.load(folder, threads=threads) if folder.is_dir() else None
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
-        """See `View.doc_ids`."""
+        """The ids of documents that this view numbers."""
         return self.view.doc_ids(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
-        """See `View.doc_ord`."""
+        """A document's number in this view, or None."""
         return self.view.doc_ord(doc_id)
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """See `View.documents`."""
+        """The documents with the given ids, in the order of the ids; NotFound where one is not there."""
         return self.view.documents(doc_ids)
 
     def info(self) -> IndexInfo:
@@ -203,8 +203,8 @@ class Index:
             (folder / SEGMENTS_FOLDER).mkdir()
             for each in view.segments:
                 each.segment.copy(folder / SEGMENTS_FOLDER / each.segment.folder.name)
-            if (self.folder / ENCODER_FOLDER).is_dir():
-                copy_folder(self.folder / ENCODER_FOLDER, folder / ENCODER_FOLDER)
+            if (self.folder / QUERY_ENCODER).is_dir():
+                copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
@@ -25,7 +26,7 @@ from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, refuse_r
 from lightir.index.live_segment import LiveSegment
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_stored_tokens, with_tombstones
-from lightir.index.reader import ENCODER_FOLDER, IndexInfo, view_info
+from lightir.index.reader import IndexInfo, view_info
 from lightir.index.rows import Rows
 from lightir.index.segment_writer import write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
@@ -71,7 +72,7 @@ class IndexWriter:
         self._threads = threading.RLock()
         encoder = None
         if view.analyzer is not None and view.analyzer.name in OF_A_MODEL:
-            encoder = CachedQueryEncoder.load(folder / ENCODER_FOLDER)
+            encoder = CachedQueryEncoder.load(folder / QUERY_ENCODER)
         self._intake = Intake(view.contract, view.analyzer, encoder, view.sizes)
 
     @classmethod

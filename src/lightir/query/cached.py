@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from lightir.addresses import resolve_query_encoder
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.kernel.query import TextEncoder
@@ -86,7 +87,8 @@ class CachedQueryEncoder:
 
         Args:
             folder: lightir.json, tokenizer.json, tables.json and the tables that it names, and what the policy needs
-                of term weights, expansions or bigrams.
+                of term weights, expansions or bigrams. Or a folder that has such a one, as a model's, or the name of a
+                shipped model.
             dim: see `__init__`.
             threads: see `__init__`.
 
@@ -95,7 +97,7 @@ class CachedQueryEncoder:
             FormatError: a file is damaged or is not what tables.json says.
             ContractMismatch: the files are not of one model.
         """
-        folder = Path(folder)
+        folder = resolve_query_encoder(folder)
         contract = Contract.load(folder)
         tokenizer = TextTokenizer.from_file(folder / TOKENIZER_FILE)
         tables = load_tables(folder)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lightir.addresses import resolve_local
+from lightir.addresses import QUERY_ENCODER, resolve_local
 from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.data import (
     read_documents,
 )
 from lightir.encode.cache import cached_table, stored_term_weights
-from lightir.encode.documents import QUERY_ENCODER
 from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
 from lightir.contract import from_json
 from lightir.errors import FormatError
 from lightir.train import adaptation, contrastive, masked, query_likelihood, sidr

@@ -1,0 +1,77 @@
+"""What `from lightir import …` gives: each main name when it is asked for, and without torch what to install."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightir
+
+HEAVY = sorted(lightir._HEAVY)
+LIGHT = sorted(lightir._LIGHT)
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra train")
+BLOCK_TORCH = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+sys.modules["torch"] = None
+import lightir
+"""
+
+
+def in_a_new_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", [*LIGHT, *(pytest.param(name, marks=NEEDS_TORCH) for name in HEAVY)])
+def test_every_name_is_that_of_its_room(name):
+    module = importlib.import_module((lightir._LIGHT | lightir._HEAVY)[name])
+    assert getattr(lightir, name) is getattr(module, name)
+    assert not (Path(lightir.__file__).parent / name).exists()  # a room of that name would take its place
+
+
+def test_type_checkers_see_the_same_names_as_those_who_import_them():
+    tree = ast.parse(Path(lightir.__file__).read_text())
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.name: node.module for node in checked.body for name in node.names}
+    assert seen == lightir._LIGHT | lightir._HEAVY
+    assert sorted(seen) == lightir.__all__
+
+
+def test_the_package_imports_nothing_and_its_light_names_no_torch():
+    loaded = in_a_new_process("import lightir, sys; print([each for each in sys.modules if 'lightir.' in each])")
+    assert loaded == "[]"
+    code = f"import sys; from lightir import {', '.join(LIGHT)}; print('torch' in sys.modules)"
+    assert in_a_new_process(code) == "False"
+
+
+def test_names_are_listed_and_unknown_ones_refused():
+    assert {*LIGHT, "__version__"} <= set(dir(lightir))
+    with pytest.raises(AttributeError, match="no attribute 'serach'"):
+        lightir.serach  # noqa: B018
+    with pytest.raises(ImportError, match="Serach"):
+        from lightir import Serach  # noqa: F401
+
+
+def test_without_torch_a_heavy_name_says_what_to_install_and_help_does_without_it():
+    code = f"""
+for name in {HEAVY}:
+    try:
+        getattr(lightir, name)
+    except lightir.LightirError as error:
+        print(name, error)
+import pydoc
+print("HELP", pydoc.render_doc(lightir, renderer=pydoc.plaintext))
+"""
+    said, _, shown = in_a_new_process(BLOCK_TORCH + code).partition("HELP")
+    assert [line.split()[0] for line in said.splitlines() if "pip install 'lightir[train]'" in line] == HEAVY
+    assert "build_index(" in shown
+    assert "encode_corpus(" not in shown
