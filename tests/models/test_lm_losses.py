@@ -36,22 +36,31 @@ def sample(n: int, vocabulary: int, *, hidden: int = 6, scale: float = 2.0) -> t
 @pytest.mark.parametrize("rows_at_once", [1, 3, 100])
 @pytest.mark.parametrize("relu_weight", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("trained", ["s", "w", "b", "swb"], ids=lambda kinds: f"trained-{kinds}")
 def test_values_and_gradients_are_those_of_plain_double_precision(
-    rows_at_once: int, relu_weight: float, biased: bool, monkeypatch: pytest.MonkeyPatch
+    rows_at_once: int, relu_weight: float, biased: bool, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states, weight, targets, bias = sample(7, 11)
     monkeypatch.setitem(lm_losses.CHUNK_BYTES, "cpu", rows_at_once * 11 * 8)
-    given = bias if biased else None
-    ours, theirs = states.clone().requires_grad_(), states.clone().requires_grad_()
-    found = next_token_losses(ours, weight, targets, bias=given, relu_weight=relu_weight)
-    causal, relu, maxima = plain(theirs, weight, targets, given)
+    ours, theirs = (
+        [each.clone().requires_grad_(kind in trained) for kind, each in zip("swb", (states, weight, bias), strict=True)]
+        for _ in range(2)
+    )
+    found = next_token_losses(ours[0], ours[1], targets, bias=ours[2] if biased else None, relu_weight=relu_weight)
+    causal, relu, maxima = plain(theirs[0], theirs[1], targets, theirs[2] if biased else None)
     torch.testing.assert_close(found.causal, causal.detach())
     torch.testing.assert_close(found.relu, relu.detach())
     torch.testing.assert_close(found.total, causal + relu_weight * relu)
     torch.testing.assert_close(found.maxima, maxima.detach())
+    if not found.total.requires_grad:
+        assert (trained, biased) == ("b", False)
+        return
     torch.autograd.backward(found.total * 0.3)
     torch.autograd.backward((causal + relu_weight * relu) * 0.3)
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    for mine, plainly in zip(ours, theirs, strict=True):
+        assert (mine.grad is None) == (plainly.grad is None)
+        if mine.grad is not None and plainly.grad is not None:
+            torch.testing.assert_close(mine.grad, plainly.grad)
 
 
 def test_a_target_without_weight_still_pushes_the_others_down() -> None:
@@ -73,19 +82,20 @@ def test_a_target_without_weight_still_pushes_the_others_down() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_come_close_and_give_gradients_in_their_own(dtype: torch.dtype) -> None:
     states, weight, targets, _ = sample(40, 300, hidden=32, scale=0.5)
-    ours = states.to(dtype).requires_grad_()
-    theirs = ours.detach().double().requires_grad_()
-    rounded = weight.to(dtype)
+    ours, rounded = states.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+    theirs, exact = (each.detach().double().requires_grad_() for each in (ours, rounded))
     found = next_token_losses(ours, rounded, targets)
-    causal, relu, _ = plain(theirs, rounded.double(), targets, None)
+    causal, relu, _ = plain(theirs, exact, targets, None)
     torch.autograd.backward(found.total)
     torch.autograd.backward(causal + relu)
     assert found.total.dtype == torch.float32
     assert float(found.total.detach()) == pytest.approx(float((causal + relu).detach()), rel=1e-5)
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    error = (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm()
-    assert float(error) < (1e-5 if dtype == torch.float32 else 1e-2)
+    for mine, doubled in ((ours, theirs), (rounded, exact)):
+        assert mine.grad is not None
+        assert mine.grad.dtype == dtype
+        assert doubled.grad is not None
+        error = (mine.grad.double() - doubled.grad).norm() / doubled.grad.norm()
+        assert float(error) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def test_large_logits_stay_finite() -> None:
@@ -119,5 +129,3 @@ def test_what_does_not_fit_is_refused() -> None:
         next_token_losses(states, weight[:, :2], targets)
     with pytest.raises(InvalidInput, match="expected"):
         next_token_losses(states, weight, targets[:2])
-    with pytest.raises(InvalidInput, match="wants a gradient"):
-        next_token_losses(states, weight.requires_grad_(), targets)

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from interrupted import cut
-from lightir.contract import DocumentPolicy
+from lightir.contract import Contract, DocumentPolicy
 from lightir.encode import encode_corpus
 from lightir.errors import FormatError, InvalidInput
+from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
+from lightir.models.own_weights import all_weights
 from lightir.shards import VectorsReader
 from lightir.train import adaptation, contrastive
 from lightir.train.adaptation import Adaptation, AdaptationRecipe, train
@@ -27,6 +29,7 @@ from lightir.train.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import STAGES, read_recipe
 from lightir.types import Document
 from processes import assert_same, first_of, gradients_of, wake_lora
+from tiny_models import save_tiny
 
 
 @pytest.fixture
@@ -121,6 +124,25 @@ def test_the_contrastive_stage_goes_on_from_it(adapting: AdaptationRecipe, recip
     assert loaded.contract.backbone.address == recipe.model.address
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_weights_are_trained_resumed_and_gone_on_from(
+    tied: bool, adapting: AdaptationRecipe, recipe: Recipe, tmp_path: Path
+) -> None:
+    """With lora_rank 0, the head's too, be it the input embeddings or its own; the next stage may have an adapter."""
+    save_tiny("gemma3" if tied else "llama", tmp_path / "backbone")
+    model = dataclasses.replace(adapting.model, address=str(tmp_path / "backbone"), lora_rank=0)
+    plain = dataclasses.replace(adapting, model=model)
+    whole = train(plain, tmp_path / "whole", device="cpu")
+    cut(lambda: train(plain, tmp_path / "cut", device="cpu"))
+    assert Contract.load(train(plain, tmp_path / "cut", resume=True, device="cpu")) == Contract.load(whole)
+    before, after = (all_weights(each) for each in (load_backbone(model.address), LightRetriever.load(whole).backbone))
+    assert ("head.weight" in after) != tied
+    assert {name for name, weight in after.items() if not torch.equal(weight, before[name])} == before.keys()
+    then = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, address=str(whole)))
+    out = contrastive.train(then, tmp_path / "model", device="cpu")
+    assert (out / "adapter").is_dir()
+
+
 def test_a_dying_head_is_warned_of(
     adapting: AdaptationRecipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,9 +162,11 @@ def gradients(recipe: AdaptationRecipe) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("lora_rank", [4, 0])
 def test_several_processes_have_the_loss_and_gradient_of_one(
-    world: int, adapting: AdaptationRecipe, tmp_path: Path
+    world: int, lora_rank: int, adapting: AdaptationRecipe, tmp_path: Path
 ) -> None:
+    adapting = dataclasses.replace(adapting, model=dataclasses.replace(adapting.model, lora_rank=lora_rank))
     assert_same(first_of(world, lambda: gradients(adapting), tmp_path), gradients(adapting), rtol=1e-4)
 
 
@@ -156,7 +180,6 @@ def test_several_processes_have_the_loss_and_gradient_of_one(
         ({"optimisation": {"steps": 0}}, "steps is 0"),
         ({"optimisation": {"mixed_batches": True}}, "shuffled together"),
         ({"model": {"address": "a", "attention": "bidirectional"}}, "must be causal"),
-        ({"model": {"address": "a", "lora_rank": 0}}, "lora_rank is 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:

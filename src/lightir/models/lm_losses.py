@@ -39,29 +39,28 @@ def next_token_losses(
 ) -> NextTokenLosses:
     """CSplade's adaptation loss of one forward: both cross entropies from the same logits z = states weightᵀ + bias.
 
-    Since exp(ln(1 + ReLU(z))) = 1 + ReLU(z), the second one is ln Σ(1 + ReLU(z)) - ln(1 + ReLU(z_next)). Gradients go
-    to the states alone, and are computed along the way, so that each chunk of logits exists once.
+    Since exp(ln(1 + ReLU(z))) = 1 + ReLU(z), the second one is ln Σ(1 + ReLU(z)) - ln(1 + ReLU(z_next)). Gradients,
+    of the states and, where all weights are trained, of the head, are computed along the way, so that each chunk of
+    logits exists once.
 
     Args:
         states: (n, hidden), in any floating dtype, each to predict its target.
-        weight: (V, hidden), frozen.
+        weight: (V, hidden), frozen or to be trained; its gradient is summed in fp32 and costs one more such array.
         targets: (n,) int64.
-        bias: (V,) or None.
+        bias: (V,), frozen or to be trained, or None.
         relu_weight: λ.
 
     Returns:
         Sums in fp32 (fp64 for double states); 0, and maxima of -inf, for n = 0.
 
     Raises:
-        InvalidInput: shapes that don't fit, or weights that want a gradient.
+        InvalidInput: shapes that don't fit.
     """
     if states.dim() != 2 or weight.dim() != 2 or states.shape[1] != weight.shape[1] or len(targets) != len(states):
         raise InvalidInput(
             f"states {tuple(states.shape)}, weight {tuple(weight.shape)} and targets {tuple(targets.shape)}: expected "
             "(n, hidden), (vocabulary, hidden) and (n,)"
         )
-    if weight.requires_grad or (bias is not None and bias.requires_grad):
-        raise InvalidInput("the LM head wants a gradient, but next_token_losses has it frozen")
     return NextTokenLosses(*_NextToken.apply(states, weight, bias, targets, relu_weight))  # type: ignore[no-untyped-call]
 
 
@@ -73,7 +72,11 @@ class _NextToken(torch.autograd.Function):
         wide = torch.float64 if states.dtype == torch.float64 else torch.float32
         causal, relu = (torch.zeros((), dtype=torch.float64, device=states.device) for _ in range(2))
         maxima = torch.full((len(weight),), -torch.inf, dtype=wide, device=states.device)
-        gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        inputs, dtypes = (states, weight, bias), (states.dtype, wide, wide)
+        d_states, d_weight, d_bias = (
+            torch.zeros_like(each, dtype=dtype) if each is not None and wanted else None
+            for each, dtype, wanted in zip(inputs, dtypes, ctx.needs_input_grad, strict=False)
+        )
         budget = CHUNK_BYTES.get(states.device.type, CHUNK_BYTES["cpu"])
         step = max(1, budget // (len(weight) * wide.itemsize))
         with torch.autocast(states.device.type, enabled=False), _products(states, weight):
@@ -82,19 +85,29 @@ class _NextToken(torch.autograd.Function):
                 own, wanted = states[begin : begin + step], targets[begin : begin + step]
                 logits = _logits(own, table, bias, wide)
                 maxima = torch.maximum(maxima, logits.amax(0))
-                d_logits, sums = _chunk(logits, wanted, relu_weight, want_gradient=gradient is not None)
+                d_logits, sums = _chunk(logits, wanted, relu_weight, want_gradient=any(ctx.needs_input_grad))
                 causal, relu = causal + sums[0], relu + sums[1]
-                if gradient is not None and d_logits is not None:
-                    gradient[begin : begin + step] = (d_logits.to(table.dtype) @ table).to(states.dtype)
-        ctx.save_for_backward(gradient)
+                if d_logits is None:
+                    continue
+                if d_states is not None:
+                    d_states[begin : begin + step] = (d_logits.to(table.dtype) @ table).to(states.dtype)
+                if d_weight is not None:
+                    d_weight += _product(d_logits.T, own.to(table.dtype), wide)
+                if d_bias is not None:
+                    d_bias += d_logits.sum(0)
+        ctx.dtypes = [None if each is None else each.dtype for each in inputs]
+        ctx.save_for_backward(d_states, d_weight, d_bias)
         causal, relu = causal.to(wide), relu.to(wide)
         ctx.mark_non_differentiable(causal, relu, maxima)
         return causal + relu_weight * relu, causal, relu, maxima
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return (None if gradient is None else gradient * grad.to(gradient.dtype)), None, None, None, None
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        gradients = (
+            None if each is None else (each * grad.to(each.dtype)).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return *gradients, None, None
 
 
 def _chunk(
@@ -131,8 +144,12 @@ def _products(states: Tensor, weight: Tensor) -> contextlib.AbstractContextManag
 
 def _logits(own: Tensor, table: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
     """(chunk, V) logits, summed in the wide dtype."""
-    if table.dtype == torch.bfloat16:
-        logits = torch.mm(own.bfloat16(), table.T, out_dtype=torch.float32)
-    else:
-        logits = own.to(wide) @ table.T
+    logits = _product(own, table.T, wide)
     return logits if bias is None else logits + bias.to(wide)
+
+
+def _product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
+    """left right, summed in the wide dtype, from operands of the right one's dtype."""
+    if right.dtype == torch.bfloat16:
+        return torch.mm(left.bfloat16(), right, out_dtype=torch.float32)
+    return left.to(wide) @ right

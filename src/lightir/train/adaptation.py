@@ -17,6 +17,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.heads import LMHead, activate
 from lightir.models.lm_losses import next_token_losses
 from lightir.models.losses import mean_over_processes, mean_pairwise_cosine, world_size
+from lightir.models.own_weights import train_all
 from lightir.models.projection import projection_max
 from lightir.text import QueryPolicy
 from lightir.train.loop import COLLAPSED, run_stage
@@ -63,8 +64,6 @@ class AdaptationRecipe:
 
     def __post_init__(self) -> None:
         check_packed_text(self)
-        if self.model.lora_rank < 1:  # the loss's one pass over the logits gives the head no gradient
-            raise InvalidInput(f"model.lora_rank is {self.model.lora_rank}; adaptation trains adapters: 1 or more")
         if self.model.attention != "causal":
             raise InvalidInput(
                 f"adaptation predicts the next token, so model.attention must be causal, not "
@@ -160,10 +159,16 @@ class Adaptation(PackedTextStage):
 def _build(recipe: AdaptationRecipe, device: str) -> LightRetriever:
     backbone, record = trainable_backbone(recipe.model, seed=recipe.optimisation.seed, device=device)
     if backbone.kind != "causal" or backbone.head is None:
-        raise InvalidInput(f"{recipe.model.address}: adaptation needs a causal model with a language-modelling head")
+        raise InvalidInput(
+            f"{recipe.model.address}: adaptation needs a causal model with a language-modelling head; an encoder's "
+            "masked-LM head goes into the contrastive stage as it is"
+        )
     if getattr(backbone.model.config, "final_logit_softcapping", None):
         raise InvalidInput(
             f"{recipe.model.address} caps its logits, which the sparse head does not: it can't be adapted"
         )
     contract = Contract("csplade", record, recipe.query, recipe.documents, dense=None, sparse=SparseHead())
-    return LightRetriever(backbone, contract).to(device)
+    retriever = LightRetriever(backbone, contract).to(device)
+    if recipe.model.lora_rank == 0:
+        retriever.backbone = train_all(retriever.backbone)
+    return retriever

@@ -24,7 +24,7 @@ class ModelRecipe:
         dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
         attention: "causal", "bidirectional", or "echo": each text is fed twice and pooled over its second copy alone.
         lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
-            and the model folder holds them (every stage but adaptation).
+            and the model folder holds them.
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
         lora_dropout: in front of the adapter; above 0 the backbone's own dropout acts too, with lora_rank 0 it alone.
         first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
