@@ -148,8 +148,9 @@ def encode(model: str, documents: Sequence[Document], vectors: Path) -> None:
     """Encode the documents, going on where an earlier demo was cut off."""
     say(f"encode    with {model}, once; later runs use the vectors again")
     report = encode_documents(model, documents, vectors, n_documents=len(documents))
-    already = f" ({report.already_there:,} were there)" if report.already_there else ""
-    say(f"encoded   {report.documents:,} documents{already}, {report.documents_per_s:.0f} a second")
+    already = f", {report.already_there:,} were there" if report.already_there else ""
+    speed = f" at {report.documents_per_s:.0f} a second" if report.documents else ""
+    say(f"encoded   {report.documents:,} documents{speed}{already}")
 
 
 def build(vectors: Path, index: Path) -> None:

@@ -55,5 +55,6 @@ def run(args: argparse.Namespace) -> None:
         print_json({"vectors": args.out, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return
     already = f", {report.already_there:,} were there already" if report.already_there else ""
-    say(f"{args.out}: {report.documents:,} documents encoded at {report.documents_per_s:.1f} a second{already}")
+    speed = f" at {report.documents_per_s:.1f} a second" if report.documents else ""
+    say(f"{args.out}: {report.documents:,} documents encoded{speed}{already}")
     say(f"next: lightir index {args.out} --out INDEX")
