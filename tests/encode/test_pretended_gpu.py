@@ -90,7 +90,13 @@ def test_a_run_is_reranked_as_on_the_cpu(stop: bool) -> None:
         with gpu_if(device):
             model = model_on(device, "llama", suffix="\nSo: ")
             found.append(rerank(model, run, iter(DOCUMENTS), iter(QUERIES), stop=stop, batch_tokens=50))
-            made.append(list(generate_queries(model, DOCUMENTS[:2], n=2, max_tokens=5)))
+            made.append(
+                [
+                    each
+                    for draw in (0, 9)
+                    for each in generate_queries(model, DOCUMENTS[:2], n=2, max_tokens=5, draw_among=draw)
+                ]
+            )
     for query_id, ranking in found[0].items():
         assert found[1][query_id].doc_ids == ranking.doc_ids
         np.testing.assert_allclose(found[1][query_id].scores, ranking.scores, rtol=1e-4)

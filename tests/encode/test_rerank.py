@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,8 +18,16 @@ from lightir.encode.rerank import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of, read_run, write_run
 from lightir.models.encoder import LightRetriever
-from lightir.models.generation import beam_search
-from lightir.models.likelihood import end_states, join, likelihood_from_ends, log_likelihood, sequence_states
+from lightir.models.generation import beam_search, sample
+from lightir.models.likelihood import (
+    continue_from,
+    end_states,
+    join,
+    likelihood_from_ends,
+    log_likelihood,
+    next_logits,
+    sequence_states,
+)
 from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query
@@ -142,6 +151,77 @@ def test_beams_do_not_depend_on_the_batch_and_score_as_they_are_scored(name: str
     )
 
 
+def generators(n: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([5, number]) for number in range(n)]
+
+
+@torch.no_grad()
+def test_texts_are_drawn_by_their_probabilities_among_the_most_probable_tokens() -> None:
+    """40,000 texts of two tokens; what each is expected to have is multiplied up from one forward a prefix."""
+    model, n_draws = tiny_model(), 40_000
+    backbone = model.backbone
+    ends = end_states(backbone, model.frame_documents(DOCUMENTS[1:2]), n_ends=1)
+    stops = {EOS, *range(20, 160)}  # many, so that some of the drawn have ended
+    first = next_logits(backbone, ends.states)[0].double()
+    first[list(stops)] = -torch.inf
+    expected: dict[tuple[int, ...], float] = {}
+    for probability, token in zip(*best_three(first), strict=True):
+        _, after = continue_from(backbone, ends, torch.tensor([[token]]))
+        for share, then in zip(*best_three(next_logits(backbone, after.states)[0].double()), strict=True):
+            text = (token,) if then in stops else (token, then)
+            expected[text] = expected.get(text, 0.0) + probability * share
+    counts: dict[tuple[int, ...], int] = {}
+    draw = {"draws": 1, "among": 3, "max_tokens": 2, "stop_ids": stops}
+    for start in range(0, n_draws, 4000):
+        rngs = [np.random.default_rng([7, start + number]) for number in range(4000)]
+        for (each,) in sample(backbone, ends.take(torch.zeros(4000, dtype=torch.int64)), rngs, **draw):
+            counts[each.token_ids] = counts.get(each.token_ids, 0) + 1
+    assert counts.keys() == expected.keys()
+    assert any(len(text) == 1 for text in counts)
+    for text, probability in expected.items():
+        assert counts[text] / n_draws == pytest.approx(probability, abs=4 * (0.25 / n_draws) ** 0.5)
+
+
+def best_three(logits: torch.Tensor) -> tuple[list[float], list[int]]:
+    best = logits.topk(3)
+    return best.values.softmax(0).tolist(), best.indices.tolist()
+
+
+@torch.no_grad()
+def test_draws_do_not_depend_on_the_batch_score_as_they_are_scored_and_are_distinct() -> None:
+    model = tiny_model()
+    backbone, framed = model.backbone, model.frame_documents(DOCUMENTS)
+    ends = end_states(backbone, framed, n_ends=1)
+    stops = {EOS, *range(200, 258)}
+    draw = {"draws": 5, "among": 4, "max_tokens": 6, "stop_ids": stops}
+    together = sample(backbone, ends, generators(len(framed)), **draw)
+    assert len({len(each.token_ids) for hypotheses in together for each in hypotheses}) > 2
+    for row, hypotheses in enumerate(together):
+        rows = torch.tensor([row])
+        alone = sample(backbone, ends.take(rows), [generators(len(framed))[row]], **draw)[0]
+        assert [each.token_ids for each in alone] == [each.token_ids for each in hypotheses]
+        assert len({each.token_ids for each in hypotheses}) == len(hypotheses) <= 5
+        assert [each.score for each in hypotheses] == sorted((each.score for each in hypotheses), reverse=True)
+        for each in hypotheses:
+            whole = list(each.token_ids)
+            ways = [whole] if len(whole) == 6 else [[*whole, stop] for stop in sorted(stops)]
+            found = likelihood_from_ends(backbone, ends.take(rows.expand(len(ways))), ways) / len(ways[0])
+            assert float((found - each.score).abs().min()) < 1e-4
+    greedy = sample(backbone, ends, generators(len(framed)), **{**draw, "among": 1})
+    assert [len(each) for each in greedy] == [1] * len(framed)
+    assert sample(backbone, ends.take(torch.tensor([], dtype=torch.int64)), [], **draw) == []
+
+
+def test_drawn_queries_follow_the_seed_and_not_the_batches() -> None:
+    def made(**options: int) -> list[list[str]]:
+        found = generate_queries(tiny_model(), DOCUMENTS, n=3, max_tokens=6, draw_among=20, **options)
+        return [[query.text for query in queries] for _, queries in found]
+
+    assert made(batch_size=3) == made(batch_size=8) != made(batch_size=8, seed=1)
+    with pytest.raises(InvalidInput, match="draw_among is -1"):
+        generate_queries(tiny_model(), DOCUMENTS, draw_among=-1)
+
+
 def test_generated_queries_expand_a_document_or_train_another_model(tmp_path: Path) -> None:
     found = list(generate_queries(tiny_model(), iter(DOCUMENTS), n=3, max_tokens=6, batch_size=3))
     assert [document for document, _ in found] == DOCUMENTS
@@ -191,6 +271,11 @@ def test_the_commands_rerank_and_expand(tmp_path: Path, capsys: pytest.CaptureFi
     assert {q: list(r.doc_ids) for q, r in read_run(out).items()} == {q: list(r.doc_ids) for q, r in expected.items()}
     assert main(["expand", model, str(corpus), "-n", "2", "--max-tokens", "4", "-o", str(tmp_path / "e.jsonl")]) == 0
     assert [d.doc_id for d in read_documents(tmp_path / "e.jsonl")] == IDS
+    drawing = ["expand", model, str(corpus), "-n", "2", "--max-tokens", "4", "--draw", "9"]
+    for number in (1, 2):
+        assert main([*drawing, "--seed", str(number), "-o", str(tmp_path / f"{number}.jsonl")]) == 0
+    assert (tmp_path / "1.jsonl").read_bytes() != (tmp_path / "2.jsonl").read_bytes()
+    capsys.readouterr()
     assert main(["expand", model, str(corpus), "-n", "2", "--max-tokens", "4", "--training", "-o", "-"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {record["positives"][0]["_id"] for record in records} <= set(IDS)

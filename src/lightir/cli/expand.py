@@ -1,4 +1,4 @@
-"""Let a model say what each document can be asked (doc2query), by beam search from the document's end token.
+"""Let a model say what each document can be asked (doc2query), by beam search or draws from the document's end token.
 
 The queries go behind the document's text, so that BM25 finds it by them too; or, with --training, into a file of
 training examples for a collection that has no labels, which a recipe names under `data`.
@@ -17,7 +17,7 @@ from lightir.cli.terminal import print_json, print_json_line, say
 HELP = "generate queries that documents answer (needs the extra `train`)"
 EXAMPLES = """
   lightir expand model scifact/ -o expanded.jsonl
-  lightir expand model corpus.jsonl -n 3 --training -o queries.jsonl
+  lightir expand model corpus.jsonl -n 3 --draw 10 --training -o queries.jsonl
   lightir train recipes/lightretriever-tiny.yaml --set "data=[{name: queries.jsonl}]" -o own-model
   lightir expand model corpus.jsonl -o - | head
 """
@@ -30,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl", help="the file to write, or - for stdout")
     parser.add_argument("--training", action="store_true", help="write training examples instead of documents")
     parser.add_argument("-n", type=positive, default=5, metavar="N", help="queries a document (default %(default)s)")
+    parser.add_argument(
+        "--draw",
+        type=positive,
+        default=0,
+        metavar="K",
+        help="draw each token from the K most probable: more varied queries than beam search, the default, finds",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default %(default)s)")
     parser.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="of a query (default %(default)s)")
     parser.add_argument(
         "--batch-size", type=positive, default=16, metavar="N", help="documents at a time (default %(default)s)"
@@ -69,6 +77,8 @@ def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         n=args.n,
         max_tokens=args.max_tokens,
         batch_size=args.batch_size,
+        draw_among=args.draw,
+        seed=args.seed,
         dtype=args.dtype,
         device=args.device,
         n_documents=count_documents(args.corpus),

@@ -1,10 +1,11 @@
-"""What a passage can be asked: beam search from its [E], which is all that the attention stop lets a query see."""
+"""What a passage can be asked: beam search or draws from its [E], which is all that the attention stop lets one see."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,69 @@ def beam_search(
         for text, value in zip(row, values, strict=True):
             found.setdefault(text, value / len(text))
     return [_best(found, width) for found in finished]
+
+
+@torch.no_grad()
+def sample(
+    backbone: Backbone,
+    ends: EndStates,
+    generators: Sequence[np.random.Generator],
+    *,
+    draws: int,
+    among: int,
+    max_tokens: int,
+    stop_ids: Collection[int],
+) -> list[list[Hypothesis]]:
+    """For each of n passages the distinct ones of `draws` texts drawn from the model, best first; never an empty text.
+
+    Each token is drawn from the `among` most probable ones, in proportion to their probabilities. A text that was not
+    ended after max_tokens is taken as it is.
+
+    Args:
+        backbone: the one that made the end states.
+        ends: of n passages.
+        generators: n of them, one a passage, so that what is drawn does not depend on the others of a batch.
+        draws: texts for each passage.
+        among: tokens to draw from; 1 always takes the most probable.
+        max_tokens: longest text.
+        stop_ids: tokens that end a text; they are no part of it.
+    """
+    if not generators:
+        return []
+    device = backbone.device
+    stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
+    drawn: list[list[int]] = [[] for _ in range(len(generators) * draws)]  # with what ended it
+    scores = [0.0] * len(drawn)
+    running = torch.arange(len(drawn))
+    kept = ends.take((running // draws).to(device))
+    for length in range(1, max_tokens + 1):
+        log_probs = _log_probs(backbone, kept.states)
+        if length == 1:
+            log_probs[:, stops] = -torch.inf
+        uniform = torch.from_numpy(np.concatenate([each.random(draws) for each in generators]))[running]
+        tokens = _drawn(log_probs, uniform.to(log_probs), among=among)
+        values = log_probs.gather(1, tokens[:, None])[:, 0]
+        for row, token, value in zip(running.tolist(), tokens.tolist(), values.tolist(), strict=True):
+            drawn[row].append(token)
+            scores[row] += value
+        goes_on = (~torch.isin(tokens, stops)).nonzero()[:, 0]
+        running = running[goes_on.cpu()]
+        if not len(running) or length == max_tokens:
+            break
+        _, kept = continue_from(backbone, kept.take(goes_on), tokens[goes_on, None])
+    found: list[dict[tuple[int, ...], float]] = [{} for _ in generators]
+    for row, (ids, score) in enumerate(zip(drawn, scores, strict=True)):
+        text = tuple(token for token in ids if token not in stop_ids)
+        found[row // draws][text] = max(score / len(ids), found[row // draws].get(text, score / len(ids)))
+    return [_best(each, draws) for each in found]
+
+
+def _drawn(log_probs: Tensor, uniform: Tensor, *, among: int) -> Tensor:
+    """(n,) token ids, drawn from each row's most probable ones by a number in [0, 1) each."""
+    best = log_probs.topk(min(among, log_probs.shape[1]), dim=1)
+    below = best.values.softmax(dim=1).cumsum(dim=1)
+    places = (below <= uniform[:, None] * below[:, -1:]).sum(dim=1).clamp(max=below.shape[1] - 1)
+    return best.indices.gather(1, places[:, None])[:, 0]
 
 
 def _carry_on(
