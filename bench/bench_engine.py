@@ -40,6 +40,7 @@ from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
+SMALLEST = "--n-docs 1000 --dim 16 --n-queries 4 --rounds 1 --seconds 0"
 BRANCHES = ("sparse", "tokens", "dense", "hybrid")
 KS = (10, 1000)
 HYBRID_DEPTH, RRF_K = 100, 60
@@ -89,6 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--queries", type=Path, help="with --vectors: a BEIR folder, or a file of queries")
     parser.add_argument("--n-queries", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.3, help="least of a count of queries a second (default 0.3)")
     parser.add_argument("--branches", nargs="+", default=list(BRANCHES), choices=BRANCHES)
     parser.add_argument("--memory-gb", type=float, default=6.0, help="more is refused by the system (default 6)")
     parser.add_argument(
@@ -313,7 +315,7 @@ class Bench:
 
     def _row(self, label: str, engine: Engine, queries: Sequence[Any], k: int, recall: str, n_docs: int) -> None:
         p50, p99 = np.quantile(cpu_ms(engine, queries, k, self.args.rounds), (0.5, 0.99))
-        rates = [f"{rate(engine, queries, k, threads):,.0f}" for threads in THREADS]
+        rates = [f"{rate(engine, queries, k, threads, seconds=self.args.seconds):,.0f}" for threads in THREADS]
         mib = f"{engine.n_bytes / 2**20:,.0f}" if engine.n_bytes else ""
         built = f"{n_docs / engine.build_s:,.0f}" if engine.build_s else ""
         print_row([label, str(k), f"{p50:.3f}", f"{p99:.3f}", *rates, recall, mib, built])
@@ -388,9 +390,7 @@ def cpu_ms(engine: Engine, queries: Sequence[Any], k: int, rounds: int) -> npt.N
     return least
 
 
-def rate(
-    engine: Engine, queries: Sequence[Any], k: int, threads: int, *, passes: int = 3, seconds: float = 0.3
-) -> float:
+def rate(engine: Engine, queries: Sequence[Any], k: int, threads: int, *, seconds: float, passes: int = 3) -> float:
     """Queries a second: the best pass of at least `passes`, and of as many as take `seconds`."""
     least, begin = np.inf, time.perf_counter()
     while passes > 0 or time.perf_counter() - begin < seconds:

@@ -10,21 +10,20 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 import scipy.sparse
 
 from lightir.addresses import resolve_model_folder
-from lightir.data import Dataset
 from lightir.query import CachedExpansions
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged, SparseVectors
+from questions import read_questions
 
+SMALLEST = "--data {data} --collections tiny --model {model} --n-queries 3 --widths 4 --rounds 1"
 DATA = Path(os.environ.get("LIGHTIR_DATA", "data"))
 COLLECTIONS = ("nq-utd", "scifact", "nfcorpus", "cranfield", "squadshifts", "medquad")
-MODEL = "smollm2-135m"
 POLICY = QueryPolicy(leading_blank=False)
 CHUNK = 1024
 
@@ -34,13 +33,15 @@ Means = Callable[[Ragged], SparseVectors]
 def main() -> None:
     """Measure and print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of the collections ($LIGHTIR_DATA)")
+    parser.add_argument("--collections", nargs="+", default=COLLECTIONS, help="BEIR folders, for their queries")
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer is taken (default %(default)s)")
     parser.add_argument("--n-queries", type=int, default=16_384, help="repeated where there are fewer")
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 48], help="terms of an expansion")
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
-    texts = dict.fromkeys(query.text for name in COLLECTIONS for query in Dataset.open(DATA / name).queries())
-    questions = list(islice(cycle(texts), args.n_queries))
-    tokenizer = TextTokenizer.from_file(resolve_model_folder(MODEL) / "tokenizer.json")
+    questions, _ = read_questions(args.data, args.collections, args.n_queries)
+    tokenizer = TextTokenizer.from_file(resolve_model_folder(args.model) / "tokenizer.json")
     print("| terms of an expansion | contender | text to vector, µs | times | one query, µs | times |")
     print("|---|---|---|---|---|---|")
     for width in args.widths:

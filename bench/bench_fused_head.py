@@ -8,9 +8,7 @@ The naive head is plain autograd: project, mask, maximum. Run: python bench/benc
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +20,7 @@ from torch import Tensor
 from lightir.models.projection import projection_max
 from own_process import ExtraMemory, in_own_process
 
+SMALLEST = "--vocabulary 600 --batch 1 --length 8 --hidden 8 --repeats 1"
 VARIANTS = ("naive", "fused", "fused bf16 search")
 
 
@@ -63,18 +62,13 @@ def measure(variant: str, *, batch: int, length: int, vocabulary: int, hidden: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--vocabulary", type=int, default=0, help="0: 49,152 and 128,256")
     for name, value in (("batch", 8), ("length", 512), ("hidden", 576), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = vars(parser.parse_args())
-    variant = arguments.pop("variant")
-    if variant:
-        json.dump(measure(variant, **arguments), sys.stdout)
-        return
     for vocabulary in [arguments["vocabulary"]] if arguments["vocabulary"] else [49_152, 128_256]:
         shape = arguments | {"vocabulary": vocabulary}
-        results = {name: in_own_process(__file__, name, shape) for name in VARIANTS}
+        results = {name: in_own_process(measure, name, **shape) for name in VARIANTS}
         base = results["naive"]
         for name, result in results.items():
             memory = base["extra_bytes"] / max(result["extra_bytes"], 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,13 +30,14 @@ from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisat
 from lightir.types import Document
 from own_process import ExtraMemory, in_own_process
 
+SMALLEST = "--batch 2 --length 8 --layers 1"
 VARIANTS = ("at once", "checkpointed layers", "GradCache 8", "GradCache 2")
 
 
-def random_model(folder: Path) -> None:
-    """A Llama of 12 layers and a byte tokenizer, as Hugging Face saves them."""
+def random_model(folder: Path, *, layers: int) -> None:
+    """A Llama of 384 columns and a byte tokenizer, as Hugging Face saves them."""
     config = LlamaConfig(
-        vocab_size=258, hidden_size=384, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=6
+        vocab_size=258, hidden_size=384, intermediate_size=1024, num_hidden_layers=layers, num_attention_heads=6
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -71,11 +71,11 @@ def data(n: int, length: int) -> Batch:
     return Batch("none", ("find it",) * n, names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
 
 
-def measure(variant: str, *, batch: int, length: int) -> dict[str, float]:
+def measure(variant: str, *, batch: int, length: int, layers: int) -> dict[str, float]:
     """Processor seconds and peak extra bytes of the second step, and its loss."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        random_model(Path(folder))
+        random_model(Path(folder), layers=layers)
         settings = recipe(variant, folder, length=length)
         retriever = build_model(settings, device="cpu")
     prepare_layers(retriever, settings.model)
@@ -88,22 +88,18 @@ def measure(variant: str, *, batch: int, length: int) -> dict[str, float]:
         loss = torch.stack(list(parts.values())).sum()
         torch.autograd.backward(loss)
         seconds = time.process_time() - begun
-    return {"seconds": seconds, "extra_bytes": memory.peak(), "loss": float(loss)}
+    return {"seconds": seconds, "extra_bytes": memory.peak(), "loss": float(loss.detach())}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--batch", type=int, default=32, help="queries, each with two documents")
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=12)
     arguments = vars(parser.parse_args())
-    variant = arguments.pop("variant")
-    if variant:
-        json.dump(measure(variant, **arguments), sys.stdout)
-        return
     results = {}
     for name in VARIANTS:
-        results[name] = in_own_process(__file__, name, arguments)
+        results[name] = in_own_process(measure, name, **arguments)
         base, found = results["at once"], results[name]
         print(
             f"{arguments['batch']} queries, {2 * arguments['batch']} documents of {arguments['length']}: {name:20s}"

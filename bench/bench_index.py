@@ -7,7 +7,6 @@ own time, so that other work counts little.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import resource
 import statistics
@@ -24,7 +23,9 @@ import numpy as np
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
 from lightir.types import Document
+from optional import is_installed
 
+SMALLEST = "--n-docs 300 --n-adds 2"
 WORDS, WORDS_PER_DOCUMENT = 50_000, 60
 TEXTS, TEXTS_ADDED = 50_000, 10_000
 
@@ -92,18 +93,16 @@ def build_texts(some: Sequence[Document], folder: Path, analyzer: str) -> None:
 
 def peer_builds(some: Sequence[Document], folder: Path) -> None:
     """The same texts in other engines, one thread; tantivy stores the text and the id, bm25s neither."""
-    if importlib.util.find_spec("bm25s") is None or importlib.util.find_spec("tantivy") is None:
-        print("bm25s and tantivy are not both installed: left out (requirements/bench.txt)")
-        return
-    import bm25s
-    import tantivy
-
     texts = [document.full_text() for document in some]
 
     def with_bm25s() -> None:
+        import bm25s
+
         bm25s.BM25().index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
 
     def with_tantivy() -> None:
+        import tantivy
+
         folder.mkdir()
         builder = tantivy.SchemaBuilder().add_text_field("id", stored=True, tokenizer_name="raw")
         builder.add_text_field("text", stored=True, index_option="freq")
@@ -113,8 +112,9 @@ def peer_builds(some: Sequence[Document], folder: Path) -> None:
         writer.commit()
         writer.wait_merging_threads()
 
-    print(f"texts     {timed(with_bm25s, len(some))}, bm25s")
-    print(f"texts     {timed(with_tantivy, len(some))}, tantivy")
+    for package, build in (("bm25s", with_bm25s), ("tantivy", with_tantivy)):
+        if is_installed(package):
+            print(f"texts     {timed(build, len(some))}, {package}")
 
 
 def timed(work: Callable[[], object], n: int) -> str:

@@ -29,14 +29,16 @@ from lightir.models.framing import Batch
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.packing import PackedAttention, states_without_padding
 
+SMALLEST = "--documents 3 --repeats 1 --median 8 --layers 1"
 
-def random_retriever() -> LightRetriever:
+
+def random_retriever(*, layers: int) -> LightRetriever:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=258,
         hidden_size=384,
         intermediate_size=1024,
-        num_hidden_layers=12,
+        num_hidden_layers=layers,
         num_attention_heads=6,
         attn_implementation="lightir_bmm",
     )
@@ -54,12 +56,12 @@ def batch_of(lengths: list[int]) -> Batch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("documents", 32), ("repeats", 3), ("median", 64)):
+    for name, value in (("documents", 32), ("repeats", 3), ("median", 64), ("layers", 12)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     drawn = np.random.default_rng(0).lognormal(np.log(args.median), 0.6, args.documents)
     lengths = np.clip(drawn.astype(int), 8, 256).tolist()
-    retriever, batch = random_retriever(), batch_of(lengths)
+    retriever, batch = random_retriever(layers=args.layers), batch_of(lengths)
     kinds: tuple[PackedAttention, ...] = ("mask", "pieces")
     ways = {f"rows of {row}, {kind}": (row, kind) for row in (256, 512, 1024) for kind in kinds}
     ways = {"padded": (0, "mask"), **ways}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
 from lightir.encode import cache_vocabulary, encode_corpus
+from lightir.errors import MissingExtra
 from lightir.eval.significance import randomization_test
 from lightir.index import Index, build_index
 from lightir.models.encoder import LightRetriever
@@ -35,7 +35,9 @@ from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import VectorsReader
 from lightir.train.development import load_development
+from own_process import cpu_seconds
 
+SMALLEST = "--data {data} tiny --model {model}"
 VARIANTS = {"float32": ("fp32", None), "bfloat16": ("bf16", None)} | {
     f"{kind} of {dtype}": (short, kind)
     for kind in QUANTIZERS
@@ -58,7 +60,11 @@ def main() -> int:
         else:
             cache_vocabulary(folder, queries)
         for name in args.variants:
-            line = measured(args, datasets, Path(work), queries, name, first)
+            try:
+                line = measured(args, datasets, Path(work), queries, name, first)
+            except MissingExtra as error:
+                print(f"{name}: left out, {error}")
+                continue
             print(json.dumps({"model": args.model, "variant": name, **line}), flush=True)
     return 0
 
@@ -113,9 +119,9 @@ def measured(
     chance: dict[str, dict[str, float]] = {}
     for dataset in datasets:
         vectors = work / f"{name}-{dataset.name}"
-        before = sum(os.times()[:4])
+        before = cpu_seconds()
         documents += encode_corpus(model, dataset.corpus(), vectors, compile=False).documents
-        seconds += sum(os.times()[:4]) - before
+        seconds += cpu_seconds() - before
         reader = VectorsReader(vectors)
         dense = np.concatenate([shard.dense for shard in reader if shard.dense is not None]).astype(np.float32)
         cosines.append((dense * first.setdefault(f"{dataset.name} vectors", dense)).sum(1))

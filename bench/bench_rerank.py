@@ -17,6 +17,7 @@ from lightir.encode.rerank import load_generator
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import end_states, join, likelihood_from_ends, log_likelihood, sequence_states
 
+SMALLEST = "--model {backbone} --documents 1 --queries 2 --words 3"
 WORDS = [
     "river",
     "engine",

@@ -26,6 +26,7 @@ from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
 from lightir.vectors import SparseVectors
 
+SMALLEST = "--n-docs 200 --dim 8 --segments 1 3 --queries 3 --rounds 1"
 WORDS = 60
 MODES = ("dense", "sparse", "tokens", "hybrid", "hybrid+tokens")
 

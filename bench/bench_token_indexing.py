@@ -21,6 +21,8 @@ from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
 from lightir.index import build_index, document_shards
 
+SMALLEST = "{data}/tiny --model {model}"
+
 
 def main() -> None:
     """Index each way, print."""

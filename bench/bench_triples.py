@@ -12,11 +12,12 @@ step's beginning to the next one's, the first step of a run left out. Printed is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,9 +41,12 @@ from lightir.train.contrastive import Contrastive
 from lightir.train.loop import run_stage
 from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
+from optional import is_installed
+from own_process import in_own_process
 
+SMALLEST = "--data {data}/tiny --model {backbone} --batch 2 --tokens 16 --steps 3 --rounds 1"
 TEMPERATURE, RANK = 0.05, 16
-SYSTEMS = ("lightir", "lightir, rows of 512", "sentence-transformers")
+OURS, PACKED, PEER = "lightir", "lightir, rows of 512", "sentence-transformers"
 
 
 class Timed:
@@ -59,9 +63,14 @@ class Timed:
         return self._stage.losses(number, step=step)
 
 
-def ours(args: argparse.Namespace, work: Path) -> list[float]:
-    """Seconds of each step."""
-    causal = load_backbone(args.model, dtype=torch.float32).kind == "causal"
+def is_causal(address: str) -> bool:
+    """Whether the weights are a causal model's."""
+    return load_backbone(address, dtype=torch.float32).kind == "causal"
+
+
+def ours(args: argparse.Namespace, triples: Path, work: Path, *, packed_tokens: int) -> list[float]:
+    """When each step began, in processor seconds."""
+    causal = is_causal(args.model)
     recipe = Recipe(
         model=ModelRecipe(
             args.model,
@@ -70,13 +79,13 @@ def ours(args: argparse.Namespace, work: Path) -> list[float]:
             lora_rank=RANK,
             lora_dropout=0.0,
         ),
-        data=(DataRecipe(str(args.triples)),),
+        data=(DataRecipe(str(triples)),),
         optimisation=Optimisation(
             steps=args.steps,
             batch_size=args.batch,
             negatives=1,
             warmup_steps=1,
-            packed_tokens=512 if args.system.endswith("512") else 0,
+            packed_tokens=packed_tokens,
         ),
         losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0, temperature=TEMPERATURE),
         heads=Heads(pooling="mean", sparse=False),
@@ -105,8 +114,8 @@ class StepTimes(TrainerCallback):
         self.times.append(time.process_time())
 
 
-def theirs(args: argparse.Namespace, work: Path) -> list[float]:
-    """Seconds of each step."""
+def theirs(args: argparse.Namespace, triples: Path, work: Path) -> list[float]:
+    """When each step began, in processor seconds."""
     import datasets
     import sentence_transformers as st
     from peft import LoraConfig
@@ -118,7 +127,7 @@ def theirs(args: argparse.Namespace, work: Path) -> list[float]:
     model.add_adapter(LoraConfig(r=RANK, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear"))
     if model.tokenizer.pad_token is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
-    rows = [dict(zip(("anchor", "positive", "negative"), line, strict=True)) for line in lines(args.triples)]
+    rows = [dict(zip(("anchor", "positive", "negative"), line, strict=True)) for line in lines(triples)]
     settings = st.SentenceTransformerTrainingArguments(
         output_dir=str(work / "out"),
         max_steps=args.steps,
@@ -170,11 +179,14 @@ def write_triples(folder: Path, path: Path, n: int) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def measure(args: argparse.Namespace) -> list[float]:
-    """One system's seconds a step, in a process of its own."""
+def measure(system: str, args: argparse.Namespace, triples: Path) -> list[float]:
+    """One system's seconds a step."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as work:
-        times = (theirs if args.system.startswith("sentence") else ours)(args, Path(work))
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(sys.stderr):
+        if system == PEER:
+            times = theirs(args, triples, Path(work))
+        else:
+            times = ours(args, triples, Path(work), packed_tokens=512 if system == PACKED else 0)
     return [later - earlier for earlier, later in itertools.pairwise(times[1:])]
 
 
@@ -188,29 +200,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="of a run")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="both in bfloat16: ours as frozen weights, theirs autocast")
-    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
-    parser.add_argument("--triples", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     """All systems in turn."""
     args = arguments()
-    if args.system:
-        json.dump(measure(args), sys.stdout)
-        return
-    causal = load_backbone(args.model, dtype=torch.float32).kind == "causal"
-    systems = SYSTEMS if causal else (SYSTEMS[0], SYSTEMS[2])
+    systems = [OURS]
+    if in_own_process(is_causal, args.model):
+        systems.append(PACKED)
+    if is_installed("sentence_transformers", "datasets"):
+        systems.append(PEER)
     seconds: Mapping[str, list[float]] = {system: [] for system in systems}
     with tempfile.TemporaryDirectory() as work:
         triples = Path(work) / "triples.tsv"
         write_triples(args.data, triples, (args.steps + 1) * args.batch)
         for _ in range(args.rounds):
             for system in systems:
-                command = [sys.executable, __file__, *sys.argv[1:], "--system", system, "--triples", str(triples)]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                seconds[system].append(statistics.mean(json.loads(done.stdout.splitlines()[-1])))
-    base = min(seconds[SYSTEMS[2]])
+                seconds[system].append(statistics.mean(in_own_process(measure, system, args, triples)))
+    base = min(seconds.get(PEER, [math.nan]))
     for system, found in seconds.items():
         rounds = ", ".join(f"{args.batch / each:.2f}" for each in found)
         print(

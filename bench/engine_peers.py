@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from engine_data import DenseTask, Documents, Floats, Query, SparseTask
 from lightir import kernel
 from lightir.kernel.fusion import SparseRows, SparseSegments
+from optional import is_installed
 
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Documents, best first, and their scores."""
@@ -76,8 +76,7 @@ def installed(makers: Sequence[tuple[str, Maker]]) -> Iterator[Engine]:
         makers: package and function; "" for what needs none.
     """
     for package, make in makers:
-        if package and importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed, so it is not in this table (requirements/bench.txt)", flush=True)
+        if package and not is_installed(package):
             continue
         gc.collect()
         yield make()

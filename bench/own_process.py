@@ -1,12 +1,16 @@
-"""Variants of a measurement, each in a process of its own, and the memory that such a process takes."""
+"""Variants of a measurement, each in a process of its own, and the memory and time that such a process takes."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping
+import resource
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+Found = TypeVar("Found")
 
 
 class ExtraMemory:
@@ -27,9 +31,13 @@ def _resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def in_own_process(script: str, variant: str, shape: Mapping[str, int]) -> dict[str, float]:
-    """What a script prints as JSON when it is asked to measure one variant."""
-    command = [sys.executable, script, "--variant", variant, *(f"--{name}={value}" for name, value in shape.items())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+def cpu_seconds() -> float:
+    """The processor's time that this process and those that it waited for have taken so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def in_own_process(measure: Callable[P, Found], *args: P.args, **settings: P.kwargs) -> Found:
+    """What a function gives in a fork of this process, which should have imported everything and computed nothing."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        return pool.submit(measure, *args, **settings).result()

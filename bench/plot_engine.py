@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+SMALLEST = "docs/results/engine-100000.md {out}/engine.svg"
 # A table's first word, the kind of query in it, and what a panel calls it.
 PANELS = {
     "sparse": ("short", "learned sparse, 6 to 12 terms"),

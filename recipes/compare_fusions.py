@@ -23,6 +23,7 @@ from lightir.search import Searcher
 from lightir.search.modes import fusion_text, plan, weights_text
 from lightir.search.tune import FOLDS, N_RESAMPLES, fusion_grid, fusion_values
 
+SMALLEST = "{index}={data}/tiny"
 CHUNK = 500
 Values = list[npt.NDArray[np.float64]]
 """(n_queries,) or (n_queries, n_fusions) of each collection."""

@@ -20,6 +20,10 @@ from lightir.contract import Contract
 from lightir.encode.evaluate import evaluate_model
 from lightir.eval import Evaluation, compare, plot
 
+SMALLEST = (
+    "tiny --data {data} --work {out}/work --out {out}/found --system BM25={model}:tokens --system light={model}:dense"
+)
+
 
 def main() -> None:
     """Measure, compare, write."""

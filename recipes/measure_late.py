@@ -37,6 +37,7 @@ from lightir.search import LateSearcher, Searcher
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run
 
+SMALLEST = "tiny={data}/tiny:{vectors} --seeds 1 --out {out}/found"
 DEPTHS = (5, 20, 100)
 SHARES = (0.1, 0.25, 0.5, 0.75)
 MEASURE = "nDCG@10"

@@ -29,6 +29,7 @@ from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import Shard, VectorsReader
 
+SMALLEST = "tiny={data}/tiny:{vectors} --seeds 1 --out {out}/found"
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MEASURE = "nDCG@10"
 

@@ -23,6 +23,10 @@ from lightir.contract import Contract
 from lightir.encode.evaluate import evaluate_model
 from lightir.eval import Evaluation, compare
 
+SMALLEST = (
+    "tiny:test --data {data} --work {out}/work --out {out}/found "
+    "--variant whole={model} --variant same={model} --light {model} --ablations"
+)
 MEASURES = ("nDCG@10", "Success@1", "R@100")
 SEARCHES = {
     "BM25": "tokens",
