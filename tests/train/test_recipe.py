@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,29 @@ def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tupl
     out = kind.train(tiny, tmp_path / "model", device="cpu")
     assert (out / "lightir.json").is_file()
     assert (out / "training" / "decontamination.json").is_file() == bool(getattr(given, "held_out", ()))
+
+
+def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeats_nothing(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(
+        recipe_yaml(dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, steps=2)))
+    )
+    bad.write_text(MINIMAL + "loses: {}\n")
+    command = [sys.executable, str(RECIPES / "run_tiny.py"), "--work", "work", "--out", "results", str(bad), str(good)]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        failed, trained = json.loads((tmp_path / "results.json").read_text())["recipes"]
+        assert failed["status"] == 1
+        assert "did you mean 'losses'" in failed["failed"]
+        written = [json.loads(line) for line in (tmp_path / "work/good/training/log.jsonl").read_text().splitlines()]
+        assert [trained["first_loss"], trained["last_loss"]] == [each["loss"] for each in written if "loss" in each]
+        assert trained["development"] == written[-1]["development"]["mean"]["hybrid"]
+        assert f"| good | {trained['seconds'] / 60:.1f} | 2 |" in (tmp_path / "results.md").read_text()
+        made = (tmp_path / "work/good").stat().st_mtime_ns
+    assert (tmp_path / "work/good").stat().st_mtime_ns == made
 
 
 def test_full_scale_recipes_have_tiny_twins_and_names_without_slips_of_yaml() -> None:
