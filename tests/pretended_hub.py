@@ -1,0 +1,112 @@
+"""A Hugging Face hub on this machine, for Hugging Face's own clients: folders are repositories of one revision."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+REVISION = "5" * 40
+
+
+@contextlib.contextmanager
+def pretended_hub(root: Path, home: Path) -> Iterator[dict[str, str]]:
+    """Serve `root`/models/OWNER/NAME and `root`/datasets/OWNER/NAME; the environment for processes that use them.
+
+    Args:
+        root: the repositories.
+        home: where clients keep what they fetch.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"root": root}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()
+    }
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """The few calls of the hub's HTTP interface by which files are listed and fetched."""
+
+    protocol_version = "HTTP/1.1"
+    root: Path
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def _answer(self) -> None:
+        self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/").split("/")
+        listing = parts[0] == "api"
+        if listing:
+            parts = parts[1:]
+        kind = parts.pop(0) if parts[0] in ("models", "datasets") else "models"
+        repository = self.root / kind / "/".join(parts[:2])
+        if len(parts) < 2 or not repository.is_dir():
+            self._missing("RepoNotFound")
+        elif listing:
+            self._listing(repository, parts)
+        else:
+            self._file(repository / "/".join(parts[4:]))  # OWNER/NAME/resolve/REVISION/PATH
+
+    def _listing(self, repository: Path, parts: list[str]) -> None:
+        files = [path for path in sorted(repository.rglob("*")) if path.is_file()]
+        asked = parts[2] if len(parts) > 2 else "revision"
+        if asked == "revision":
+            names = [{"rfilename": str(path.relative_to(repository))} for path in files]
+            self._json({"id": "/".join(parts[:2]), "sha": REVISION, "siblings": names, "tags": [], "private": False})
+            return
+        if asked == "paths-info":
+            wanted = urllib.parse.parse_qs(self._body.decode()).get("paths") or json.loads(self._body or "{}")["paths"]
+            files = [path for path in files if str(path.relative_to(repository)) in wanted]
+        self._json(
+            [
+                {"type": "file", "path": str(p.relative_to(repository)), "size": p.stat().st_size, "oid": _tag(p)}
+                for p in files
+            ]
+        )
+
+    def _file(self, path: Path) -> None:
+        if not path.is_file():
+            self._missing("EntryNotFound")
+            return
+        self._send(200, path.read_bytes(), {"ETag": f'"{_tag(path)}"', "X-Repo-Commit": REVISION})
+
+    def _missing(self, code: str) -> None:
+        self._send(404, b"", {"X-Error-Code": code})
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _tag(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes()).hexdigest()
