@@ -22,6 +22,11 @@ from typing import Any
 from lightir.files import read_json, write_bytes, write_json
 
 FOLDER = Path(__file__).parent
+SMALLEST = (
+    "recipes/csplade-adaptation-tiny.yaml --work {out}/work --out {out}/found --set model.address={backbone} "
+    "--set model.first_layer=0 --set data.0.name={data}/tiny --set length=64 --set documents.max_tokens=48 "
+    "--set optimisation.steps=2"
+)
 COLUMNS = ("recipe", "minutes", "steps", "first loss", "last loss", "development")
 
 
@@ -32,7 +37,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for recipe in recipes:
-        rows.append(row(recipe, args.work))
+        rows.append(row(recipe, args.work, args.set))
         print(json.dumps(rows[-1]), flush=True)
         write_json(args.out.with_suffix(".json"), {"recipes": rows})
         write_bytes(args.out.with_suffix(".md"), table(rows).encode())
@@ -46,15 +51,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("recipes", nargs="*", type=Path, help="recipes to run (default: every -tiny one)")
     parser.add_argument("--work", type=Path, required=True, help="takes the models; what is there is not run again")
     parser.add_argument("--out", type=Path, required=True, help="RESULTS, without an ending")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as `lightir train` takes it")
     return parser.parse_args()
 
 
-def row(recipe: Path, work: Path) -> dict[str, Any]:
+def row(recipe: Path, work: Path, overrides: list[str]) -> dict[str, Any]:
     """What one recipe's run left, run now unless it is there; what it failed with, if it did."""
     out, clock = work / recipe.stem, work / f"{recipe.stem}.seconds.json"
     if not (out.is_dir() and clock.is_file()):
         begun = time.monotonic()
         command = [sys.executable, "-m", "lightir", "train", str(recipe), "--out", str(out)]
+        command += [part for override in overrides for part in ("--set", override)]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             said = done.stderr.strip().splitlines() or [""]
