@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -130,6 +131,12 @@ class SparseHead:
     scale: float = 64.0
     projection: Literal["head", "embeddings"] = field(default="head", metadata=LATER)
     own_terms: bool = field(default=False, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise InvalidInput(f"sparse scale is {self.scale}; expected a finite number above 0")
+        if self.top_k < 0:
+            raise InvalidInput(f"sparse top_k is {self.top_k}; expected 0 (all terms) or more")
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Impacts: round half to even of weight x scale, clipped to 255. The one quantiser of the project.

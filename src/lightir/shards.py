@@ -20,8 +20,10 @@ from lightir.files import inside, new_folder, read_json, sha256_file, sole_write
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
-MANIFEST = "manifest.json"
+MANIFEST, DOCUMENTS = "manifest.json", "documents.jsonl"
 FORMAT_VERSION = 1
+ARRAYS = {"dense": (np.float16, 2), "indptr": (np.int64, 1), "term_ids": (np.uint32, 1), "impacts": (np.uint8, 1)}
+"""What a shard's .npy files hold: dtype and number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +229,44 @@ class VectorsReader:
                 or sha256_file(path) != expected["sha256"]
             ):
                 raise FormatError(f"{path} is damaged or missing; encode into a new folder")
-        with (folder / "documents.jsonl").open(encoding="utf-8") as file:
-            documents = [Document(**json.loads(line)) for line in file]
-        dense = np.load(folder / "dense.npy") if "dense.npy" in entry["files"] else None
+        documents = _read_documents(folder / DOCUMENTS)
+        if len(documents) != int(entry["documents"]):
+            raise FormatError(f"{folder} has {len(documents)} documents; the manifest says {entry['documents']}")
+        dense = _read_array(folder, "dense") if "dense.npy" in entry["files"] else None
         sparse = None
-        if "indptr.npy" in entry["files"]:
-            indptr, term_ids, impacts = (np.load(folder / f"{name}.npy") for name in ("indptr", "term_ids", "impacts"))
-            sparse = SparseVectors(indptr, term_ids, impacts, self.contract.backbone.vocab_size)
-        return Shard(documents, dense, sparse)
+        try:
+            if "indptr.npy" in entry["files"]:
+                indptr, term_ids, impacts = (_read_array(folder, name) for name in ("indptr", "term_ids", "impacts"))
+                sparse = SparseVectors(indptr, term_ids, impacts, self.contract.backbone.vocab_size)
+            return Shard(documents, dense, sparse)
+        except InvalidInput as error:
+            raise FormatError(f"{folder} is damaged: {error}; encode into a new folder") from error
+
+
+def _read_documents(path: Path) -> list[Document]:
+    with path.open("rb") as file:
+        try:
+            documents = [Document(**json.loads(line)) for line in file]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FormatError(f"{path} does not hold documents: {error}; encode into a new folder") from error
+    for each in documents:
+        texts = (each.doc_id, each.title, each.text)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(each.metadata, dict):
+            raise FormatError(f"{path} does not hold documents: {str(each)[:80]}; encode into a new folder")
+    return documents
+
+
+def _read_array(folder: Path, name: str) -> npt.NDArray[Any]:
+    """One of ARRAYS, in memory; mapped first, so that a header cannot ask for more than the file holds."""
+    path, (dtype, n_dims) = folder / f"{name}.npy", ARRAYS[name]
+    try:
+        mapped = np.load(path, mmap_mode="r")
+    except Exception as error:  # numpy's parser lets through whatever tokenize, ast and mmap raise
+        raise FormatError(f"{path} does not hold an array: {error}; encode into a new folder") from error
+    if mapped.dtype != dtype or mapped.ndim != n_dims:
+        found = f"{mapped.dtype} of shape {mapped.shape}"
+        raise FormatError(f"{path} holds {found}; expected {np.dtype(dtype)} of {n_dims} dimensions")
+    return np.array(mapped)
 
 
 def _check_shards(folder: Path, shards: Any) -> None:
@@ -243,14 +275,17 @@ def _check_shards(folder: Path, shards: Any) -> None:
         for entry in shards:
             inside(folder, entry["name"])
             known = [(expected["bytes"], expected["sha256"]) for expected in entry["files"].values()]
-            if int(entry["documents"]) < 0 or not known:
-                raise ValueError("a shard has no files, or fewer than no documents")
+            documents = inside(folder, entry["name"]) / DOCUMENTS
+            if not documents.is_file():
+                raise FormatError(f"{documents} is damaged or missing; encode into a new folder")
+            if not known or not 0 <= int(entry["documents"]) <= documents.stat().st_size:
+                raise ValueError("a shard has no files, or not as many documents as the manifest says")
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"{folder / MANIFEST} is damaged: {error!r}; encode into a new folder") from error
 
 
 def _write_shard(folder: Path, shard: Shard) -> None:
-    with (folder / "documents.jsonl").open("w", encoding="utf-8") as file:
+    with (folder / DOCUMENTS).open("w", encoding="utf-8") as file:
         for document in shard.documents:
             record = {"doc_id": document.doc_id, "title": document.title, "text": document.text}
             file.write(json.dumps({**record, "metadata": dict(document.metadata)}, ensure_ascii=False) + "\n")

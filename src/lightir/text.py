@@ -25,6 +25,9 @@ PROMPT_FORMAT = "Instruct: {instruction}\nQuery: "
 INSTRUCTION, PROMPT = "{instruction}", "{prompt}"
 """Placeholders in formats: of the instruction, and of the whole prompt."""
 
+MAX_TOKENS, MAX_TERM_ID = 2**63 - 1, 2**32 - 1
+"""What the kernel's integers hold."""
+
 LATER = {"later": True}
 """Marks a field that came after format 1 was first written: older records lack it, and at its default value it does not
 enter the fingerprint, so that their fingerprints stay what they were."""
@@ -85,6 +88,10 @@ class QueryPolicy:
         for name in ("max_tokens", "expansion_terms"):
             if (value := getattr(self, name)) < 1:
                 raise InvalidInput(f"query {name} is {value}; at least 1 is needed")
+        if self.max_tokens > MAX_TOKENS:
+            raise InvalidInput(f"query max_tokens is {self.max_tokens}; at most {MAX_TOKENS} can be said")
+        if any(not 0 <= term_id <= MAX_TERM_ID for term_id in self.drop):
+            raise InvalidInput(f"query drop is {list(self.drop)}; term ids are 0 to {MAX_TERM_ID}")
         if self.top_k < 0:
             raise InvalidInput(f"query top_k is {self.top_k}; expected 0 (as many as of a document) or more")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from lightir.contract import (
     Fusion,
     SparseHead,
     array_hash,
+    differences,
     require_same_documents,
 )
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
@@ -83,6 +86,12 @@ def test_contracts_that_differ_in_the_query_alone_belong_together() -> None:
         (("document", "max_tokens"), 64, "fingerprint"),
         (("dense", "dims"), 8, "a list"),
         (("query",), None, "an object"),
+        (("query", "drop"), [-1], "term ids are 0 to"),
+        (("query", "drop"), [2**32], "term ids are 0 to"),
+        (("query", "max_tokens"), 2**63, "max_tokens"),
+        (("sparse", "scale"), 0, "scale"),
+        (("sparse", "scale"), math.inf, "scale"),
+        (("sparse", "top_k"), -1, "top_k"),
     ],
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, path: tuple[str, ...], value: object, expected: str) -> None:
@@ -110,20 +119,66 @@ def test_a_folder_without_a_record_is_not_found(tmp_path: Path) -> None:
 
 
 def test_the_quantiser_rounds_to_the_nearest_impact_and_saturates() -> None:
-    weights = np.array([0.0, 0.004, 0.01, 1.0, 100.0], dtype=np.float32)
-    assert SparseHead(scale=100.0).quantize(weights).tolist() == [0, 0, 1, 100, 255]
+    weights = np.array([0.0, 0.004, 0.006, 0.01, 1.0, 100.0], dtype=np.float32)
+    assert SparseHead(scale=100.0).quantize(weights).tolist() == [0, 0, 1, 1, 100, 255]
+    halves = np.array([0.25, 0.75, 1.25, 127.25, 127.75], dtype=np.float32)
+    assert SparseHead(scale=2.0).quantize(halves).tolist() == [0, 2, 2, 254, 255]  # half to even
 
 
 @pytest.mark.parametrize("weight", [-0.1, np.nan, np.inf])
 def test_the_quantiser_refuses_what_is_no_weight(weight: float) -> None:
     with pytest.raises(InvalidInput):
-        SparseHead().quantize(np.array([weight], dtype=np.float32))
+        SparseHead().quantize(np.array([1, weight], dtype=np.float32))
+
+
+def test_a_light_document_has_the_frame_of_a_light_query() -> None:
+    assert make_contract(document=DocumentPolicy(light=True)).has_light_queries
+    for frame in ({"suffix": "Summary:"}, {"ends": 2}):
+        with pytest.raises(InvalidInput, match="light document"):
+            DocumentPolicy(light=True, **frame)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": QueryPolicy(suffix="so:")},
+        {"document": DocumentPolicy(ends=2)},
+        {"document": DocumentPolicy(ends_hash="abc")},
+    ],
+)
+def test_a_query_whose_frame_is_more_than_a_prompt_and_one_end_has_no_light_form(change: dict[str, Any]) -> None:
+    assert not make_contract(**change).has_light_queries
+
+
+def test_an_echo_s_second_prompt_holds_the_first_where_the_format_says_so() -> None:
+    assert DocumentPolicy(prompt="Read: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Read: "
+    assert QueryPolicy(prompt_format="Ask: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Ask: "
+
+
+def test_missing_and_misspelt_keys_are_named(tmp_path: Path) -> None:
+    make_contract().save(tmp_path)
+    path = tmp_path / "lightir.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "atention": "causal", "quary": {}}))
+    with pytest.raises(FormatError, match="did you mean 'attention'"):
+        Contract.load(tmp_path)
+    del content["method"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="method"):
+        Contract.load(tmp_path)
+
+
+def test_differences_name_keys_that_one_side_lacks() -> None:
+    a, b = {"x": {"y": 1, "z": 2}, "only": {"k": 1}}, {"x": {"y": 1, "z": 3, "new": 4}, "only": None}
+    found = list(differences("at", a, b))
+    assert found == [("at.only", {"k": 1}, None), ("at.x.new", None, 4), ("at.x.z", 2, 3)]
 
 
 def test_array_hash_sees_values_types_and_shapes() -> None:
     base = np.arange(6, dtype=np.float32)
     variants = [base, base.astype(np.float64), base.reshape(2, 3), base[::-1].copy()]
     assert len({array_hash(each) for each in variants}) == len(variants)
+    assert {len(array_hash(each)) for each in variants} == {16}
     assert array_hash(base) == array_hash(base.copy())
 
 

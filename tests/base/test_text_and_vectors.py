@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids, sparse_queries
@@ -87,6 +89,118 @@ def test_what_is_no_text_is_refused_with_its_place(tokenizer: TextTokenizer, tex
 def test_a_prompt_ends_in_a_blank_and_is_empty_without_an_instruction() -> None:
     assert QueryPolicy("Find it").prompt == "Instruct: Find it\nQuery: "
     assert QueryPolicy().prompt == ""
+
+
+def test_a_format_without_the_instruction_s_place_is_a_prompt_by_itself() -> None:
+    assert QueryPolicy(prompt_format="query: ").prompt == "query: "
+    assert QueryPolicy("Find it", prompt_format="{instruction}: ").prompt == "Find it: "
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "prepared"),
+    [
+        (QueryPolicy(), "  Über Uns\n", " über uns"),
+        (QueryPolicy(lower_case=False), " Über ", " Über"),
+        (QueryPolicy(leading_blank=False), "Über", "über"),
+        (QueryPolicy(), " \t ", ""),
+        (QueryPolicy(leading_blank=False), "", ""),
+    ],
+)
+def test_the_library_s_path_gets_the_text_that_the_policy_says(
+    tokenizer: TextTokenizer, policy: QueryPolicy, text: str, prepared: str
+) -> None:
+    assert policy.prepare(text) == prepared
+    expected = tokenizer.backend.encode(prepared, add_special_tokens=False).ids
+    assert query_term_ids(tokenizer, policy, [text]).row(0).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weighting": "tf"},
+        {"term_weights": "bm25"},
+        {"weighting": "expansion", "term_weights": "idf"},
+        {"max_tokens": 0},
+        {"max_tokens": 2**63},
+        {"expansion_terms": 0},
+        {"top_k": -1},
+        {"drop": (3, -1)},
+        {"drop": (2**32,)},
+    ],
+)
+def test_policies_that_cannot_be_followed_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"query .*{[*settings][-1]}"):
+        QueryPolicy(**settings)
+
+
+def test_the_least_policies_are_taken(tokenizer: TextTokenizer) -> None:
+    assert QueryPolicy(weighting="expansion", expansion_terms=1, top_k=0).expansion_terms == 1
+    for text in ("the cat sat", "the cät sat"):
+        assert query_term_ids(tokenizer, QueryPolicy(max_tokens=1), [text]).lengths.tolist() == [1]
+        assert query_term_ids(tokenizer, QueryPolicy(drop=(2**32 - 1,)), [text]).lengths.tolist() != [0]
+
+
+def words_of(n: int) -> Tokenizer:
+    """Words w0 to w(n - 1) and [UNK], whose id is n, cut at blanks."""
+    inner = Tokenizer(models.WordLevel({**{f"w{i}": i for i in range(n)}, "[UNK]": n}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
+
+
+@pytest.mark.parametrize("word", ["w3", "ü"])
+def test_a_tokenizer_s_own_padding_cut_and_frame_are_left_out(word: str) -> None:
+    inner = words_of(5)
+    inner.add_special_tokens(["[CLS]"])
+    inner.enable_padding(length=9)
+    inner.enable_truncation(2)
+    inner.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 6)])
+    before = inner.to_str()
+    ids = TextTokenizer(inner).term_ids([f"w1 w2 {word} [CLS]", "w4"])
+    assert [ids.row(i).tolist() for i in range(2)] == [[1, 2, 3 if word == "w3" else 5, 5], [4]]
+    assert inner.to_str() == before
+
+
+def test_the_vocabulary_reaches_to_the_last_id_added_tokens_too() -> None:
+    assert TextTokenizer(Tokenizer(models.WordLevel({}))).vocab_size == 0
+    inner = words_of(5)
+    assert TextTokenizer(inner).vocab_size == 6
+    inner.add_tokens(["more"])
+    assert TextTokenizer(inner).vocab_size == 7
+
+
+@pytest.mark.parametrize(
+    ("model", "unknown"),
+    [
+        (models.WordLevel({"a": 0, "?": 1}, unk_token="?"), 1),
+        (models.Unigram([("a", -1.0), ("?", -2.0)], 1), 1),
+        (models.BPE(), None),
+    ],
+)
+def test_the_unknown_term_is_known(model: Any, unknown: int | None) -> None:
+    assert TextTokenizer(Tokenizer(model)).unknown_id == unknown
+
+
+def test_terms_are_shown_as_they_are_read(tokenizer: TextTokenizer) -> None:
+    (the,) = tokenizer.term_ids([" the"]).row(0).tolist()
+    special = tokenizer.backend.token_to_id("</s>")
+    assert (tokenizer.term(the), tokenizer.term(special), tokenizer.term(9999)) == (" the", "</s>", "[9999]")
+    texts = tokenizer.term_texts()
+    assert (len(texts), texts[the], texts[special]) == (tokenizer.vocab_size, "the", "")
+
+
+def test_wide_term_ids_are_dropped_by_either_path() -> None:
+    tokenizer = TextTokenizer(words_of(70_000))
+    policy = QueryPolicy(drop=(65_537, 70_000), leading_blank=False)
+    found = query_term_ids(tokenizer, policy, ["w1 w65537 w69999", "w1 w65537 w69999 ü"])
+    assert [found.row(i).tolist() for i in range(2)] == [[1, 69_999], [1, 69_999]]
+
+
+def test_expansions_and_weights_of_another_vocabulary_are_not_counted() -> None:
+    rows = Ragged.from_lists([[1]])
+    with pytest.raises(InvalidInput, match="expansion"):
+        sparse_queries(rows, QueryPolicy(weighting="expansion"), vocab_size=4)
+    with pytest.raises(InvalidInput, match=r"expected \(4,\)"):
+        sparse_queries(rows, QueryPolicy(term_weights="idf"), vocab_size=4, term_weights=np.ones(5, np.float32))
 
 
 def test_tokenizer_files_are_checked(tmp_path, tokenizer: TextTokenizer) -> None:  # type: ignore[no-untyped-def]
