@@ -158,15 +158,13 @@ def test_a_graph_s_list_may_lack_documents_that_score_more_than_its_last(tmp_pat
 def test_one_graph_has_all_documents_and_later_ones_join_it_when_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change waits for graphs of at most so many rows as a segment without one has."""
+    """A change waits for graphs of at most so many rows as are gathered at a time."""
     monkeypatch.setattr(graph, "ROWS_AT_ONCE", 70)
-    monkeypatch.setattr(writer_module, "SEGMENT_DOCUMENTS", 100)
-    monkeypatch.setattr(build_module, "SEGMENT_DOCUMENTS", 100)
-    build(tmp_path / "scanned", shard(unit_rows(N, 1)), dense_graph=False)
+    monkeypatch.setattr(writer_module, "GATHERED_DOCUMENTS", 100)
+    monkeypatch.setattr(build_module, "GATHERED_DOCUMENTS", 100)
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     queries = unit_rows(20, 3).astype(np.float32)
-    with IndexWriter.open(tmp_path / "index") as writer, IndexWriter.open(tmp_path / "scanned") as other:
-        assert [len(each.segment) for each in other.view.segments] == [100, 100, 100]
+    with IndexWriter.open(tmp_path / "index") as writer:
         assert [len(each.segment) for each in writer.view.segments] == [N]
         more = shard(unit_rows(250, 2), N)
         writer.add(more.documents, dense=more.dense)

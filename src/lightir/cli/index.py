@@ -2,9 +2,9 @@
 
 A plain corpus with --model is searched by BM25 at once, and better and better while `lightir worker` encodes it.
 
-Documents go to the disk in segments of 65,536 as they come: memory holds one segment twice, whatever the corpus's size.
-With --dense-graph they are sixteen times as large, and so is the memory: a graph of a million rows is searched nearly
-as fast as one of 65,536. --segment-documents sets both.
+Documents go to the disk as they come, 65,536 at a time, so memory holds that many twice, whatever the corpus's size. At
+the end they are joined into segments of up to 1,048,576 documents, for few segments are searched faster than many; with
+--dense-graph memory then holds a segment's graph.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--segment-documents",
         type=positive,
         metavar="N",
-        help="the most documents of a segment, of which memory holds one (default 65536; 1048576 with --dense-graph)",
+        help="the most documents of a segment (default 1048576)",
     )
     parser.add_argument("--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms")
     parser.add_argument(

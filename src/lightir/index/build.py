@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from lightir.errors import InvalidInput
 from lightir.files import copy_folder, new_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
-from lightir.index.intake import GRAPH_SEGMENT_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
+from lightir.index.merging import joining_bar
 from lightir.index.reader import Index, IndexInfo
-from lightir.index.rows import Rows, join, of_segment
+from lightir.index.rows import Rows, join
 from lightir.index.segment import Segment
-from lightir.index.segment_writer import write_rows
+from lightir.index.segment_writer import write_joined, write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, creating, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
@@ -58,9 +59,10 @@ def build_index(
 ) -> IndexInfo:
     """Build an index of all documents; returns what it holds. The same shards give the same bytes.
 
-    Documents go into segments as they come, so memory holds one segment of documents whatever the collection's size:
-    with the defaults about 250 MB for documents of 60 words (bench/bench_index.py), and 400 kB a dense column; with
-    dense_graph segments are sixteen times as large.
+    Documents go to the disk as they come, GATHERED_DOCUMENTS at a time, and such pieces are joined into segments at the
+    end. So memory holds one piece whatever the collection's size: about 250 MB for documents of 60 words
+    (bench/bench_index.py), and 400 kB a dense column; with dense_graph also the graph of a segment. The disk holds one
+    segment twice for a while.
 
     Args:
         shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a
@@ -74,8 +76,7 @@ def build_index(
         sparse_top_k: see `Sizes`.
         dense_graph: see `Sizes` and lightir.index.graph.
         analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
-        segment_documents: the most documents of a segment, of which memory holds one; None for 65,536, or 1,048,576
-            with dense_graph, see lightir.index.intake.
+        segment_documents: the most documents of a segment; None for 1,048,576.
         progress: show a bar when standard error is a terminal.
         overwrite: replace an index that is there.
 
@@ -97,11 +98,9 @@ def build_index(
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
     sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
-    if segment_documents is None:
-        segment_documents = GRAPH_SEGMENT_DOCUMENTS if dense_graph else SEGMENT_DOCUMENTS
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
     with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
-        build = _Build(folder, intake, segment_documents)
+        build = _Build(folder, intake, SEGMENT_DOCUMENTS if segment_documents is None else segment_documents)
         try:
             build.run(shards, progress)
         finally:
@@ -149,11 +148,11 @@ class _Build:
             for shard in shards:
                 self._add(shard)
                 bar.update(len(shard.documents))
-        self._flush()
+        self._flush(last=True)
         if self._has is None and self.intake.analyzer is None and (self.intake.contract is None or self._segments):
             raise InvalidInput("nothing to search: no dense vectors, no sparse vectors, and no analyzer for tokens")
-        if self.intake.analyzer is not None and len(self._segments) > 1:
-            self._finish_tokens()
+        if len(self._segments) > 1:
+            self._join(progress)
         for segment in self._segments:
             self.store.add_segment(segment)
         self.store.finish(index_record(self.intake, self.segment_documents))
@@ -163,14 +162,18 @@ class _Build:
         if any(has) and self._has not in (None, has):
             raise InvalidInput(f"a shard has (dense, sparse) = {has}, but those before had {self._has}")
         self._has = has if any(has) else self._has
-        for piece in sliced(shard, self.segment_documents):
-            if len(self._documents) + len(piece.documents) > self.segment_documents:
+        most = min(self.segment_documents, GATHERED_DOCUMENTS)
+        for piece in sliced(shard, most):
+            if len(self._documents) + len(piece.documents) > most:
                 self._flush()
             self._documents += [store_row(document) for document in piece.documents]
             self._rows.append(self.intake.rows(piece))
 
-    def _flush(self) -> None:
-        """Write a segment of what has gathered; its documents get keys in the order of their ids."""
+    def _flush(self, *, last: bool = False) -> None:
+        """Write a segment of what has gathered; its documents get keys in the order of their ids.
+
+        It has its graph only where it is the last and the first: others are joined.
+        """
         if not self._documents:
             return
         rows = join(self._rows)
@@ -180,24 +183,46 @@ class _Build:
         self._documents, self._rows = [], []
         self._n_documents += len(rows)
         self._total_length += rows.total_length
-        number = len(self._segments) + 1
-        self._segments.append(self._write(rows, number))
+        number, sizes = len(self._segments) + 1, self.intake.sizes
+        if self._segments or not last:
+            sizes = dataclasses.replace(sizes, dense_graph=False)
+        self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, sizes=sizes))
 
-    def _write(self, rows: Rows, number: int) -> StoredSegment:
-        mean = mean_length(self._total_length, self._n_documents)
-        return write_rows(self.folder, rows, number=number, mean=mean, sizes=self.intake.sizes)
+    @property
+    def _mean(self) -> float:
+        return mean_length(self._total_length, self._n_documents)
 
-    def _finish_tokens(self) -> None:
-        """The mean length is known at the end: segments that were written for another one are written again."""
-        mean = mean_length(self._total_length, self._n_documents)
-        for i, stored in enumerate(self._segments):
-            folder = self.folder / SEGMENTS_FOLDER / stored.name
-            segment = Segment(folder, stored.manifest_sha256)
-            if segment.mean_length == mean:
-                continue
-            rows = of_segment(segment, np.arange(len(segment)))
-            shutil.rmtree(folder)
-            self._segments[i] = self._write(rows, stored.number)
+    def _join(self, progress: bool) -> None:
+        """Pieces become segments; now the mean length is known, which their postings are written for."""
+        pieces, self._segments = self._segments, []
+        sizes, aside = self.intake.sizes, len(pieces) + 1
+        with joining_bar("join", progress) as bar:
+            for group in _groups(pieces, self.segment_documents):
+                opened = [Segment(self._folder_of(each), each.manifest_sha256) for each in group]
+                joined = group[0]
+                if len(group) > 1 or opened[0].mean_length != self._mean or sizes.dense_graph:
+                    parts = [(each, np.arange(len(each))) for each in opened]
+                    mean, told = self._mean, bar.update
+                    joined = write_joined(self.folder, parts, number=aside, mean=mean, sizes=sizes, told=told)
+                    for each in group:
+                        shutil.rmtree(self._folder_of(each))
+                named = dataclasses.replace(joined, number=len(self._segments) + 1)
+                self._folder_of(joined).rename(self._folder_of(named))
+                self._segments.append(named)
+
+    def _folder_of(self, segment: StoredSegment) -> Path:
+        return self.folder / SEGMENTS_FOLDER / segment.name
+
+
+def _groups(pieces: Sequence[StoredSegment], size: int) -> Iterator[list[StoredSegment]]:
+    """The pieces in their order, so many together that they have at most `size` documents."""
+    group: list[StoredSegment] = []
+    for piece in pieces:
+        if group and sum(each.documents for each in group) + piece.documents > size:
+            yield group
+            group = []
+        group.append(piece)
+    yield group
 
 
 def index_record(intake: Intake, segment_documents: int) -> dict[str, Any]:

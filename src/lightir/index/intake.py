@@ -21,13 +21,13 @@ from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged, SparseVectors
 
-SEGMENT_DOCUMENTS = 65_536
-"""The most documents of a segment: one block of the kernel's, and the bound on what a build holds in memory."""
+GATHERED_DOCUMENTS = 65_536
+"""The most documents that are gathered in memory and written at once: the bound on what a build holds, and on what a
+change other than compaction waits for."""
 
-GRAPH_SEGMENT_DOCUMENTS = 1_048_576
-"""The same where segments have graphs over dense rows. What a graph's search takes hardly grows with its rows, while
-sixteen graphs take sixteen times as long as one, and as long as a scan. Documents that are added still go into segments
-of SEGMENT_DOCUMENTS at most, so that no change waits for a graph of a million rows; compaction joins them."""
+SEGMENT_DOCUMENTS = 1_048_576
+"""The most documents of a segment, which `lightir.index.joined` makes of such pieces. Over a million documents sixteen
+segments take nearly twice as long as one for a sparse query or BM25, and sixteen graphs sixteen times as long."""
 
 WHOLE_TEXT_TOKENS = 2**31 - 1
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 from tqdm import tqdm
 
+from lightir.index.joined import Part
 from lightir.index.live_segment import LiveSegment
 from lightir.index.rows import Rows, join, of_segment
 from lightir.index.store import Keys
@@ -51,23 +53,25 @@ def with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> lis
     return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
 
 
-def packed(segments: Sequence[LiveSegment], size: int, *, progress: bool) -> Iterator[Rows]:
-    """All live documents, `size` at a time, for full segments without tombstones."""
-    gathered: list[Rows] = []
-    with tqdm(desc="compact", unit=" documents", disable=None if progress else True) as bar:
-        for each in segments:
-            first = 0
-            while first < each.n_live:
-                room = size - sum(map(len, gathered))
-                places = each.places[first : first + room]
-                gathered.append(of_segment(each.segment, places))
-                first += len(places)
-                bar.update(len(places))
-                if len(places) == room:
-                    yield join(gathered)
-                    gathered = []
-        if gathered:
-            yield join(gathered)
+def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
+    """All documents in their order as the parts of segments, of `size` documents each but for the last."""
+    groups: list[list[Part]] = []
+    room = 0
+    for segment, places in parts:
+        first = 0
+        while first < len(places):
+            if not room:
+                groups.append([])
+                room = size
+            here = places[first : first + room]
+            groups[-1].append((segment, here))
+            first, room = first + len(here), room - len(here)
+    return groups
+
+
+def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
+    """A bar of the bytes that are written, on a terminal."""
+    return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
 
 
 def with_stored_tokens(segments: Sequence[LiveSegment], vectors: Rows, keys: Mapping[str, int]) -> Rows:

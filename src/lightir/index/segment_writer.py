@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.graph import LEAST_DOCUMENTS, build_graph
 from lightir.index.intake import Sizes
+from lightir.index.joined import Joined, Part, Streamed, whole
 from lightir.index.rows import DenseRows, Rows, TokenRows
 from lightir.index.segment import ALIGNMENT, MANIFEST, SEGMENT_VERSION, file_of
 from lightir.index.store import SEGMENTS_FOLDER, StoredSegment, segment_name
@@ -38,6 +41,90 @@ def write_rows(index: Path, rows: Rows, *, number: int, mean: float, sizes: Size
     arrays, record = segment_arrays(rows, mean=mean, dense_copies=dense_copies, dense_graph=sizes.dense_graph)
     checksum = write_segment(index / SEGMENTS_FOLDER / segment_name(number), arrays, record=record)
     return StoredSegment(number, len(rows), checksum, None)
+
+
+def write_joined(
+    index: Path,
+    parts: Sequence[Part],
+    *,
+    number: int,
+    mean: float,
+    sizes: Sizes,
+    told: Callable[[int], object] = lambda _: None,
+) -> StoredSegment:
+    """Write documents of segments as one new segment: what `write_rows` writes of their `join`, in little memory.
+
+    Args:
+        index: see `write_rows`.
+        parts: whose documents they are, each doc_id once.
+        number: see `write_rows`.
+        mean: see `write_rows`.
+        sizes: see `write_rows`.
+        told: is called with numbers of bytes as they are written.
+    """
+    documents, segments = Joined(parts), index / SEGMENTS_FOLDER
+    arrays, record = joined_arrays(documents, segments, mean=mean, sizes=sizes)
+    checksum = write_segment(segments / segment_name(number), arrays, record=record, told=told)
+    return StoredSegment(number, len(documents), checksum, None)
+
+
+def joined_arrays(
+    documents: Joined, scratch: Path, *, mean: float, sizes: Sizes
+) -> tuple[dict[str, npt.NDArray[Any] | Streamed], dict[str, Any]]:
+    """What `segment_arrays` gives, with the large arrays streamed.
+
+    Args:
+        documents: their order is that of the segment.
+        scratch: a folder for temporary files, which have no names there.
+        mean: see `segment_arrays`.
+        sizes: whether dense rows get int8 copies and a graph.
+    """
+    text, indptr = SortedStrings.pack(documents.doc_ids)
+    arrays: dict[str, npt.NDArray[Any] | Streamed] = {
+        "documents.ids.text": text,
+        "documents.ids.indptr": indptr,
+        "documents.keys": documents.doc_keys,
+    }
+    if documents.pending.any():
+        arrays["documents.pending"] = documents.pending
+    record: dict[str, Any] = {"documents": len(documents), "vocab_sizes": {}, "mean_length": mean, "total_length": 0}
+    if documents.having("dense"):
+        rows, scales = documents.dense()
+        n_encoded = int(np.count_nonzero(~documents.pending))
+        if sizes.dense_graph and n_encoded >= LEAST_DOCUMENTS:
+            mapped = whole(rows, scratch)
+            arrays["graph.hnsw"], facts = build_graph(mapped, scales, ~documents.pending)
+            record["graph"] = dataclasses.asdict(facts)
+        arrays |= _streamed_dense(rows, scales, copies=sizes.dense_dtype == "fp16+int8")
+    if documents.having("sparse"):
+        sparse, record["vocab_sizes"]["sparse"] = documents.sparse(scratch)
+        arrays |= sparse
+    if documents.having("tokens"):
+        tokens, record["vocab_sizes"]["tokens"], record["total_length"] = documents.tokens(mean, scratch)
+        arrays |= tokens
+    return arrays, record
+
+
+def _streamed_dense(
+    rows: Streamed, scales: npt.NDArray[np.float32] | None, *, copies: bool
+) -> dict[str, npt.NDArray[Any] | Streamed]:
+    if scales is not None:
+        return {"dense.rows": rows, "dense.scales": scales}
+    if not copies:
+        return {"dense.rows": rows}
+    n = rows.shape[:1]
+
+    def made(field: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Streamed:
+        return Streamed(
+            np.dtype(dtype), shape, lambda: (getattr(kernel.copy_rows(piece), field) for piece in rows.pieces())
+        )
+
+    return {
+        "dense.rows": rows,
+        "dense.copies": made("rows", np.int8, rows.shape),
+        "dense.copy_scales": made("scales", np.float32, n),
+        "dense.copy_errors": made("errors", np.float32, n),
+    }
 
 
 def segment_arrays(
@@ -127,20 +214,28 @@ def _sparse_arrays(name: str, vectors: SparseVectors) -> dict[str, npt.NDArray[A
     }
 
 
-def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: dict[str, Any]) -> str:
+def write_segment(
+    folder: Path,
+    arrays: Mapping[str, npt.NDArray[Any] | Streamed],
+    *,
+    record: dict[str, Any],
+    told: Callable[[int], object] = lambda _: None,
+) -> str:
     """Write the arrays and the manifest into a new folder, whole or not at all; returns the manifest's checksum.
 
     Args:
         folder: of the segment.
         arrays: by name, see `file_of`.
         record: what else the manifest says.
+        told: is called with numbers of bytes as they are written.
     """
     with new_folder(folder) as aside:
         places: dict[str, Any] = {}
         files: dict[str, Any] = {}
         for file in sorted({file_of(name) for name in arrays}):
             path = aside / file
-            places |= _write_arrays(path, {name: arrays[name] for name in sorted(arrays) if file_of(name) == file})
+            here = {name: arrays[name] for name in sorted(arrays) if file_of(name) == file}
+            places |= _write_arrays(path, here, told)
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         manifest = {"format_version": SEGMENT_VERSION, **record, "files": files, "arrays": places}
         content = json.dumps(manifest, ensure_ascii=False).encode()
@@ -148,11 +243,18 @@ def write_segment(folder: Path, arrays: dict[str, npt.NDArray[Any]], *, record: 
     return hashlib.sha256(content).hexdigest()
 
 
-def _write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
+def _write_arrays(
+    path: Path, arrays: Mapping[str, npt.NDArray[Any] | Streamed], told: Callable[[int], object]
+) -> dict[str, Any]:
     places = {}
     with path.open("xb") as file:
         for name, array in arrays.items():
             file.write(bytes(-file.tell() % ALIGNMENT))
-            places[name] = {"offset": file.tell(), "dtype": array.dtype.str, "shape": list(array.shape)}
-            file.write(np.ascontiguousarray(array).data)
+            offset = file.tell()
+            places[name] = {"offset": offset, "dtype": array.dtype.str, "shape": list(array.shape)}
+            for piece in array.pieces() if isinstance(array, Streamed) else (array,):
+                told(file.write(np.ascontiguousarray(piece, array.dtype).data))
+            expected = math.prod(array.shape) * array.dtype.itemsize
+            if file.tell() - offset != expected:
+                raise AssertionError(f"{path}: {name} has {file.tell() - offset} bytes, not {expected}")
     return places

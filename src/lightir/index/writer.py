@@ -22,13 +22,20 @@ from lightir.index import filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
-from lightir.index.intake import SEGMENT_DOCUMENTS, DenseDtype, Intake, refuse_repeated, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, DenseDtype, Intake, refuse_repeated, sliced
 from lightir.index.live_segment import LiveSegment
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
-from lightir.index.merging import absorbed_segments, packed, with_absorbed, with_stored_tokens, with_tombstones
+from lightir.index.merging import (
+    absorbed_segments,
+    joining_bar,
+    packed,
+    with_absorbed,
+    with_stored_tokens,
+    with_tombstones,
+)
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.rows import Rows
-from lightir.index.segment_writer import write_rows
+from lightir.index.segment_writer import write_joined, write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
@@ -43,7 +50,7 @@ class _Change:
 
     Attributes:
         buried: keys of documents that get tombstones in the segments that hold them.
-        added: documents for new segments, at most SEGMENT_DOCUMENTS each.
+        added: documents for new segments, at most GATHERED_DOCUMENTS each.
         compact: write all segments again.
     """
 
@@ -279,8 +286,8 @@ class IndexWriter:
     def compact(self, *, progress: bool = True) -> IndexInfo:
         """Write all segments again, full and without tombstones; readers search on meanwhile. Returns what is there.
 
-        Memory holds one segment of documents, the disk for a while both the old and the new segments. An index that
-        is compact already is left as it is.
+        Memory holds GATHERED_DOCUMENTS documents and their graph, if there is one; the disk for a while both the old
+        and the new segments. An index that is compact already is left as it is.
         """
         with self._threads:
             segments = self._view.segments
@@ -299,7 +306,7 @@ class IndexWriter:
     @property
     def _added_documents(self) -> int:
         """The most documents of a segment that a change other than compaction writes."""
-        return min(self._segment_documents, SEGMENT_DOCUMENTS)
+        return min(self._segment_documents, GATHERED_DOCUMENTS)
 
     # One change
 
@@ -367,22 +374,31 @@ class IndexWriter:
         n_documents = sum(each.n_live for each in segments) + sum(map(len, change.added))
         total = sum(each.total_length for each in segments) + sum(each.total_length for each in change.added)
         mean = mean_length(total, n_documents)
+        kept: list[LiveSegment] = []
         if change.compact:
-            kept: list[LiveSegment] = []
-            written = packed(segments, self._segment_documents, progress=progress)
+            self._join(segments, mean, progress)
         else:
             absorbed = absorbed_segments(segments, change.added, self._added_documents)
             kept = [each for each in segments if each.n_live and each not in absorbed]
-            written = iter(with_absorbed(change.added, absorbed))
-        for rows in written:
-            number = self._store.next_segment()
-            self._store.add_segment(write_rows(self.folder, rows, number=number, mean=mean, sizes=self._view.sizes))
+            for rows in with_absorbed(change.added, absorbed):
+                number = self._store.next_segment()
+                written = write_rows(self.folder, rows, number=number, mean=mean, sizes=self._view.sizes)
+                self._store.add_segment(written)
         staying = {each.number for each in kept}
         self._store.remove_segments(each.number for each in segments if each.number not in staying)
         before = {each.number: each.deleted for each in self._view.segments}
         for each in kept:
             if each.deleted is not None and each.deleted is not before[each.number]:
                 self._store.set_deleted(each.number, each.deleted)
+
+    def _join(self, segments: Sequence[LiveSegment], mean: float, progress: bool) -> None:
+        """Write the documents of all segments as few new ones."""
+        groups = packed([(each.segment, each.places) for each in segments], self._segment_documents)
+        with joining_bar("compact", progress) as bar:
+            for parts in groups:
+                number, sizes = self._store.next_segment(), self._view.sizes
+                written = write_joined(self.folder, parts, number=number, mean=mean, sizes=sizes, told=bar.update)
+                self._store.add_segment(written)
 
 
 def _require_same_kinds(view: View, shard: Shard) -> None:
