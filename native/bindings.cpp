@@ -178,7 +178,7 @@ void translate(const std::exception_ptr& failure, void*) {
     } catch (const InvalidInput& e) {
         raise("InvalidInput", e.what());
     } catch (const DamagedArrays& e) {
-        raise("FormatError", e.what());
+        raise("FormatError", (std::string(e.what()) + "; `lightir verify` says which file of the index").c_str());
     }
 }
 

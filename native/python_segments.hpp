@@ -251,7 +251,7 @@ public:
             nb::object made = nb::steal(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(id.size), nullptr));
             if (!made.is_valid()) {
                 PyErr_Clear();
-                throw DamagedArrays("an index file is damaged; `lightir verify` says which");
+                throw DamagedArrays("a stored string is no UTF-8");
             }
             out.append(made);
         }

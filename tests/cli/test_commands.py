@@ -47,11 +47,12 @@ def test_an_interrupted_command_says_what_stays(command, hint, monkeypatch, caps
     assert hint in getattr(load_command(command), "STAYS", "")
 
 
-def test_light_commands_run_without_torch(bm25_index):
+def test_light_commands_run_without_torch(bm25_index, dataset, tmp_path):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from lightir.cli import main\n"
-        f"for arguments in (['search', {str(bm25_index)!r}, 'river'], ['info', {str(bm25_index)!r}], ['doctor']):\n"
+        f"for arguments in (['search', {str(bm25_index)!r}, 'river'], ['info', {str(bm25_index)!r}], ['doctor'],\n"
+        f"        ['mine', {str(dataset)!r}, '-o', {str(tmp_path / 'negatives.jsonl')!r}]):\n"
         "    assert main(arguments) == 0"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -245,11 +245,27 @@ def test_trec_judgements(tmp_path: Path) -> None:
     assert read_qrels(tmp_path / "qrels") == {"q1": {"a": 1}, "q2": {"b": -1}}
 
 
+def test_whole_grades_may_be_written_as_decimals_as_trec_eval_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("q\ta\t1.0\nq\tb\t-2.\nq\tc\t+0.00\nq\ta\t1\n")
+    assert read_qrels(tmp_path / "qrels") == {"q": {"a": 1, "b": -2, "c": 0}}
+
+
+def test_a_first_line_with_a_broken_grade_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("q\ta\t0.5\nq\tb\t1\n")
+    with pytest.raises(InvalidInput, match=r"line 1: the grade is '0\.5'"):
+        read_qrels(tmp_path / "qrels")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("q\ta", "line 2: 'q"),
         ("q\ta\thigh", "line 2: the grade is 'high'"),
+        ("q\ta\t0.5", "line 2: the grade is '0.5'; expected a whole number"),
+        ("q\ta\t1e2", "line 2: the grade is '1e2'"),
+        ("q\ta\tnan", "line 2: the grade is 'nan'"),
+        ("q\ta\t1_0", "line 2: the grade is '1_0'"),
+        ("q\td\t2.0", "line 2: 'q' and 'd' have grade 2.0, but 1 before"),
         ("q\t\t1", "line 2: an empty id"),
         ("q\td\t2", "line 2: 'q' and 'd' have grade 2, but 1 before"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from factories import make_contract
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
 from lightir.data import Dataset
 from lightir.encode.evaluate import evaluate_model, model_systems
 from lightir.encode.full_queries import FullQueryEncoder
+from lightir.encode.modes import check_modes, default_modes
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype
@@ -159,6 +162,35 @@ def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path
         save_model(tmp_path, instruction=""), dataset, tmp_path / "other", modes=["full+full-sparse", "full+sparse"]
     )
     assert both.systems["full+full-sparse"].n_queries == 8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"modes": ["dense", "typo"]}, "mode 'typo': mode 'typo' is unknown"),
+        ({"modes": ["full+dense"]}, "names dense twice"),
+        ({"modes": ["beta:0:full-sparse"]}, "orders 0 documents"),
+        ({"modes": ["tokens:20:typo"]}, "'typo' is unknown"),
+        ({"modes": ["hybrid"], "fusion": "rff"}, "'rff' is unknown"),
+        ({"modes": ["hybrid"], "weights": {"tokens": 1.0, "speed": 1.0}}, "'speed'"),
+        ({"modes": ["dense+tokens"], "weights": {"dense": 1.0}}, "weights name"),
+    ],
+)
+def test_a_mode_that_the_model_cannot_serve_is_said_before_the_corpus_is_encoded(
+    tmp_path: Path, dataset: Path, wrong: dict[str, Any], says: str
+) -> None:
+    model = save_model(tmp_path, instruction="")
+    with pytest.raises(InvalidInput, match=says):
+        evaluate_model(model, dataset, tmp_path / "work", **wrong)
+    assert not (tmp_path / "work").exists()
+
+
+def test_modes_of_a_sparse_branch_are_refused_for_a_dense_model() -> None:
+    contract = make_contract(sparse=None)
+    check_modes(contract, default_modes(contract))
+    for mode in ("beta", "light-beta", "overlap", "full-lex", "full-sparse", "sparse", "hybrid+sparse"):
+        with pytest.raises(InvalidInput, match=f"{re.escape(repr(mode))}.* sparse branch"):
+            check_modes(contract, [mode])
 
 
 def test_a_bi_encoder_without_light_queries_is_measured_with_full_ones(tmp_path: Path, dataset: Path) -> None:

@@ -21,6 +21,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import DenseHead
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_shards
+from lightir.search import Searcher
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word_table, write_folder
@@ -265,6 +266,50 @@ def change_record(folder: Path, **changes: Any) -> None:
     connection.execute("UPDATE record SET value = ?", (json.dumps({**record, **changes}),))
     connection.commit()
     connection.close()
+
+
+def flip_bit(folder: Path, file: str, place: int, bit: int) -> None:
+    path = folder / "segments" / "segment-000001" / file
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("branch", ["sparse", "tokens"])
+def test_whatever_bit_of_a_forward_index_is_flipped_explanations_raise_our_errors_alone(
+    tmp_path: Path, branch: str
+) -> None:
+    encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build(tmp_path / "index", query_encoder=encoder)
+    manifest = json.loads((tmp_path / "index" / "segments" / "segment-000001" / "manifest.json").read_text())
+    rows, ids = (int(manifest["arrays"][f"{branch}.forward.{name}"]["offset"]) for name in ("indptr", "term_ids"))
+    flips = [(rows + 8 + i, 3 * i % 8) for i in range(16)] + [(rows + 15, 7), (ids, 3), (ids + 4, 3)]
+    said = ""
+    for place, bit in flips:
+        flip_bit(tmp_path / "index", f"{branch}.bin", place, bit)
+        with Index.open(tmp_path / "index") as index:
+            for doc_id in "abc":
+                try:
+                    Searcher(index).explain("the cat fish dog", doc_id, mode=branch)
+                except FormatError as error:
+                    said += str(error)
+        flip_bit(tmp_path / "index", f"{branch}.bin", place, bit)
+    assert f"{branch}.bin is damaged: its checksum" in said
+    assert "`lightir verify` says which file" in said
+
+
+@pytest.mark.parametrize("change", ["add", "compact"])
+def test_damage_is_not_written_again_under_a_good_checksum(tmp_path: Path, change: str) -> None:
+    build(tmp_path / "index")
+    flip_bit(tmp_path / "index", "dense.bin", 3, 0)
+    before = contents(tmp_path / "index" / "segments")
+    documents = [Document(str(i), "a new document") for i in range(5)]
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.delete(["a"])
+        make_it = writer.compact if change == "compact" else lambda: writer.add(documents)
+        with pytest.raises(FormatError, match=r"dense\.bin is damaged"):
+            make_it()
+    assert contents(tmp_path / "index" / "segments") == before
 
 
 def test_an_index_of_the_first_format_is_told_to_be_built_again(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from lightir.index import build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.search.language_model import LanguageModel, Smoothing
 from lightir.train.contrastive import train
-from lightir.train.finders import BagFinder, model_finder
 from lightir.train.mining import Filters, Miner, mine, negatives_files
+from lightir.train.model_finders import BagFinder, model_finder
 from lightir.train.recipe import Recipe
 from lightir.train.teacher import Teacher
 from lightir.types import Document, Query, Ranking, Run

@@ -29,9 +29,10 @@ from lightir.models.losses import two_way_loss
 from lightir.models.own_weights import all_weights
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
+from lightir.train.answers import holds_answer
 from lightir.train.bag_search import DeviceSearch, KernelSearch
 from lightir.train.preparation import fit_heads, load_trainable, training_policies
-from lightir.train.retrieval import BagOfTokens, Retrieval, holds_answer
+from lightir.train.retrieval import BagOfTokens, Retrieval
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
 from lightir.train.sidr import (
     SidrEvaluation,

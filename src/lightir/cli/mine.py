@@ -160,7 +160,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
             searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
             yield IndexFinder(searcher, args.mode)
     elif args.model:
-        from lightir.train.finders import model_finder
+        from lightir.train.model_finders import model_finder
 
         with (
             nullcontext(args.work) if args.work else tempfile.TemporaryDirectory() as work,

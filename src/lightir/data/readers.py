@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -30,6 +31,7 @@ QUERY_TEXT_FIELDS = ("text", "query", "question")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 STDIN = "-"
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 
 
 def read_documents(source: Source) -> Iterator[Document]:
@@ -78,12 +80,13 @@ def read_qrels(path: Path | str) -> Qrels:
     """Relevance judgements: query_id -> doc_id -> grade, in the file's order.
 
     Two forms are known: BEIR's, three columns between tabs, with or without a header line (ids may hold blanks);
-    and TREC's, four columns between blanks: query id, anything, document id, grade. Either may be gzipped.
+    and TREC's, four columns between blanks: query id, anything, document id, grade. Either may be gzipped. A grade is
+    a whole number, which tables of other tools may write as a decimal: 1.0 is 1, as trec_eval reads it.
 
     Raises:
         NotFound: there is no such file.
-        InvalidInput: file and line are named: a wrong number of columns, a grade that is no integer, an empty id, or
-            the same pair with two different grades.
+        InvalidInput: file and line are named: a wrong number of columns, a grade that is no whole number, an empty id,
+            or the same pair with two different grades.
     """
     path = Path(path)
     if not path.is_file():
@@ -100,7 +103,7 @@ def read_qrels(path: Path | str) -> Qrels:
                     f"or the four columns of TREC"
                 )
             columns = [columns[0], columns[2], columns[3]]
-        elif first and not _is_integer(columns[2]):
+        elif first and not _is_number(columns[2]):
             first = False
             continue
         first = False
@@ -112,16 +115,16 @@ def _add_judgement(qrels: Qrels, columns: Sequence[str], where: str) -> None:
     query_id, doc_id, grade = columns
     if not query_id or not doc_id:
         raise InvalidInput(f"{where}: an empty id")
-    if not _is_integer(grade):
-        raise InvalidInput(f"{where}: the grade is {grade!r}; expected an integer")
-    judged = qrels.setdefault(query_id, {})
-    if judged.setdefault(doc_id, int(grade)) != int(grade):
+    if not WHOLE_NUMBER.fullmatch(grade):
+        raise InvalidInput(f"{where}: the grade is {grade!r}; expected a whole number, as measures need")
+    judged, value = qrels.setdefault(query_id, {}), int(grade.partition(".")[0])
+    if judged.setdefault(doc_id, value) != value:
         raise InvalidInput(f"{where}: {query_id!r} and {doc_id!r} have grade {grade}, but {judged[doc_id]} before")
 
 
-def _is_integer(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        int(text)
+        float(text)
     except ValueError:
         return False
     return True

@@ -7,37 +7,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from lightir.addresses import resolve_model_folder
+from lightir.contract import Contract
 from lightir.data import Dataset
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
 from lightir.encode.late import TwoStageSearcher
+from lightir.encode.modes import (
+    BETA_FORMS,
+    DOCUMENT_FORMS,
+    FULL,
+    FULL_SPARSE,
+    LIGHT_BETA,
+    check_modes,
+    default_modes,
+    searched_mode,
+    stages,
+)
 from lightir.encode.prepared import PreparedModel
-from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index
 from lightir.search import Searcher
-from lightir.search.evaluate import EvaluationReport, all_modes, evaluate_systems, measured_depth
+from lightir.search.evaluate import EvaluationReport, evaluate_systems, measured_depth
 from lightir.vectors import QueryVectors
-
-FULL = "full"
-"""In a mode: the dense branch with the query through the whole model, as in "full" and "full+tokens"."""
-
-FULL_SPARSE = "full-sparse"
-"""In a mode: the sparse branch with the query through the whole model, as in "full-sparse" and "full+full-sparse"."""
-
-BETA = "beta"
-"""SiDR's beta search: queries through the model's sparse head over documents as bags of tokens, <V(q), V_BoT(d)>."""
-
-LIGHT_BETA = "light-beta"
-"""Beta search with the query encoder that needs no model."""
-
-BETA_FORMS: Mapping[str, SparseForm] = {BETA: "weights", "beta-lex": "lex", "beta-bin": "bin", "overlap": "bag"}
-"""Modes that search bags of tokens, by the form of their queries."""
-
-DOCUMENT_FORMS: Mapping[str, Literal["lex", "bin"]] = {"full-lex": "lex", "full-bin": "bin"}
-"""Modes with FULL_SPARSE's queries, by the form of the documents."""
 
 
 def evaluate_model(
@@ -88,7 +80,9 @@ def evaluate_model(
         InvalidInput: a mode that the model cannot serve, and what evaluate_index raises.
     """
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
-    measured_depth(dataset, split, measures, k)  # what is wrong with these is said before the corpus is encoded
+    measured_depth(dataset, split, measures, k)  # what is wrong is said before the corpus is encoded
+    contract = Contract.load(resolve_model_folder(model))
+    check_modes(contract, default_modes(contract) if modes is None else modes, fusion=fusion, weights=weights)
     with model_systems(
         model, dataset, work, modes=modes, task=task, analyzer=analyzer, device=device, threads=threads
     ) as systems:
@@ -121,7 +115,11 @@ def model_systems(
 
     The index in `work` is built anew and open while the context lasts.
     """
-    prepared = PreparedModel(resolve_model_folder(model), dataset, Path(work), device)
+    folder = resolve_model_folder(model)
+    contract = Contract.load(folder)
+    chosen = default_modes(contract) if modes is None else modes
+    check_modes(contract, chosen)
+    prepared = PreparedModel(folder, dataset, Path(work), device)
     build_index(
         prepared.vectors(),
         prepared.work / "index",
@@ -133,11 +131,11 @@ def model_systems(
     with ExitStack() as opened:
         index = opened.enter_context(Index.open(prepared.work / "index"))
         systems = _Systems(prepared, index, task, threads, opened)
-        yield {mode: systems.of(mode) for mode in (systems.default_modes() if modes is None else modes)}
+        yield {mode: systems.of(mode) for mode in chosen}
 
 
 class _Systems:
-    """Makes a searcher for each mode; an index that only some modes need is built when the first of them comes."""
+    """Makes a searcher for each mode, all checked before; an index that some modes need is built for the first."""
 
     def __init__(
         self, prepared: PreparedModel, index: Index, task: str | None, threads: int, opened: ExitStack
@@ -146,16 +144,6 @@ class _Systems:
         self._task, self._threads = task, threads
         self._light = Searcher(index, task=task, threads=threads)
         self._encoders: dict[tuple[bool, SparseForm], _Remembering] = {}
-
-    def default_modes(self) -> list[str]:
-        """See evaluate_model."""
-        method, branches = self._prepared.contract.method, self._index.branches
-        modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
-        if "dense" in branches and not self._prepared.has_light_dense:
-            others = [branch for branch in ("tokens", "sparse") if branch in branches]
-            modes = [*others, FULL, *([f"{FULL}+tokens"] if "tokens" in branches else [])]
-        modes += [FULL_SPARSE] if method in ("csplade", "sidr") else []
-        return modes + ([BETA, LIGHT_BETA, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
 
     def of(self, mode: str) -> tuple[Searcher, str]:
         """The searcher, and its own name of the mode."""
@@ -170,27 +158,19 @@ class _Systems:
             return Searcher(index, self._full(sparse=True), threads=self._threads), "sparse"
         parts = mode.split("+")
         if FULL not in parts and FULL_SPARSE not in parts:
-            if (
-                {"dense", "hybrid"} & set(parts)
-                and self._prepared.contract.dense
-                and not self._prepared.has_light_dense
-            ):
-                raise InvalidInput(f"mode {mode!r}: this model has no light dense queries; its dense mode is {FULL!r}")
             return self._light, mode
         searcher = Searcher(self._index, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
-        return searcher, "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in parts)
+        return searcher, searched_mode(mode)
 
     def _late(self, mode: str) -> tuple[Searcher, str]:
-        parts = mode.split(":")
-        if len(parts) != 3 or not parts[1].isdecimal():
-            raise InvalidInput(f"mode {mode!r}: expected FIRST:M:SECOND, as in beta:20:full-sparse")
-        (first, first_mode), (second, second_mode) = self.of(parts[0]), self.of(parts[2])
+        before, m, after = stages(mode)
+        (first, first_mode), (second, second_mode) = self.of(before), self.of(after)
         late = TwoStageSearcher(
             second.index,
             second.encoder,
             first=first,
             first_mode=first_mode,
-            m=int(parts[1]),
+            m=m,
             task=second.task,
             threads=self._threads,
         )

@@ -15,6 +15,7 @@ from lightir.data import Dataset
 from lightir.encode.cache import cache_vocabulary, stored_term_weights
 from lightir.encode.documents import encode_corpus
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
+from lightir.encode.modes import has_light_dense
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.index import build_index, document_shards
@@ -69,18 +70,11 @@ class PreparedModel:
         if own.is_dir():
             return own
         if not cached.is_dir() or Contract.load(cached).fingerprint != self.contract.fingerprint:
-            if self.has_light_dense or self.contract.dense is None:
+            if has_light_dense(self.contract) or self.contract.dense is None:
                 cache_vocabulary(self.model, cached, overwrite=True)
             else:
                 self._write_empty_table(cached)
         return cached
-
-    @property
-    def has_light_dense(self) -> bool:
-        """Whether dense queries can be looked up: not in a plain bi-encoder, nor where a query's frame is more than a
-        prompt and one end."""
-        contract = self.contract
-        return contract.dense is not None and contract.method != "dense" and contract.has_light_queries
 
     def _write_empty_table(self, out: Path) -> None:
         """An index of dense vectors wants a table; this one is zero, and no mode reads it."""

@@ -47,9 +47,15 @@ def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[Rows], mo
 
 
 def with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> list[Rows]:
-    """The new segments' documents, the last with the documents of the segments that it absorbs."""
+    """The new segments' documents, the last with the documents of the segments that it absorbs.
+
+    Raises:
+        FormatError: one of these is damaged; written again, its damage would have a good checksum.
+    """
     if not absorbed:
         return list(added)
+    for each in absorbed:
+        each.segment.verify()
     return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
 
 

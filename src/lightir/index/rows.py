@@ -195,18 +195,23 @@ def _of_terms(
 
 
 def of_segment(segment: Segment, places: Places) -> Rows:
-    """Some documents of a segment; only what belongs to them is read."""
+    """Some documents of a segment; only what belongs to them is read.
+
+    Raises:
+        FormatError: names the file that is damaged, where that shows.
+    """
     sparse, tokens = segment.sparse, segment.tokens
-    return _without_vectors_of_nobody(
-        Rows(
-            [segment.doc_ids[place] for place in places.tolist()],
-            segment.doc_keys[places],
-            segment.pending[places],
-            None if segment.dense is None else _take_dense(DenseRows(*segment.dense), places),
-            None if sparse is None else _of_branch(sparse, places, sparse.postings.vocab_size),
-            None if tokens is None else _of_tokens(segment, tokens, places),
+    with segment.naming_damage():
+        return _without_vectors_of_nobody(
+            Rows(
+                [segment.doc_ids[place] for place in places.tolist()],
+                segment.doc_keys[places],
+                segment.pending[places],
+                None if segment.dense is None else _take_dense(DenseRows(*segment.dense), places),
+                None if sparse is None else _of_branch(sparse, places, sparse.postings.vocab_size),
+                None if tokens is None else _of_tokens(segment, tokens, places),
+            )
         )
-    )
 
 
 def _of_branch(branch: SparseBranch, places: Places, vocab_size: int) -> SparseVectors:

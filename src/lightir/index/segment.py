@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.errors import FormatError
+from lightir.errors import FormatError, LightirError
 from lightir.index.dictionary import SortedIds
 from lightir.index.graph import Graph, GraphFacts
 from lightir.index.strings import SortedStrings
@@ -237,6 +238,21 @@ class Segment:
         for name, expected in self.manifest["files"].items():
             if hashlib.sha256(self.buffers[name]).hexdigest() != expected["sha256"]:
                 raise FormatError(f"{self.folder / name} is damaged: its checksum is not the manifest's")
+
+    @contextlib.contextmanager
+    def naming_damage(self) -> Iterator[None]:
+        """Inside, what numpy says of arrays that cannot be right becomes the name of the file that is damaged.
+
+        Raises:
+            FormatError: as `verify`.
+        """
+        try:
+            yield
+        except LightirError:
+            raise
+        except (IndexError, ValueError, MemoryError, OverflowError):
+            self.verify()
+            raise
 
     def copy(self, folder: Path) -> None:
         """Write the same segment elsewhere, out of the mapped files, even when they were removed meanwhile."""

@@ -34,7 +34,7 @@ class SortedStrings:
         try:
             return self._bytes(position).decode()
         except UnicodeDecodeError:
-            raise FormatError("an index file is damaged; `lightir verify` says which") from None
+            raise FormatError("a stored string is no UTF-8; `lightir verify` says which file of the index") from None
 
     def ends(self) -> tuple[bytes, bytes]:
         """The first and the last one in UTF-8; there must be one."""

@@ -392,7 +392,13 @@ class IndexWriter:
                 self._store.set_deleted(each.number, each.deleted)
 
     def _join(self, segments: Sequence[LiveSegment], mean: float, progress: bool) -> None:
-        """Write the documents of all segments as few new ones."""
+        """Write the documents of all segments as few new ones.
+
+        Raises:
+            FormatError: a segment is damaged; written again, its damage would have a good checksum.
+        """
+        for each in segments:
+            each.segment.verify()
         groups = packed([(each.segment, each.places) for each in segments], self._segment_documents)
         with joining_bar("compact", progress) as bar:
             for parts in groups:

@@ -348,8 +348,10 @@ class Searcher:
         return [term for branch in lexical for term in self._branch_terms(branch, doc_ord, searched)]
 
     def _branch_terms(self, branch: Branch, doc_ord: int, searched: BranchSearch) -> list[TermScore]:
-        query, document, term = searched.pair(branch, doc_ord, 0)
-        return matched_terms(query, document, lambda term_id: self._term_text(term(term_id)))
+        at, _ = searched.view.locate(np.array([doc_ord], dtype=np.uint32))
+        with searched.view.segments[int(at[0])].segment.naming_damage():
+            query, document, term = searched.pair(branch, doc_ord, 0)
+            return matched_terms(query, document, lambda term_id: self._term_text(term(term_id)))
 
     def _term_text(self, term: str | int) -> str:
         if isinstance(term, str):

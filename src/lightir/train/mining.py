@@ -1,4 +1,7 @@
-"""Hard negatives: documents that a searcher finds for a query and that are not relevant to it."""
+"""Hard negatives: documents that a searcher finds for a query and that are not relevant to it.
+
+Needs no torch, unless the searcher or the teacher is a model.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -18,12 +21,14 @@ from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import check_writable, sha256_file
 from lightir.search.language_model import Smoothing
+from lightir.train.answers import holds_answer
 from lightir.train.data_names import brings_examples, data_folder
 from lightir.train.finders import Finder, word_finder
-from lightir.train.retrieval import holds_answer
 from lightir.train.settings import DataRecipe, DataStage
-from lightir.train.teacher import Teacher
 from lightir.types import Document, Query, Ranking
+
+if TYPE_CHECKING:
+    from lightir.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 

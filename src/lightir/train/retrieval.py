@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +13,9 @@ from torch import Tensor
 from lightir.data import Batch, TrainingExample, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.train.answers import holds_answer
 from lightir.train.bag_search import BagSearch, DeviceSearch, KernelSearch, corpus_bags
 from lightir.types import Document
-
-TOKEN = re.compile(r"\w+|[^\w\s]")
-"""What answers are compared by, lower-cased: words, and every other mark by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +107,3 @@ class BagOfTokens:
             if doc_id not in example.positive_ids:
                 return doc_id
         raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} leaves no document to be a negative")
-
-
-def holds_answer(text: str, answers: Sequence[str]) -> bool:
-    """Whether one of the answers stands in the text, word for word, upper and lower case alike."""
-    words: list[str] = TOKEN.findall(text.lower())
-    for answer in answers:
-        wanted: list[str] = TOKEN.findall(answer.lower())
-        if wanted and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1)):
-            return True
-    return False

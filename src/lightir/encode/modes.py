@@ -1,0 +1,110 @@
+"""The modes in which a model is measured: an index's, and those whose queries go through the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from lightir.contract import Contract
+from lightir.encode.full_queries import SparseForm
+from lightir.errors import InvalidInput
+from lightir.search.evaluate import all_modes
+from lightir.search.modes import plan
+from lightir.types import BRANCHES, Branch
+
+FULL = "full"
+"""In a mode: the dense branch with the query through the whole model, as in "full" and "full+tokens"."""
+
+FULL_SPARSE = "full-sparse"
+"""In a mode: the sparse branch with the query through the whole model, as in "full-sparse" and "full+full-sparse"."""
+
+BETA = "beta"
+"""SiDR's beta search: queries through the model's sparse head over documents as bags of tokens, <V(q), V_BoT(d)>."""
+
+LIGHT_BETA = "light-beta"
+"""Beta search with the query encoder that needs no model."""
+
+BETA_FORMS: Mapping[str, SparseForm] = {BETA: "weights", "beta-lex": "lex", "beta-bin": "bin", "overlap": "bag"}
+"""Modes that search bags of tokens, by the form of their queries."""
+
+DOCUMENT_FORMS: Mapping[str, Literal["lex", "bin"]] = {"full-lex": "lex", "full-bin": "bin"}
+"""Modes with FULL_SPARSE's queries, by the form of the documents."""
+
+
+def default_modes(contract: Contract) -> list[str]:
+    """See evaluate_model."""
+    method, branches = contract.method, _branches(contract)
+    modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
+    if "dense" in branches and not has_light_dense(contract):
+        modes = ["tokens", *(["sparse"] if "sparse" in branches else []), FULL, f"{FULL}+tokens"]
+    modes += [FULL_SPARSE] if method in ("csplade", "sidr") else []
+    return modes + ([BETA, LIGHT_BETA, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
+
+
+def has_light_dense(contract: Contract) -> bool:
+    """Whether dense queries can be looked up: not in a plain bi-encoder, nor where a query's frame is more than a
+    prompt and one end."""
+    return contract.dense is not None and contract.method != "dense" and contract.has_light_queries
+
+
+def check_modes(
+    contract: Contract,
+    modes: Sequence[str],
+    *,
+    fusion: str | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> None:
+    """Nothing, where a model of the contract can serve all modes, and those that join branches with the fusion.
+
+    It is asked before a corpus is encoded for them, which can take hours.
+
+    Raises:
+        InvalidInput: an unknown mode, fusion or branch, one that the model lacks, or weights of other branches.
+    """
+    for mode in modes:
+        if ":" in mode:
+            first, _, second = stages(mode)
+            check_modes(contract, [first])
+            check_modes(contract, [second], fusion=fusion, weights=weights)
+        elif mode in (LIGHT_BETA, *BETA_FORMS, *DOCUMENT_FORMS):
+            if contract.sparse is None:
+                raise InvalidInput(f"mode {mode!r}: this model has no sparse branch")
+        else:
+            _check_joined(contract, mode, fusion, weights)
+
+
+def _check_joined(contract: Contract, mode: str, fusion: str | None, weights: Mapping[str, float] | None) -> None:
+    parts = mode.split("+")
+    asks_light_dense = not {FULL, FULL_SPARSE} & {*parts} and {"dense", "hybrid"} & {*parts}
+    if asks_light_dense and contract.dense is not None and not has_light_dense(contract):
+        raise InvalidInput(f"mode {mode!r}: this model has no light dense queries; its dense mode is {FULL!r}")
+    joined = weights if mode == "hybrid" or len(parts) > 1 else None
+    try:
+        plan(_branches(contract), contract, mode=searched_mode(mode), fusion=fusion, weights=joined)
+    except InvalidInput as error:
+        raise InvalidInput(f"mode {mode!r}: {error}") from error
+
+
+def searched_mode(mode: str) -> str:
+    """What an index calls a mode that joins branches: the full ones are its dense and its sparse branch."""
+    return "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in mode.split("+"))
+
+
+def stages(mode: str) -> tuple[str, int, str]:
+    """The parts of FIRST:M:SECOND.
+
+    Raises:
+        InvalidInput: it has others.
+    """
+    parts = mode.split(":")
+    if len(parts) != 3 or not parts[1].isdecimal():
+        raise InvalidInput(f"mode {mode!r}: expected FIRST:M:SECOND, as in beta:20:full-sparse")
+    if int(parts[1]) < 1:
+        raise InvalidInput(f"mode {mode!r} orders {parts[1]} documents; at least 1 is needed")
+    return parts[0], int(parts[1]), parts[2]
+
+
+def _branches(contract: Contract) -> tuple[Branch, ...]:
+    """What an index of the model's vectors can be searched by; the tokens branch is in each that is made for it."""
+    has = {"dense": contract.dense is not None, "sparse": contract.sparse is not None, "tokens": True}
+    return tuple(branch for branch in BRANCHES if has[branch])
