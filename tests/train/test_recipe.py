@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -134,7 +135,8 @@ def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeat
         assert failed["status"] == 1
         assert "did you mean 'losses'" in failed["failed"]
         written = [json.loads(line) for line in (tmp_path / "work/good/training/log.jsonl").read_text().splitlines()]
-        assert [trained["first_loss"], trained["last_loss"]] == [each["loss"] for each in written if "loss" in each]
+        mean_loss = statistics.fmean(each["loss"] for each in written if "loss" in each)
+        assert [trained["loss_at_first"], trained["loss_at_last"]] == [mean_loss, mean_loss]
         assert trained["development"] == written[-1]["development"]["mean"]["hybrid"]
         assert f"| good | {trained['seconds'] / 60:.1f} | 2 |" in (tmp_path / "results.md").read_text()
         made = (tmp_path / "work/good").stat().st_mtime_ns
