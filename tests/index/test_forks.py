@@ -140,13 +140,13 @@ def test_a_fork_does_not_wait_for_ever_for_a_thread(folder: Path, monkeypatch: p
         holding, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with index.view.store._lock:
+            with index.view.store._opened.lock:
                 holding.set()
                 let_go.wait()
 
         thread = threading.Thread(target=hold)
         thread.start()
-        holding.wait()
+        assert holding.wait(timeout=30)
 
         def refused() -> None:
             with pytest.raises(InvalidInput, match="forked"):

@@ -17,7 +17,6 @@ import math
 import os
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -120,15 +119,11 @@ class Queue:
     def _connection(self) -> Connection:
         return self._opened.usable()
 
-    @property
-    def _threads(self) -> threading.RLock:
-        return self._opened.lock
-
     def close(self) -> None:
         """Give up what is claimed and close the file; what a parent claimed stays the parent's."""
         if self.inherited:
             return
-        with self._threads:
+        with self._opened.lock:
             if self._worker is not None:
                 with self._changing() as do:
                     do("DELETE FROM claims WHERE worker = ?", [self._worker[0]])
@@ -155,7 +150,7 @@ class Queue:
             n: the most documents.
             wanted: keys of the only documents to take, in this order; None takes the hottest, then the oldest.
         """
-        with self._threads, self._changing() as do:
+        with self._opened.lock, self._changing() as do:
             worker = self._become_worker()
             self._bury_the_dead()
             view = newest()  # after the burial: what the dead had committed is in it
@@ -177,7 +172,7 @@ class Queue:
 
     def finish(self, keys: Sequence[int]) -> None:
         """Forget documents, since they have their vectors or are gone."""
-        with self._threads, self._changing():
+        with self._opened.lock, self._changing():
             for table in ("claims", "failures", "demand", "parked"):
                 self._connection.executemany(f"DELETE FROM {table} WHERE doc_key = ?", [(key,) for key in keys])
 
@@ -185,13 +180,13 @@ class Queue:
         """Note that documents could not be encoded, and why; they are not claimed again before `retry_failed`."""
         now = time.time() if at is None else at
         rows = [(key, error[:MAX_ERROR_CHARACTERS], now) for key, error in errors.items()]
-        with self._threads, self._changing():
+        with self._opened.lock, self._changing():
             self._connection.executemany("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", rows)
             self._connection.executemany("DELETE FROM claims WHERE doc_key = ?", [row[:1] for row in rows])
 
     def retry_failed(self) -> int:
         """Allow documents that failed to be claimed again; returns their number."""
-        with self._threads, self._changing() as do:
+        with self._opened.lock, self._changing() as do:
             return do("DELETE FROM failures").rowcount
 
     def failures(self, view: View) -> list[Failure]:
@@ -205,7 +200,7 @@ class Queue:
     def park(self, keys: Sequence[int], vectors: Vectors) -> None:
         """Keep claimed documents' vectors until somebody who has the writer's lock commits them."""
         rows = [(key, *vectors.blobs(place)) for place, key in enumerate(keys)]
-        with self._threads, self._changing():
+        with self._opened.lock, self._changing():
             self._connection.executemany("INSERT OR REPLACE INTO parked VALUES (?, ?, ?, ?)", rows)
             self._connection.executemany("DELETE FROM claims WHERE doc_key = ?", [(key,) for key in keys])
 
@@ -228,7 +223,7 @@ class Queue:
         rate, so this order never changes by itself, and nothing has to be written as time goes by.
         """
         now = (time.time() if at is None else at) / HALF_LIFE_S
-        with self._threads, self._changing() as do:
+        with self._opened.lock, self._changing() as do:
             for key, count in asked.items():
                 row = do("SELECT heat FROM demand WHERE doc_key = ?", [key]).fetchone()
                 before = 0.0 if row is None else 2.0 ** min(row[0] - now, 1000.0)
@@ -278,11 +273,11 @@ class Queue:
     # SQLite
 
     def _each(self, statement: str, keys: Sequence[int]) -> None:
-        with self._threads, self._changing():
+        with self._opened.lock, self._changing():
             self._connection.executemany(statement, [(key,) for key in keys])
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        with self._threads, named(self.folder / QUEUE_FILE):
+        with self._opened.lock, named(self.folder / QUEUE_FILE):
             return self._connection.execute(statement, arguments).fetchall()
 
     @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,10 +89,6 @@ class Store:
     def _connection(self) -> Connection:
         return self._opened.usable()
 
-    @property
-    def _lock(self) -> threading.RLock:
-        return self._opened.lock
-
     @classmethod
     def create(cls, path: Path) -> Store:
         """A new, empty store, inside a block of `creating`. `finish` makes it whole; a crash before that loses it."""
@@ -156,7 +151,7 @@ class Store:
         Raises:
             WriteFailed: the disk is full or broken; nothing has changed.
         """
-        with self._lock:
+        with self._opened.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -212,7 +207,7 @@ class Store:
     def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """The keys of those documents that are there."""
         found = {}
-        with self._lock:
+        with self._opened.lock:
             for doc_id in doc_ids:
                 row = self._connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
                 if row is not None:
@@ -252,7 +247,7 @@ class Store:
 
     def backup(self, path: Path) -> None:
         """Write the store as this connection sees it to another file, in a block of `creating`."""
-        with self._lock:
+        with self._opened.lock:
             target = sqlite3.connect(path)
             try:
                 self._connection.backup(target)
@@ -310,11 +305,11 @@ class Store:
 
     def close(self) -> None:
         """Close the file. A snapshot ends; a new store that was not finished is lost."""
-        with self._lock:
+        with self._opened.lock:
             self._opened.close()
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
-        with self._lock, _named(self.path):
+        with self._opened.lock, _named(self.path):
             return self._connection.execute(statement, arguments).fetchall()
 
 

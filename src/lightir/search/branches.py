@@ -24,6 +24,7 @@ from lightir.index.bm25 import saturation
 from lightir.index.live_segment import LiveSegment, Mask
 from lightir.index.segment import Segment, SparseBranch
 from lightir.index.token_queries import QueryTerms
+from lightir.kernel import DocOrds
 from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing
@@ -31,7 +32,6 @@ from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors, row_entries
 
-DocOrds = npt.NDArray[np.uint32]
 Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
 """Term ids, ascending, and their weights."""
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.contract import Fusion
+from lightir.kernel import DocOrds
 from lightir.kernel.fusion import BranchQuery
 from lightir.kernel.fusion import fuse as kernel_fuse
 from lightir.types import BRANCHES, Branch
 
 Scores: TypeAlias = npt.NDArray[np.float64]
-DocOrds: TypeAlias = npt.NDArray[np.uint32]
 
 NO_DOCUMENTS: DocOrds = np.zeros(0, dtype=np.uint32)
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightir.search.fusion import BranchList, DocOrds, PairScores
+from lightir.kernel import DocOrds
+from lightir.search.fusion import BranchList, PairScores
 from lightir.types import Branch
 from lightir.vectors import Floats
 

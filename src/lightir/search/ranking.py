@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lightir.index import View
+from lightir.kernel import DocOrds
 from lightir.search.branches import BranchSearch
-from lightir.search.fusion import NO_DOCUMENTS, BranchList, DocOrds, Fused, PairScores, alone, fuse, fuse_best
+from lightir.search.fusion import NO_DOCUMENTS, BranchList, Fused, PairScores, alone, fuse, fuse_best
 from lightir.search.modes import Plan
 from lightir.search.progressive import with_estimates
 from lightir.types import Branch

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from lightir.index import TokenQueries, View
 from lightir.index.live_segment import Mask
-from lightir.kernel import BLOCK_SIZE, Postings
-from lightir.search.fusion import BranchList, DocOrds
+from lightir.kernel import BLOCK_SIZE, DocOrds, Postings
+from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.vectors import Floats
 
