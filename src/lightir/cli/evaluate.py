@@ -79,13 +79,8 @@ def run(args: argparse.Namespace) -> None:
 
 def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     """The report on the index or the model named."""
-    from lightir.addresses import resolve_model_folder
     from lightir.eval import DEFAULT_MEASURES
-    from lightir.index import Index
     from lightir.index.store import STORE_FILE
-    from lightir.search import Searcher
-    from lightir.search.evaluate import evaluate_index
-    from lightir.search.language_model import parse_smoothing
 
     if args.run_dir is not None:
         Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # what cannot be written to is known before the work
@@ -100,20 +95,45 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         "run_dir": args.run_dir,
     }
     if Path(args.target, STORE_FILE).is_file():
-        if args.work:
-            raise Misuse("--work keeps what a model encodes; an index needs none")
-        if args.device != "auto":
-            raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
-        with Index.open(args.target, exact=args.exact) as index:
-            smoothing = parse_smoothing(args.tokens)
-            searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
-            return evaluate_index(searcher, dataset, **options)
+        return measure_index(dataset, args, options)
+    return measure_model(dataset, args, options)
+
+
+def measure_index(dataset: Dataset, args: argparse.Namespace, options: dict[str, Any]) -> EvaluationReport:
+    """The report on an index.
+
+    Raises:
+        Misuse: an option that is for models.
+    """
+    from lightir.index import Index
+    from lightir.search import Searcher
+    from lightir.search.evaluate import evaluate_index
+    from lightir.search.language_model import parse_smoothing
+
+    if args.work:
+        raise Misuse("--work keeps what a model encodes; an index needs none")
+    if args.device != "auto":
+        raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
+    with Index.open(args.target, exact=args.exact) as index:
+        smoothing = parse_smoothing(args.tokens)
+        searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
+        return evaluate_index(searcher, dataset, **options)
+
+
+def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str, Any]) -> EvaluationReport:
+    """The report on a model, which encodes the data set's corpus first.
+
+    Raises:
+        Misuse: an option that is for indexes.
+    """
+    from lightir.addresses import resolve_model_folder
+
     if args.exact:
         raise Misuse("--exact is for an index that has graphs; a model is measured by exact search anyway")
     if args.tokens != "bm25":
         raise Misuse("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
     folder = resolve_model_folder(args.target)
-    from lightir.encode.evaluate import evaluate_model
+    from lightir.encode.evaluate import evaluate_model  # torch, which a wrong name need not wait for
 
     with tempfile.TemporaryDirectory() as scratch:
         work = args.work or scratch

@@ -227,15 +227,24 @@ class Searcher:
             depth,
             also=np.array([doc_ord], dtype=np.uint32),
         )
+        terms = self._terms_of(query, doc_ord, searched, chosen)
         waits = _is_estimated(view, chosen, doc_ord)
+        return explained(doc_id, doc_ord, fused, terms, chosen.fusion, estimated=waits)
+
+    def _terms_of(
+        self, query: str, doc_ord: int, searched: BranchSearch, chosen: Plan
+    ) -> dict[Branch, list[TermScore]]:
+        """What each term adds to the branches' scores; estimated scores have no terms."""
+        view = searched.view
         terms: dict[Branch, list[TermScore]] = {}
+        waits = _is_estimated(view, chosen, doc_ord)
         for branch in chosen.branches:
             if branch == "tokens" or (branch == "sparse" and not waits):
                 found = self._branch_terms(branch, doc_ord, searched)
                 terms[branch] = with_words(found, query, self._snippet_analyzer(view))
         if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder) and not waits:
             terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
-        return explained(doc_id, doc_ord, fused, terms, chosen.fusion, estimated=waits)
+        return terms
 
     def candidates(
         self, queries: Sequence[Query], *, mode: Mode = None, depth: int = DEPTH

@@ -147,13 +147,9 @@ def kl_table(
         relevant = [positives.row(int(i)).astype(np.int64) for i in chosen] if positives is not None else []
         ordinals = _draw_candidates(generator, len(documents), config.candidates, relevant)
         some = matrix if ordinals is None else matrix[torch.from_numpy(ordinals)]
-        bags = Ragged.from_lists([queries.row(int(i)).tolist() for i in chosen])
-        means = table(torch.from_numpy(bags.term_ids.astype(np.int64)), torch.from_numpy(bags.indptr[:-1]))
-        student = torch.nn.functional.normalize(means, dim=-1)
-        logits = (student.to(dtype) @ some.T).float() / config.temperature
+        logs = _logits(_unit_means(table, queries, chosen), some, config).log_softmax(-1)
         with torch.no_grad():
-            wanted = ((teacher[torch.from_numpy(chosen)].to(dtype) @ some.T).float() / config.temperature).softmax(-1)
-        logs = logits.log_softmax(-1)
+            wanted = _logits(teacher[torch.from_numpy(chosen)], some, config).softmax(-1)
         loss = -(wanted * logs).sum(-1).mean()
         if config.contrastive > 0 and any(len(row) for row in relevant):
             loss = loss + config.contrastive * _contrastive(logs, relevant, ordinals)
@@ -255,6 +251,18 @@ def _conjugate_gradient(
         direction = scaled + fresh / energy.clamp_min(1e-30) * direction
         energy = fresh
     return solution
+
+
+def _unit_means(table: torch.nn.EmbeddingBag, queries: Ragged, chosen: npt.NDArray[np.int64]) -> torch.Tensor:
+    """(n, H) means of the chosen queries' rows, L2-normalised."""
+    bags = Ragged.from_lists([queries.row(int(i)).tolist() for i in chosen])
+    means = table(torch.from_numpy(bags.term_ids.astype(np.int64)), torch.from_numpy(bags.indptr[:-1]))
+    return torch.nn.functional.normalize(means, dim=-1)
+
+
+def _logits(queries: torch.Tensor, documents: torch.Tensor, config: FitConfig) -> torch.Tensor:
+    """(n, N) float32: scores by the temperature, computed in the documents' dtype."""
+    return (queries.to(documents.dtype) @ documents.T).float() / config.temperature
 
 
 def _draw_candidates(
