@@ -25,7 +25,8 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
-from lightir.train.sidr import SidrHead, bag_of_tokens, pruned
+from lightir.train.sidr_batch import bag_of_tokens, pruned
+from lightir.train.sidr_recipe import SidrHead
 from tiny_models import save_tiny
 
 

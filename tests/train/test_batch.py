@@ -17,17 +17,12 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.text import query_term_ids
-from lightir.train import batch as batch_module
-from lightir.train.batch import (
-    _light_query_vectors,
-    batch_losses,
-    batch_terms,
-    framed_queries,
-    full_query_states,
-    share_of,
-)
+from lightir.train import batch_vectors
+from lightir.train.batch import batch_losses
+from lightir.train.batch_vectors import batch_terms, framed_queries, full_query_states, light_query_vectors
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Recipe, TeacherRecipe
+from lightir.train.share import share_of
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.teacher import Teacher, load_teacher
 from tiny_models import write_sentence_transformer
@@ -84,14 +79,14 @@ def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
     retriever, data = prepared
     mixed = dataclasses.replace(data, instructions=("find a", "look for b", "find a", "c"))
     share = share_of(mixed, process=0, processes=1)
-    light = _light_query_vectors(retriever, share, plain)
+    light = light_query_vectors(retriever, share, plain)
     framed = framed_queries(retriever, mixed.queries, mixed.instructions)
     for row, (query, instruction) in enumerate(zip(mixed.queries, mixed.instructions, strict=True)):
         term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [query])
         alone = retriever.light_queries(term_ids, instruction=instruction)
         torch.testing.assert_close(light[row : row + 1], alone, rtol=1e-4, atol=1e-5)
         assert framed[row] == retriever.frame_queries([query], instruction=instruction)[0]
-    same = _light_query_vectors(retriever, share_of(data, process=0, processes=1), plain)
+    same = light_query_vectors(retriever, share_of(data, process=0, processes=1), plain)
     assert float((same - light).detach().abs().max()) > 1e-3
     parts, _ = batch_losses(retriever, mixed, plain, step=3)
     assert float(parts["dense"].detach()) != float(batch_losses(retriever, data, plain, step=3)[0]["dense"].detach())
@@ -110,7 +105,7 @@ def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
         return original(self, token_ids, instruction=instruction, pad_to=pad_to)
 
     monkeypatch.setattr(LightRetriever, "token_vectors", noted)
-    _light_query_vectors(retriever, share_of(mixed, process=0, processes=1), plain)
+    light_query_vectors(retriever, share_of(mixed, process=0, processes=1), plain)
     for instruction, texts in (("a", ["abba", "cab", "abba"]), ("b", ["aba"])):
         term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, texts).term_ids.tolist()
         (ids,) = [ids for behind, ids in encoded if behind == instruction]
@@ -140,7 +135,7 @@ def test_flops_of_samples_is_right_on_average(
         np.random.default_rng(0).permutation(retriever.backbone.vocab_size), [43 * i for i in range(1, 6)]
     )
     for piece in pieces:  # six samples that cover the vocabulary of 258 once
-        monkeypatch.setattr(batch_module.np.random, "default_rng", functools.partial(_Drawn, piece))
+        monkeypatch.setattr(batch_vectors.np.random, "default_rng", functools.partial(_Drawn, piece))
         parts, monitored = batch_losses(retriever, data, sampled(plain, 43), step=0)
         found.append(parts["flops"].detach())
         counts.append(monitored["nonzeros"])

@@ -21,12 +21,13 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
 from lightir.train import loop
-from lightir.train.batch import batch_losses, share_of
+from lightir.train.batch import batch_losses
 from lightir.train.contrastive import Contrastive, train
 from lightir.train.loop import Loop, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Losses, Recipe
 from lightir.train.recipe_files import recipe_yaml
+from lightir.train.share import share_of
 from lightir.train.stage import Measured
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.stages import STAGES, read_recipe

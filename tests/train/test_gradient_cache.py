@@ -25,7 +25,7 @@ from lightir.train.processes import average_gradients
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Recipe
 from lightir.train.settings import CorpusRecipe, Optimisation
-from lightir.train.sidr import SidrLosses, SidrRecipe
+from lightir.train.sidr_recipe import SidrLosses, SidrRecipe
 from lightir.train.stage_data import make_mixture, open_sets
 from processes import first_of, wake_lora
 

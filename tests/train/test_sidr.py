@@ -34,19 +34,9 @@ from lightir.train.bag_search import DeviceSearch, KernelSearch
 from lightir.train.preparation import fit_heads, load_trainable, training_policies
 from lightir.train.retrieval import BagOfTokens, Retrieval
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
-from lightir.train.sidr import (
-    SidrEvaluation,
-    SidrHead,
-    SidrLosses,
-    SidrRecipe,
-    bag_of_tokens,
-    batch_losses,
-    light_queries,
-    parametric,
-    pruned,
-    shipped_contract,
-    train,
-)
+from lightir.train.sidr import shipped_contract, train
+from lightir.train.sidr_batch import bag_of_tokens, batch_losses, light_queries, parametric, pruned
+from lightir.train.sidr_recipe import SidrEvaluation, SidrHead, SidrLosses, SidrRecipe
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors

@@ -16,7 +16,8 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.losses import similarity
 from lightir.models.own_weights import all_weights
 from lightir.text import query_term_ids
-from lightir.train.batch import LIGHT_TOKENS_STEP, batch_losses, full_query_states, sparse_query_matrix
+from lightir.train.batch import batch_losses
+from lightir.train.batch_vectors import LIGHT_TOKENS_STEP, full_query_states, sparse_query_matrix
 from lightir.train.development import Development, fuse, measured, ndcg
 from lightir.train.loop import run_stage
 from lightir.train.preparation import build_model, fit_heads, prepare_layers, refit_bias, save_shipped
@@ -26,6 +27,8 @@ from lightir.train.sparsity import SparsityControl
 from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
 from lightir.train.teacher import Teacher
+from lightir.types import Document
+from lightir.vectors import Floats
 
 logger = logging.getLogger(__name__)
 
@@ -141,46 +144,61 @@ def sparsity_controls(recipe: Recipe) -> dict[str, SparsityControl]:
 
 def measure(retriever: LightRetriever, development: Development, recipe: Recipe) -> dict[str, float]:
     """nDCG@10 of every branch that the model has, on a development set in memory, by name."""
-    settings, contract, by_model = recipe.optimisation, retriever.contract, recipe.losses.symmetric_sparse > 0
+    contract, by_model = retriever.contract, recipe.losses.symmetric_sparse > 0
     texts = [query.text for query in development.queries]
     terms = sparse_query_matrix(retriever, texts)
-    read = slice(None) if by_model else terms.any(0).nonzero()[:, 0]
-    dense_rows, sparse_rows = [], []
-    for chunk in _chunks(development.documents, settings.batch_size * (1 + settings.negatives), recipe.model.compile):
-        length = contract.document.max_tokens if recipe.model.compile else None
+    read = None if by_model else terms.any(0).nonzero()[:, 0]
+    dense, sparse = _documents(retriever, development.documents, recipe, read)
+    wanted = dense is not None or by_model
+    chunks = _chunks(texts, recipe.optimisation.batch_size, recipe.model.compile) if wanted else []
+    queries = [full_query_states(retriever, retriever.frame_queries(chunk), recipe) for chunk in chunks]
+    scores = {}
+    if dense is not None:
+        full = torch.cat([retriever.dense_from(*each) for each in queries])[: len(texts)]
+        scores["symmetric"] = F.normalize(full, dim=-1) @ dense.T
+        if contract.has_light_queries and (contract.attention == "causal" or recipe.losses.dense > 0):
+            term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
+            light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
+            scores["dense"] = F.normalize(light, dim=-1) @ dense.T
+    if sparse is not None:
+        scores["sparse"] = similarity(terms if read is None else terms[:, read], sparse)
+        if by_model:
+            full = torch.cat([retriever.sparse_from(*each) for each in queries])[: len(texts)]
+            scores["symmetric_sparse"] = similarity(full, sparse)
+    arrays = _with_hybrids({name: value.float().cpu().numpy() for name, value in scores.items()}, recipe)
+    return {name: ndcg(value, development.grades) for name, value in arrays.items()}
+
+
+def _documents(
+    retriever: LightRetriever, documents: Sequence[Document], recipe: Recipe, terms: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Normalised dense (D, H) and sparse (D, V or terms) vectors, as far as the model has the branches."""
+    contract, settings = retriever.contract, recipe.optimisation
+    length = contract.document.max_tokens if recipe.model.compile else None
+    rows: tuple[list[Tensor], list[Tensor]] = [], []
+    for chunk in _chunks(documents, settings.batch_size * (1 + settings.negatives), recipe.model.compile):
         batch = retriever.batch(retriever.frame_documents(chunk), length=length)
         dense, sparse = retriever.document_vectors(
             batch, dense=contract.dense is not None, sparse=contract.sparse is not None
         )
         if dense is not None:
-            dense_rows.append(F.normalize(dense, dim=-1))
+            rows[0].append(F.normalize(dense, dim=-1))
         if sparse is not None:
-            sparse_rows.append(sparse[:, read])
-    chunks = _chunks(texts, settings.batch_size, recipe.model.compile) if dense_rows or by_model else []
-    queries = [full_query_states(retriever, retriever.frame_queries(chunk), recipe) for chunk in chunks]
-    scores = {}
-    if dense_rows:
-        documents = torch.cat(dense_rows)[: len(development.documents)]
-        full = torch.cat([retriever.dense_from(*each) for each in queries])[: len(texts)]
-        scores["symmetric"] = F.normalize(full, dim=-1) @ documents.T
-        if contract.has_light_queries and (contract.attention == "causal" or recipe.losses.dense > 0):
-            term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
-            light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
-            scores["dense"] = F.normalize(light, dim=-1) @ documents.T
-    if sparse_rows:
-        weights = torch.cat(sparse_rows)[: len(development.documents)]
-        scores["sparse"] = similarity(terms[:, read], weights)
-        if by_model:
-            full = torch.cat([retriever.sparse_from(*each) for each in queries])[: len(texts)]
-            scores["symmetric_sparse"] = similarity(full, weights)
-    arrays = {name: value.float().cpu().numpy() for name, value in scores.items()}
+            rows[1].append(sparse if terms is None else sparse[:, terms])
+    found = [torch.cat(each)[: len(documents)] if each else None for each in rows]
+    return found[0], found[1]
+
+
+def _with_hybrids(arrays: dict[str, Floats], recipe: Recipe) -> dict[str, Floats]:
+    """The branches' scores, and those of light and of full queries' branches fused."""
+    arrays = dict(arrays)
     if "dense" in arrays and "sparse" in arrays:
         arrays["hybrid"] = fuse({name: arrays[name] for name in ("dense", "sparse")}, recipe.fusion.weights)
     if "symmetric" in arrays and "sparse" in arrays:
         arrays["symmetric_hybrid"] = fuse(
             {"dense": arrays["symmetric"], "sparse": arrays["sparse"]}, recipe.fusion.weights
         )
-    return {name: ndcg(value, development.grades) for name, value in arrays.items()}
+    return arrays
 
 
 def _chunks(values: Sequence[Any], size: int, full: bool) -> Iterator[list[Any]]:

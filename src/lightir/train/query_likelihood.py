@@ -35,7 +35,7 @@ from lightir.models.likelihood import (
 from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.batch import SHAPE_STEP, framed_queries
+from lightir.train.batch_vectors import SHAPE_STEP, framed_queries
 from lightir.train.development import Development
 from lightir.train.loop import run_stage
 from lightir.train.preparation import load_trainable, prepare_layers, save_shipped, training_policies

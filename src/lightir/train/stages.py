@@ -13,6 +13,7 @@ from lightir.errors import FormatError
 from lightir.train import adaptation, contrastive, masked, query_likelihood, sidr
 from lightir.train.recipe import Recipe
 from lightir.train.recipe_files import recipe_content
+from lightir.train.sidr_recipe import SidrRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ STAGES = {
     "contrastive": StageKind(Recipe, contrastive.train),
     "masked_next_token": StageKind(masked.MaskedRecipe, masked.train),
     "query_likelihood": StageKind(query_likelihood.LikelihoodRecipe, query_likelihood.train),
-    "sidr": StageKind(sidr.SidrRecipe, sidr.train),
+    "sidr": StageKind(SidrRecipe, sidr.train),
 }
 
 

@@ -94,7 +94,12 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
         raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
     says = _sentence_transformer(folder)
     backbone = load_backbone(os.fspath(address), dtype=dtype)
-    bos, eos = _frame(backbone, os.fspath(address))
+    return LightRetriever(backbone, _contract(folder, says, backbone)).to(device)
+
+
+def _contract(folder: Path, says: _SentenceTransformer, backbone: Backbone) -> Contract:
+    """The contract under which the folder's backbone gives the vectors that sentence-transformers gives."""
+    bos, eos = _frame(backbone, folder)
     if says.pooling == "first" and (backbone.attention == "causal" or not bos):
         raise InvalidInput(f"{folder} pools its first state, which is no begin token that has seen the text")
     framed = says.max_tokens - bos - eos
@@ -104,7 +109,7 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
     taken = len(backbone.tokenizer.term_ids([query]).row(0)) if query else 0
     if taken >= framed:
         raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but reads {says.max_tokens} in all")
-    contract = Contract(
+    return Contract(
         method="distilled",
         backbone=backbone_record(backbone),
         query=QueryPolicy(
@@ -125,7 +130,6 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
         sparse=None,
         fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
     )
-    return LightRetriever(backbone, contract).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ def _sentence_transformer(folder: Path) -> _SentenceTransformer:
     return _SentenceTransformer(length, POOLING_MODES[modes[0]], query, document)
 
 
-def _frame(backbone: Backbone, address: str) -> tuple[bool, bool]:
+def _frame(backbone: Backbone, folder: Path) -> tuple[bool, bool]:
     """Whether the tokenizer itself puts a begin and an end token around a text.
 
     Raises:
@@ -193,6 +197,6 @@ def _frame(backbone: Backbone, address: str) -> tuple[bool, bool]:
         if whole == begin + own + ([backbone.eos_id] if eos else []) and bos == bool(begin):
             return bos, eos
     raise InvalidInput(
-        f"the tokenizer of {address} turns 'a' into {whole}, which is not {own} in a frame of the begin token "
+        f"the tokenizer of {folder} turns 'a' into {whole}, which is not {own} in a frame of the begin token "
         f"{backbone.bos_id} and the end token {backbone.eos_id}, with or without either"
     )
