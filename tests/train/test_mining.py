@@ -223,6 +223,22 @@ def test_a_recipe_mines_once_and_finds_it_again(recipe: Recipe, tmp_path: Path) 
     assert len(first.read_text().splitlines()) == 1
 
 
+def test_negatives_are_mined_again_when_queries_or_judgements_change(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "alpha", "alpha")
+    recipe = dataclasses.replace(
+        recipe, data=(dataclasses.replace(recipe.data[0], name=str(folder), negatives="bm25"),)
+    )
+    (first,) = negatives_files(recipe, tmp_path)
+    with (folder / "queries.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "new", "text": "alpha text about the river"}) + "\n")
+    (before,) = negatives_files(recipe, tmp_path)
+    with (folder / "qrels" / "train.tsv").open("a") as file:
+        file.write("new\talpha-river\t1\n")
+    (after,) = negatives_files(recipe, tmp_path)
+    assert len({first, before, after}) == 3
+    assert "new" in read_negatives(cast(Path, after))
+
+
 def test_senseless_ranks_and_missing_files_are_refused(
     recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightir.data.readers import beir_file, count_documents, read_documents, read_qrels, read_queries
 from lightir.errors import InvalidInput, NotFound
+from lightir.files import sha256_file
 from lightir.types import Document, Qrels, Query
 
 
@@ -80,9 +82,22 @@ class Dataset:
         Raises:
             NotFound: there is no such split.
         """
+        return read_qrels(self._qrels_file(split))
+
+    def digest(self, split: str) -> str:
+        """8 digits of a hash over the files of the corpus, the queries and the split's judgements, as they lie there.
+
+        Raises:
+            NotFound: there is no such split.
+        """
+        files = [beir_file(self.folder, "corpus"), beir_file(self.folder, "queries"), self._qrels_file(split)]
+        digests = "".join(sha256_file(path) for path in files if path is not None)
+        return hashlib.sha256(digests.encode()).hexdigest()[:8]
+
+    def _qrels_file(self, split: str) -> Path:
         for path in _qrels_files(self.folder):
             if path.name.split(".tsv")[0] == split:
-                return read_qrels(path)
+                return path
         raise NotFound(f"{self.folder} has no split {split!r}; it has {', '.join(self.splits)}")
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
-from lightir.files import check_writable, sha256_file
+from lightir.files import check_writable
 from lightir.search.language_model import Smoothing
 from lightir.train.answers import holds_answer
 from lightir.train.data_names import brings_examples, data_folder
@@ -237,7 +237,9 @@ def share_of_score(score: float, share: float) -> float:
 
 
 def negatives_files(recipe: DataStage, cache: Path) -> list[Path | None]:
-    """Each training set's file of negatives, or None; "bm25" is mined into the cache once and found there again.
+    """Each training set's file of negatives, or None; "bm25" is mined into the cache and found there again.
+
+    The file's name holds the data set's digest, so that other texts, queries or judgements are mined anew.
 
     Raises:
         NotFound: a file that the recipe names is not there.
@@ -257,13 +259,8 @@ def _negatives_file(data: DataRecipe, cache: Path) -> Path | None:
             raise NotFound(f"negatives {data.negatives} do not exist; mine them first: lightir mine")
         return Path(data.negatives)
     folder = data_folder(data.name)
-    path = cache / f"negatives-{folder.name}-{data.split}-{_corpus_key(folder)}.jsonl"
+    path = cache / f"negatives-{folder.name}-{data.split}-{Dataset.open(folder).digest(data.split)}.jsonl"
     if not path.is_file():
         logger.info("mining BM25 negatives for %s", data.name)
         mine(folder, data.split, path)
     return path
-
-
-def _corpus_key(folder: Path) -> str:
-    files: Sequence[Path] = sorted(folder.glob("corpus.jsonl*"))
-    return sha256_file(files[0])[:8] if files else ""
