@@ -183,7 +183,7 @@ class TextTokenizer:
         """Write a tokenizer.json."""
         self._tokenizer.save(str(path))
 
-    def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None, threads: int = 1) -> Ragged:
+    def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
         """The texts' term ids, no special tokens, each cut after max_tokens.
 
         Raises:
@@ -195,7 +195,7 @@ class TextTokenizer:
             rows = self.library_term_ids(checked, max_tokens=max_tokens)
             return rows.term_ids, rows.indptr
 
-        return self.read(texts, text_policy(max_tokens=max_tokens), by_library, threads=threads)
+        return self.read(texts, text_policy(max_tokens=max_tokens), by_library, threads=1)
 
     def library_term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
         """What `term_ids` gives, by the tokenizers library alone; the texts are not checked."""

@@ -84,9 +84,9 @@ def has_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, *codes: str, stream: TextIO | None = None) -> str:
-    """The text in a style where the stream (stdout by default) shows colour, else as it is."""
-    if not text or not has_colour(stream or sys.stdout):
+def paint(text: str, *codes: str) -> str:
+    """The text in a style where stdout shows colour, else as it is."""
+    if not text or not has_colour(sys.stdout):
         return text
     return f"\033[{';'.join(codes)}m{text}\033[0m"
 
@@ -112,20 +112,20 @@ def shorten_front(text: str, columns: int) -> str:
     return line if len(line) <= columns else f"…{line[len(line) - columns + 1 :]}"
 
 
-def wrap(text: str, *, indent: str = "", lines: int = 2) -> str:
-    """The text in at most so many indented lines of the terminal's width."""
-    filled = textwrap.wrap(visible(" ".join(text.split())), width() - len(indent), max_lines=lines, placeholder=" …")
+def wrap(text: str, *, indent: str = "") -> str:
+    """The text in at most two indented lines of the terminal's width."""
+    filled = textwrap.wrap(visible(" ".join(text.split())), width() - len(indent), max_lines=2, placeholder=" …")
     return "\n".join(f"{indent}{line}" for line in filled)
 
 
-def table(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
-    """Rows as columns: the first to the left, the others to the right; the first row is the head."""
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as indented columns: the first to the left, the others to the right; the first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
-        lines.append(f"{indent}{'  '.join(cells)}".rstrip())
+        lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)
 
 

@@ -130,8 +130,8 @@ def _with_peft(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> Pe
     return made
 
 
-def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = torch.bfloat16) -> None:
-    """Write adapter_model.safetensors (its tensors in the dtype; None keeps theirs) and adapter_config.json.
+def save_adapter(backbone: Backbone, folder: Path | str) -> None:
+    """Write adapter_model.safetensors, its tensors in bfloat16, and adapter_config.json.
 
     Raises:
         InvalidInput: the backbone has no adapter.
@@ -147,9 +147,8 @@ def save_adapter(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype |
     write_json(folder / "adapter_config.json", config)
     (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card template
     weights = folder / "adapter_model.safetensors"
-    if dtype is not None:
-        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in load_file(str(weights)).items()}
-        save_file(tensors, str(weights), metadata={"format": "pt"})
+    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in load_file(str(weights)).items()}
+    save_file(tensors, str(weights), metadata={"format": "pt"})
 
 
 def merge_adapter(backbone: Backbone) -> Backbone:

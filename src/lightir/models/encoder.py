@@ -29,6 +29,8 @@ from lightir.text import QueryPolicy
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 
+CALIBRATED_AT_ONCE = 16
+
 
 class LightRetriever(nn.Module):
     """A backbone with LightRetriever's heads, under one contract.
@@ -194,11 +196,9 @@ class LightRetriever(nn.Module):
         """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
         return self._head.maxima(states, batch.own_mask)
 
-    def full_queries(
-        self, texts: Sequence[str], *, instruction: str | None = None, length: int | None = None
-    ) -> Tensor:
+    def full_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> Tensor:
         """(n, H) float32 vectors of the symmetric encoder, not yet normalised."""
-        batch = self.batch(self.frame_queries(texts, instruction=instruction), length=length)
+        batch = self.batch(self.frame_queries(texts, instruction=instruction))
         return self.dense_from(self.states(batch), batch)
 
     def light_queries(self, term_ids: Ragged, *, instruction: str | None = None, pad_to: int = 1) -> Tensor:
@@ -382,7 +382,7 @@ class LightRetriever(nn.Module):
         return terms_present(batch, self.backbone)
 
     @torch.no_grad()
-    def calibrate(self, documents: Sequence[Document | str], *, quantile: float, batch_size: int = 16) -> None:
+    def calibrate(self, documents: Sequence[Document | str], *, quantile: float) -> None:
         """Fit the standardisation and the term bias on a sample of documents, as far as the contract asks for them.
 
         Asked for means: DenseHead.standardized or SparseHead.bias_hash is not "" (any text serves before the fit).
@@ -391,8 +391,8 @@ class LightRetriever(nn.Module):
         dense, sparse = self.contract.dense, self.contract.sparse
         self.heads = dataclasses.replace(self.heads, mean=None, deviation=None)
         framed = self.frame_documents(documents)
-        for start in range(0, len(framed), batch_size):
-            batch = self.batch(framed[start : start + batch_size])
+        for start in range(0, len(framed), CALIBRATED_AT_ONCE):
+            batch = self.batch(framed[start : start + CALIBRATED_AT_ONCE])
             states = self.states(batch)
             if dense is not None and dense.standardized:
                 light, _ = self.document_vectors(batch, sparse=False) if self.contract.document.light else (None, None)

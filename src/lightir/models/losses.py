@@ -101,15 +101,13 @@ def margin_mse(student: Tensor, teacher: Tensor, positives: Tensor) -> Tensor:
     return F.mse_loss(margins[known], wanted[known])
 
 
-def flops(weights: Tensor, *, term_scale: Tensor | None = None) -> Tensor:
+def flops(weights: Tensor) -> Tensor:
     """Sum over terms of the squared mean weight over the batch's documents (Eq. 9); a scalar.
 
     Args:
         weights: (documents, vocabulary) of all processes together: the square is taken of the global mean.
-        term_scale: (vocabulary,) factor on each term's mean, for an IDF-aware penalty; None for 1.
     """
-    means = weights.mean(dim=0)
-    return ((means if term_scale is None else means * term_scale) ** 2).sum()
+    return (weights.mean(dim=0) ** 2).sum()
 
 
 def flops_ramp(step: int, *, ramp_steps: int) -> float:

@@ -38,17 +38,16 @@ class Development:
     grades: Scores
 
 
-def load_development(dataset: Dataset, split: str, *, queries: int, documents: int, seed: int = 0) -> Development:
+def load_development(dataset: Dataset, split: str, *, queries: int, documents: int) -> Development:
     """A reduced set; queries with many relevant documents go last, so that these don't fill the corpus.
 
     Args:
         dataset: a BEIR folder.
         split: whose queries are asked.
-        queries: the most queries; they are drawn at random.
+        queries: the most queries; they are drawn at random, the same in each run.
         documents: how many in all, but never fewer than are relevant.
-        seed: of the drawing.
     """
-    generator = random.Random(seed)
+    generator = random.Random(0)
     corpus = {document.doc_id: document for document in dataset.corpus()}
     relevant = {
         query_id: {doc_id: grade for doc_id, grade in grades.items() if grade > 0 and doc_id in corpus}

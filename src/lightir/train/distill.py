@@ -13,9 +13,7 @@ import numpy as np
 
 from lightir.addresses import QUERY_ENCODER, resolve_local
 from lightir.contract import FILE_NAME, Contract, require_same_documents
-from lightir.data import (
-    read_documents,
-)
+from lightir.data import read_documents
 from lightir.encode.cache import cached_table, stored_term_weights
 from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
@@ -192,7 +190,6 @@ def fitted_query_table(
     config: FitConfig,
     *,
     work: Path | str | None = None,
-    start: Floats | None = None,
     encoded: Mapping[str, Floats] | None = None,
     terms: tuple[TextTokenizer, QueryPolicy] | None = None,
 ) -> FittedTable:
@@ -208,7 +205,6 @@ def fitted_query_table(
         documents: corpora by name.
         config: of the fit.
         work: where vectors are kept.
-        start: (V, dim) a table to begin with instead.
         encoded: corpora whose normalised vectors are at hand, (documents, dim) by name.
         terms: the tokenizer and the policy that make terms of a query, where they are not the model's.
     """
@@ -219,9 +215,9 @@ def fitted_query_table(
     document_vectors = np.concatenate(blocks) if blocks else np.zeros((0, 0), dtype=np.float32)
     texts = [each.query.text for each in queries]
     term_ids = query_term_ids(tokenizer, policy, texts)
-    if start is None and terms is not None:
+    if terms is not None:
         start = memory.queries(tokenizer.term_texts())
-    elif start is None:
+    else:
         cached = model.backbone.kind == "causal" and model.contract.has_light_queries
         start = cached_table(model) if cached else memory.tokens(model.backbone.tokenizer.vocab_size)
     weighted, n_terms = weighted_start(start, term_probabilities(term_ids, vocab_size=len(start))), len(start)

@@ -19,9 +19,7 @@ from transformers import PreTrainedModel
 
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.data import (
-    TrainingSet,
-)
+from lightir.data import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.adapters import add_lora, continue_adapter, load_adapter, merge_adapter
 from lightir.models.backbones import Backbone, load_backbone
