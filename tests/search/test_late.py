@@ -105,6 +105,23 @@ def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher,
             assert spent + 0.004 * (1 + len(pending[len(report.encoded)].text)) > budget_ms / 1000
 
 
+def test_a_document_that_is_deleted_between_the_search_and_the_encoding_is_passed_over(
+    searcher: Searcher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = searcher.search
+
+    def searched(*arguments: Any, **keywords: Any) -> Any:
+        found = search(*arguments, **keywords)
+        with IndexWriter.open(folder) as writer:
+            writer.delete(found["0"].doc_ids[:1])
+        searcher.index.refresh()  # as another thread's search does
+        return found
+
+    monkeypatch.setattr(searcher, "search", searched)
+    report = LateSearcher(searcher, FakeEncoder(), m=3, budget_ms=60_000).encode_for("the cat 7 runs")
+    assert (len(report.encoded), report.left) == (2, 0)
+
+
 def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("long", "whale " * 100_000), Document("short", "whale")])

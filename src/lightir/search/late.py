@@ -148,8 +148,10 @@ class LateSearcher:
         if not index.view.n_pending:
             return LateReport()
         found = self.searcher.search([query], self.m, mode=first, filter=filter, exclude={"0": exclude})
-        numbers = [index.view.doc_ord(doc_id) for doc_id in found["0"].doc_ids]
-        wanted = keys_of_pending(index.view, np.array(numbers, dtype=np.uint32)).tolist()
+        view = index.view  # perhaps newer than the one that was searched, where threads share the index
+        numbers = [view.doc_ord(doc_id) for doc_id in found["0"].doc_ids]
+        there = [number for number in numbers if number is not None]
+        wanted = keys_of_pending(view, np.array(there, dtype=np.uint32)).tolist()
         if not wanted:
             return LateReport(seconds=self._clock() - start)
         try:
