@@ -50,6 +50,17 @@ def test_a_query_asks_for_its_best_documents_alone_and_searchers_without_demand_
     assert found[DEMAND_TOP:] == sorted(best[DEMAND_TOP:])
 
 
+def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Queue.open(folder).close()
+    (folder / "queue" / "queue.sqlite").write_bytes(b"nonsense" * 1000)
+    with Index.open(folder) as index, Demand(folder) as demand:
+        for _ in range(2):
+            assert Searcher(index, demand=demand).search(["57"], mode="tokens")["0"].doc_ids == ["d0057"]
+    (told,) = caplog.messages
+    assert "queue.sqlite is damaged" in told
+    assert "Remove" in told
+
+
 def test_documents_that_have_vectors_are_not_asked_for(folder: Path) -> None:
     work(folder, FakeEncoder(), once=True, progress=False)
     with Index.open(folder) as index, Demand(folder) as demand:

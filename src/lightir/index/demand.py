@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import WriteFailed
+from lightir.errors import FormatError, WriteFailed
 from lightir.index.pending import keys_of_pending
 from lightir.index.queue import Queue
 from lightir.index.queue_file import is_busy
@@ -31,8 +31,8 @@ class Demand:
     """Counts which pending documents searches list high, and tells the index's queue.
 
     Searching never waits for it: after a ranking is made, and at most once a second, what was counted since is written
-    in one small transaction. Where the queue is busy, a later search tries again; `close` writes the rest. On a medium
-    that cannot be written nothing is told, which the log says once.
+    in one small transaction. Where the queue is busy, a later search tries again; `close` writes the rest. Where
+    the queue cannot be written, or is damaged, nothing is told, which the log says once.
     """
 
     def __init__(self, index: Path | str, *, clock: Callable[[], float] = time.time) -> None:
@@ -66,8 +66,8 @@ class Demand:
             if self._queue is None or self._queue.inherited:
                 self._queue = Queue.open(self._index, busy_s=0.0)
             self._queue.note(asked, at=self._told_at)
-        except WriteFailed as error:
-            if is_busy(error):
+        except (WriteFailed, FormatError) as error:
+            if isinstance(error, WriteFailed) and is_busy(error):
                 with self._counting:
                     self._asked.update(asked)
                 return
