@@ -91,6 +91,11 @@ def test_the_text_is_cut_and_the_frame_never() -> None:
         retriever(document=DocumentPolicy(prompt="x" * 20, max_tokens=16)).frame_documents(["a"])
 
 
+def test_blanks_in_front_of_a_text_take_nothing_of_it() -> None:
+    model = retriever(document=DocumentPolicy(max_tokens=16))
+    assert model.frame_documents([" \n" * 10_000 + "some text"]) == model.frame_documents(["some text"])
+
+
 def test_a_query_is_cut_behind_its_prompt_and_its_suffix_stays() -> None:
     short = dataclasses.replace(QUERY, max_tokens=3, suffix=" so:")
     model = retriever()

@@ -121,8 +121,8 @@ def pad_batch(
 
 
 def document_text(document: Document | str, policy: DocumentPolicy) -> str:
-    """A document as it is tokenised: title joined, cut to what max_tokens can hold, stripped."""
+    """A document as it is tokenised: title joined, stripped, cut to what max_tokens can hold."""
     text = document if isinstance(document, str) else document.full_text(policy.title_joiner)
-    text = text[: policy.max_tokens * CHARACTERS_PER_TOKEN].strip()
+    text = text.lstrip()[: policy.max_tokens * CHARACTERS_PER_TOKEN].rstrip()
     text = text.lower() if policy.lower_case else text
     return f" {text}" if policy.leading_blank and text else text
