@@ -15,7 +15,7 @@ from lightir.cli.completion import commands
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-SCRIPT = re.compile(r"python ((?:bench|recipes|docs|examples)/\w+\.py)([^`\n]*)")
+SCRIPT = re.compile(r"python ((?:bench|recipes|docs|examples)/\w+\.py)([^`\n#]*)")
 
 
 def shell_lines(page: Path) -> Iterator[str]:
@@ -88,7 +88,7 @@ def test_every_script_named_is_there_and_has_the_options_named(page: Path) -> No
     named = [(ROOT / path, options) for path, options in SCRIPT.findall(shown)]
     named += [
         (ROOT / "bench" / f"bench_{name}.py", options)
-        for name, options in re.findall(r"lightir bench (\w+)([^`\n]*)", shown)
+        for name, options in re.findall(r"lightir bench (\w+)([^`\n#]*)", shown)
     ]
     for script, options in named:
         source = script.read_text(encoding="utf-8")
