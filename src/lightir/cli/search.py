@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         type=positive,
         metavar="N",
-        help="documents that each branch gives to the fusion (default 1000; with graphs fewer are found much faster)",
+        help="documents that each branch gives to the fusion (default 1000; with graphs fewer are found much faster, "
+        "at no cost where the ranks of two branches are joined: --fusion rrf --depth 100)",
     )
     add_tokens(parser)
     add_filter(parser)

@@ -231,11 +231,19 @@ class _SparseRows:
         branch = self.branches[i]
         if branch is None:
             return SparseVectors.empty(len(places), vocab_size=self.vocab_size, dtype=self.dtype)
-        indptr, entries = row_entries(branch.indptr, places)
+        indptr, entries = _entries(branch, places)
         term_ids = branch.term_ids[entries]
         moved = term_ids if self.moved is None else self.moved[i][term_ids]
         weights = branch.weights[entries].astype(self.dtype, copy=False)
         return SparseVectors(indptr, moved, weights, self.vocab_size)
+
+
+def _entries(branch: SparseBranch, places: Places) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | slice]:
+    """As `row_entries` for ascending places; those of neighbours, the usual case, are a slice, which copies nothing."""
+    if places[-1] - places[0] >= len(places):
+        return row_entries(branch.indptr, places)
+    indptr = branch.indptr[places[0] : places[-1] + 2]
+    return indptr - indptr[0], slice(int(indptr[0]), int(indptr[-1]))
 
 
 def inverted(blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) -> dict[str, Array | Streamed]:

@@ -73,7 +73,9 @@ class Rows:
         return 0 if self.tokens is None else self.tokens.total_length
 
     def take(self, places: Places) -> Rows:
-        """Some of the documents, in the order of their places."""
+        """Some of the documents, in the order of their places; all in their order are the rows themselves."""
+        if np.array_equal(places, np.arange(len(self))):
+            return self
         return Rows(
             [self.doc_ids[i] for i in places.tolist()],
             self.doc_keys[places] if len(self.doc_keys) else self.doc_keys,
