@@ -290,6 +290,51 @@ def test_plain_output_has_no_escape_codes_and_a_terminal_that_wants_none_neither
     assert "\033" not in done.stdout
 
 
+def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index, dataset, tmp_path, capsys):
+    good, bad = tmp_path / "good.trec", tmp_path / "bad.run"
+    assert main(["search", str(bm25_index), "--queries", str(dataset), "--run", str(good)]) == 0
+    asked = dict.fromkeys(line.split()[0] for line in good.read_text().splitlines())
+    bad.write_text("".join(f"{query} Q0 d-river 1 1 x\n" for query in asked))
+    capsys.readouterr()
+    assert main(["evaluate", str(good), str(bad), "--dataset", str(dataset)]) == 0
+    shown = capsys.readouterr()
+    assert "topics test: 10 queries" in shown.out
+    assert re.search(rf"{good} +1\.0000", shown.out)
+    assert f"against {good}, paired randomisation test, p < 0.05: {bad} below (p 0.0" in shown.out
+    assert "lacks" not in shown.err
+    assert main(["evaluate", str(bm25_index), "--dataset", str(dataset), "--json"]) == 0
+    by_index = json.loads(capsys.readouterr().out)["systems"]["tokens"]
+    pairs = [line.split("\t") for line in (dataset / "qrels" / "test.tsv").read_text().splitlines()[1:]]
+    qrels = tmp_path / "judged.txt"
+    qrels.write_text("".join(f"{query} 0 {doc} {grade}\n" for query, doc, grade in [*pairs, ("unheard", "d-river", 1)]))
+    assert main(["evaluate", str(good), "--qrels", str(qrels), "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["systems"][str(good)]["RR@10"] == pytest.approx(by_index["RR@10"] * 10 / 11)
+    assert (found["dataset"], found["split"], found["n_queries"]) == ("judged.txt", "", 11)
+    assert f"{good} lacks 1 of the 11 judged queries; each of them counts 0" in shown.err
+
+
+def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index, dataset, tmp_path, capsys):
+    run, qrels = tmp_path / "run", tmp_path / "qrels"
+    run.write_text("which-river Q0 d-river 1 1 x\n")
+    qrels.write_text("which-river 0 d-river 1\n")
+    for said, target, *more in (
+        ("run files want judgements", run),
+        ("run files want judgements", run, "--dataset", dataset, "--qrels", qrels),
+        ("run files want judgements", run, "--split", "test", "--qrels", qrels),
+        ("run files are measured as they are", run, "--dataset", dataset, "-k", "3"),
+        ("run files are measured as they are", run, "--dataset", dataset, "--exact"),
+        ("measured on a --dataset", bm25_index, "--qrels", qrels),
+        ("measured on a --dataset", bm25_index),
+        ("name one index or one model", bm25_index, bm25_index, "--dataset", dataset),
+    ):
+        assert main(["evaluate", str(target), *map(str, more)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["evaluate", str(run), str(bm25_index), "--dataset", str(dataset)]) == 1
+    assert f"{bm25_index} does not exist; a TREC file" in capsys.readouterr().err
+
+
 def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, capsys):
     arguments = ["evaluate", str(bm25_index), "--dataset", str(dataset), "--json", "--run-dir", str(tmp_path / "runs")]
     assert main(arguments) == 0
@@ -325,7 +370,11 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert main(["add", str(index), str(more)]) == 1
     assert "'n0' is in the index already" in capsys.readouterr().err
     assert main(["add", str(index), str(more), "--replace"]) == 0
-    capsys.readouterr()
+    assert "0 documents put in, 20 unchanged" in capsys.readouterr().err
+    more.write_text(more.read_text().replace("a new river", "a newer river", 1))
+    assert main(["add", str(index), str(more), "--replace", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["added"], found["unchanged"]) == (1, 19)
     wanted = '{"year": {"gte": 2000, "lt": 2003}}'
     assert main(["search", str(index), "river", "--filter", wanted, "--json"]) == 0
     assert [hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]] == ["n10", "n11", "n12"]

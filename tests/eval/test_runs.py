@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,23 @@ def test_escaping_is_undone_for_every_id(each_id: str) -> None:
 def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("q Q0 b 1 1.0 t\nq Q0 c 2 3.0 t\n\nq Q0 a 3 1.0 t\n")
     assert read_run(tmp_path / "run")["q"].doc_ids == ["c", "a", "b"]
+
+
+def test_a_run_may_be_gzipped_and_a_broken_stream_is_said(tmp_path: Path) -> None:
+    run = {"q": ranking("q", *((f"d{i}", 1.0 - i / 1000) for i in range(1000)))}
+    write_run(tmp_path / "run.trec", run)
+    content = (tmp_path / "run.trec").read_bytes()
+    (tmp_path / "run.trec.gz").write_bytes(gzip.compress(content))
+    assert read_run(tmp_path / "run.trec.gz")["q"].doc_ids == run["q"].doc_ids
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(content)[:-2000])
+    with pytest.raises(InvalidInput, match=r"after line \d+: the gzip stream is broken"):
+        read_run(tmp_path / "cut.gz")
+    (tmp_path / "none.gz").write_bytes(content)
+    with pytest.raises(InvalidInput, match="after line 0: the gzip stream is broken"):
+        read_run(tmp_path / "none.gz")
+    (tmp_path / "latin").write_bytes(b"q Q0 a 1 1.0 t\nq Q0 \xe9 2 0.5 t\n")
+    with pytest.raises(InvalidInput, match="line 2: not UTF-8"):
+        read_run(tmp_path / "latin")
 
 
 def test_ranking_of_nothing_is_empty() -> None:

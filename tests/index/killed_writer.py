@@ -152,8 +152,9 @@ def readers(folder: Path, n_readers: int, n_compactions: int) -> dict[str, Any]:
         while n_ready < n_readers:
             n_ready += len(os.read(waiting, n_readers))
         rng = random.Random(0)
-        for _ in range(n_compactions):
-            writer.upsert(rng.sample(documents, 5))
+        for i in range(n_compactions):
+            changed = [Document(each.doc_id, each.text + " ." * i) for each in rng.sample(documents, 5)]
+            writer.upsert(changed)
             writer.compact(progress=False)
         (folder / "stop").touch()
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -132,7 +133,7 @@ def test_threads_search_while_the_index_is_refreshed(folder: Path) -> None:
         for thread in threads:
             thread.start()
         for i in range(15):
-            changing.upsert([DOCUMENTS[i]])
+            changing.upsert([dataclasses.replace(DOCUMENTS[i], text=f"the cat number {i} again")])
             assert index.refresh()
         done.set()
         for thread in threads:

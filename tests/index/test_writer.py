@@ -72,6 +72,26 @@ def test_vectors_of_a_text_that_has_changed_are_left_alone(folder: Path) -> None
             writer.set_vectors(told)
 
 
+def test_a_corpus_that_is_put_in_again_keeps_the_vectors_of_texts_that_have_not_changed(folder: Path) -> None:
+    whole = [Document("x", "one", "t", {"n": 1}), Document("y", "two", "t"), Document("z", "three")]
+    with IndexWriter.open(folder) as writer, Index.open(folder) as index:
+        writer.add(whole, dense=ones(3), sparse=impacts(3))
+        index.refresh()
+        assert writer.upsert(whole) == 0
+        assert not index.refresh()  # nothing was changed
+        told = [Document("x", "one", "t", {"n": 2}), Document("y", "two", "other"), *whole[2:], Document("new", "")]
+        assert writer.upsert(told) == 3
+        assert list(writer.view.pending()) == ["new", "y"]
+        assert index.refresh()
+        assert index.documents(["x", "y", "z"]) == told[:3]
+        encoder = GivenVectors(word_contract(), {"cat": np.array([1, 0, 0, 0], np.float32)}, {"cat": {1: 1.0}})
+        found = Searcher(index, encoder).search(["cat"], mode="dense", filter={"n": 2})["0"]
+        assert list(found.doc_ids) == ["x"]
+        assert writer.upsert(whole[:1], dense=ones(1), sparse=impacts(1)) == 1  # vectors always come in
+        index.refresh()
+        index.verify()
+
+
 def test_options_of_the_build_hold_for_what_is_added_later(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((6, 4)).astype(np.float16)

@@ -1,14 +1,16 @@
 """Add documents to an index while others search it, from encoded vectors or from a plain corpus.
 
 Documents of a plain corpus are found by BM25 at once; in an index of a model's vectors they are pending until `lightir
-worker` gives them theirs. Every batch is one change: when the command is cut off, whole batches are in, and --replace
-may start again.
+worker` gives them theirs. With --replace a document whose title and text are there already keeps its vectors: the whole
+corpus may be put in again after a few of its documents have changed. Every batch is one change: when the command is cut
+off, whole batches are in, and --replace may start again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from lightir.index import IndexInfo
+    from lightir.shards import Shard
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
@@ -37,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "corpus", nargs="+", metavar="FILES", help=f"folders that `lightir encode` wrote, or {CORPUS_HELP}"
     )
     parser.add_argument(
-        "--replace", action="store_true", help="documents take the place of those with their ids (default: refused)"
+        "--replace",
+        action="store_true",
+        help="documents take the place of those with their ids (default: refused)",
     )
     parser.add_argument(
         "--batch", type=positive, default=BATCH_DOCUMENTS, metavar="N", help="documents a change (default %(default)s)"
@@ -49,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
     """Add and say what the index holds."""
     from lightir.index import IndexWriter
 
+    told: list[int] = []
     shards, contract = shards_of(args.corpus, size=args.batch)
     with IndexWriter.open(args.index) as writer:
         if contract is not None:
@@ -57,13 +63,21 @@ def run(args: argparse.Namespace) -> None:
                     f"{args.index} has no model's contract, so it takes no vectors; build it from vectors"
                 )
             require_same_documents(writer.view.contract, contract, names=("the index", "the vectors"))
-        n_added = writer.add_shards(shards, replace=args.replace, size=args.batch)
+        n_added = writer.add_shards(counted(shards, told), replace=args.replace, size=args.batch)
         info = writer.info()
     if args.json:
-        print_json({"added": n_added, **dataclasses.asdict(info)})
+        print_json({"added": n_added, "unchanged": sum(told) - n_added, **dataclasses.asdict(info)})
         return
-    say(f"{Path(args.index)}: {n_added:,} documents put in; it holds {info.documents:,}")
+    unchanged = f", {sum(told) - n_added:,} unchanged" if sum(told) > n_added else ""
+    say(f"{Path(args.index)}: {n_added:,} documents put in{unchanged}; it holds {info.documents:,}")
     say_pending(args.index, info)
+
+
+def counted(shards: Iterator[Shard], told: list[int]) -> Iterator[Shard]:
+    """The shards; how many documents each has is noted as it goes by."""
+    for shard in shards:
+        told.append(len(shard.documents))
+        yield shard
 
 
 def say_pending(index: str, info: IndexInfo) -> None:

@@ -140,4 +140,4 @@ def _choices(action: argparse.Action) -> str:
 
 def _plain(text: str, *, default: object = "") -> str:
     """Help text that every shell takes between single quotes and brackets."""
-    return (text % {"default": default}).translate(str.maketrans("", "", "'[]:\\"))
+    return (text % {"default": default}).translate(str.maketrans("'", "’", "[]:\\"))

@@ -1,4 +1,7 @@
-"""Measure an index, or a model on a whole data set, on a BEIR folder: one line a mode, differences tested in pairs.
+"""Measure an index, a model on a whole data set, or run files: one line a system, differences tested in pairs.
+
+The judgements are those of a BEIR folder's split. Run files, of this or any other tool, are held against the first one;
+a file of judgements is enough for them (--qrels).
 
 A model encodes the data set's corpus first; --work keeps the vectors, where a run that was cut off goes on. With a
 model there is one more mode, `full`: the dense branch with queries that go through the whole model, which is what the
@@ -22,23 +25,34 @@ if TYPE_CHECKING:
     from lightir.data import Dataset
     from lightir.search.evaluate import EvaluationReport
 
-HELP = "measure an index or a model on a BEIR folder (needs the extra `eval`)"
+HELP = "measure an index, a model or run files (needs the extra `eval`)"
 EXAMPLES = """
   lightir evaluate index --dataset scifact/
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json
   lightir evaluate index --dataset nfcorpus/ --modes tokens --tokens jelinek-mercer:0.1
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
+  lightir evaluate bm25.trec reranked.trec --dataset scifact/
+  lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,AP,R@1000
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
   lightir evaluate sidr-model --dataset nq-utd/ --work nq-sidr --modes tokens,beta,beta:20:full-sparse,full-sparse
 """
 
 
+SPLIT = "test"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("target", metavar="INDEX_OR_MODEL", help=f"an index of the data set's corpus, or {MODEL_HELP}")
-    parser.add_argument("--dataset", required=True, metavar="DIR", help="a BEIR folder")
-    parser.add_argument("--split", default="test", help="whose judgements (default %(default)s)")
+    parser.add_argument(
+        "target",
+        nargs="+",
+        metavar="SYSTEM",
+        help=f"an index of the data set's corpus, or {MODEL_HELP}; or TREC run files, each a system",
+    )
+    parser.add_argument("--dataset", metavar="DIR", help="a BEIR folder; needed but for run files with --qrels")
+    parser.add_argument("--split", help="of the BEIR folder, whose judgements (default test)")
+    parser.add_argument("--qrels", metavar="FILE", help="for run files: judgements as BEIR or TREC writes them")
     parser.add_argument(
         "--modes",
         type=lambda text: text.split(","),
@@ -70,7 +84,14 @@ def run(args: argparse.Namespace) -> None:
     """Search the split's queries in each mode, measure and print."""
     from lightir.data import Dataset
 
-    report = measure(Dataset.open(args.dataset), args)
+    if any(Path(each).is_file() for each in args.target):
+        report = measure_runs(args)
+    elif len(args.target) > 1:
+        raise Misuse("name one index or one model; several systems are compared as run files (--run-dir writes them)")
+    elif args.dataset is None or args.qrels is not None:
+        raise Misuse("an index or a model is measured on a --dataset; --qrels is for run files")
+    else:
+        report = measure(Dataset.open(args.dataset), args)
     if args.json:
         print_json(report.to_json())
     else:
@@ -85,7 +106,7 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     if args.run_dir is not None:
         Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # what cannot be written to is known before the work
     options: dict[str, Any] = {
-        "split": args.split,
+        "split": args.split or SPLIT,
         "modes": args.modes,
         "measures": args.measures or DEFAULT_MEASURES,
         "k": args.k,
@@ -94,7 +115,7 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         "weights": args.weights,
         "run_dir": args.run_dir,
     }
-    if Path(args.target, STORE_FILE).is_file():
+    if Path(args.target[0], STORE_FILE).is_file():
         return measure_index(dataset, args, options)
     return measure_model(dataset, args, options)
 
@@ -114,7 +135,7 @@ def measure_index(dataset: Dataset, args: argparse.Namespace, options: dict[str,
         raise Misuse("--work keeps what a model encodes; an index needs none")
     if args.device != "auto":
         raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
-    with Index.open(args.target, exact=args.exact) as index:
+    with Index.open(args.target[0], exact=args.exact) as index:
         smoothing = parse_smoothing(args.tokens)
         searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
         return evaluate_index(searcher, dataset, **options)
@@ -132,7 +153,7 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
         raise Misuse("--exact is for an index that has graphs; a model is measured by exact search anyway")
     if args.tokens != "bm25":
         raise Misuse("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
-    folder = resolve_model_folder(args.target)
+    folder = resolve_model_folder(args.target[0])
     from lightir.encode.evaluate import evaluate_model  # torch, which a wrong name need not wait for
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -142,20 +163,48 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
         )
 
 
+def measure_runs(args: argparse.Namespace) -> EvaluationReport:
+    """The report on run files, which are measured as they are."""
+    from lightir.data import Dataset, read_qrels
+    from lightir.eval import DEFAULT_MEASURES, read_run
+    from lightir.search.evaluate import evaluate_runs
+
+    searching = ("modes", "k", "task", "fusion", "weights", "run_dir", "work")
+    switches = (args.exclude_same_id, args.exact, args.tokens != "bm25", args.device != "auto", args.threads != 1)
+    if any(getattr(args, name) is not None for name in searching) or any(switches):
+        raise Misuse("run files are measured as they are: of the options --measures and --json alone go with them")
+    if (args.dataset is None) == (args.qrels is None) or (args.qrels is not None and args.split is not None):
+        raise Misuse("run files want judgements: those of a --dataset's --split, or a file of --qrels")
+    if args.dataset is None:
+        name, split, qrels = Path(args.qrels).name, "", read_qrels(args.qrels)
+    else:
+        dataset, split = Dataset.open(args.dataset), args.split or SPLIT
+        name, qrels = dataset.name, dataset.qrels(split)
+    runs = {each: read_run(each) for each in args.target}
+    measures = args.measures or DEFAULT_MEASURES
+    report = evaluate_runs(runs, qrels, dataset=name, split=split, measures=measures)
+    for path, run in runs.items():
+        if lacking := len(qrels.keys() - run.keys()):
+            say(f"{path} lacks {lacking:,} of the {len(qrels):,} judged queries; each of them counts 0")
+    return report
+
+
 def print_table(report: EvaluationReport) -> None:
     """One line a mode, and what differs significantly from hybrid, or from the first mode where there is no hybrid."""
     systems = report.systems
     measures = list(next(iter(systems.values())).measures)
-    rows = [["mode", *measures]]
+    rows = [["system", *measures]]
     rows += [[mode, *(f"{each.measures[m]:.4f}" for m in measures)] for mode, each in systems.items()]
-    print(f"{report.dataset} {report.split}: {report.n_queries:,} queries")
+    print(f"{report.dataset}{report.split and ' '}{report.split}: {report.n_queries:,} queries")
     print(table(rows))
     if len(systems) > 1:
         reference = "hybrid" if "hybrid" in systems else next(iter(systems))
         compared = report.comparison(reference=reference, measure=measures[0])
         marks = {mode: compared.mark(mode, report.dataset) for mode in systems}
-        listed = [f"{mode} {'above' if mark == '+' else 'below'}" for mode, mark in marks.items() if mark]
-        found = ", ".join(listed) or "no difference"
+        p = {mode: by_set[report.dataset] for mode, by_set in compared.p_values.items()}
+        sides = {"+": "above", "-": "below"}
+        listed = [f"{mode} {sides[mark]} (p {p[mode]:.2g})" for mode, mark in marks.items() if mark]
+        found = ", ".join(listed) or f"no difference (p {min(p.values()):.2g}{' or more' * (len(p) > 1)})"
         print(f"  {measures[0]} against {reference}, paired randomisation test, p < 0.05: {found}")
     if report.missing_documents:
         say(f"{report.missing_documents:,} relevant documents are not in the index and cannot be found")

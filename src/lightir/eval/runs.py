@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +51,7 @@ def _run_lines(run: Run, tag: str) -> Iterator[str]:
 def read_run(path: Path | str) -> Run:
     """The run in a TREC file: every ranking by score down, then document id up; the rank column is not read.
 
-    Ids' %XX escapes of blanks and of "%" (%20, %09, %25, …) are undone, all others stay.
+    The file may be gzipped. Ids' %XX escapes of blanks and of "%" (%20, %09, %25, …) are undone, all others stay.
 
     Raises:
         NotFound: there is no such file.
@@ -91,16 +93,19 @@ def write_qrels(path: Path | str, qrels: Qrels) -> None:
 def _columns(path: Path, n_columns: int) -> Iterator[tuple[int, list[str]]]:
     if not path.is_file():
         raise NotFound(f"{path} does not exist; a TREC file is needed")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
                 columns = line.decode().split()
-            except UnicodeDecodeError:
-                raise InvalidInput(f"{path}, line {number}: not UTF-8") from None
-            if columns and len(columns) != n_columns:
-                raise InvalidInput(f"{path}, line {number}: {len(columns)} columns; expected {n_columns}")
-            if columns:
-                yield number, columns
+                if columns and len(columns) != n_columns:
+                    raise InvalidInput(f"{path}, line {number}: {len(columns)} columns; expected {n_columns}")
+                if columns:
+                    yield number, columns
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}, line {number}: not UTF-8") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
 
 
 def _escaped(each_id: str) -> str:

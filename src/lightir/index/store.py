@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,6 +278,33 @@ class Store:
             keys[i] = cursor.lastrowid
             self._connection.execute("INSERT INTO metadata VALUES (?, ?)", (cursor.lastrowid, metadata))
         return keys
+
+    def same_texts(self, rows: Sequence[StoreRow], keys: Mapping[str, int]) -> tuple[set[str], dict[int, str]]:
+        """The ids of those rows whose title and text are stored, and those of them with other metadata: these, by key.
+
+        Args:
+            rows: documents.
+            keys: the stored ones' among them, by id.
+        """
+        same: set[str] = set()
+        described: dict[int, str] = {}
+        for doc_id, title, text, metadata in rows:
+            key = keys.get(doc_id)
+            stored = self._select(
+                "SELECT value FROM documents JOIN metadata USING (doc_key) "
+                "WHERE doc_key = ? AND title = ? AND text = ?",
+                (key, title, text),
+            )
+            if key is not None and stored:
+                same.add(doc_id)
+                if stored[0][0] != metadata:
+                    described[key] = metadata
+        return same, described
+
+    def describe(self, metadata: Mapping[int, str]) -> None:
+        """Give stored documents, named by their keys, other metadata."""
+        arguments = [(value, key) for key, value in metadata.items()]
+        self._connection.executemany("UPDATE metadata SET value = ? WHERE doc_key = ?", arguments)
 
     def remove(self, keys: Keys) -> None:
         """Take documents and their metadata out; keys that are not there are passed over."""

@@ -199,11 +199,21 @@ class IndexWriter:
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
     ) -> int:
-        """Put documents in, each in place of the whole document that has its id; returns their number. See `add`."""
+        """Put documents in, each in place of the whole document that has its id; see `add`.
+
+        A document that comes without vectors, and whose title and text are there already, keeps those that it has: its
+        metadata alone are replaced. So a whole corpus may be put in again after a few of its documents have changed.
+
+        Returns:
+            The number of documents that are new or changed; all of them where they come with vectors.
+        """
         return self._put(Shard(documents, dense, sparse), replace=True)
 
     def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
-        """Put the documents of all shards in, `size` at a time, each time one change; returns their number.
+        """Put the documents of all shards in, `size` at a time, each time one change.
+
+        Returns:
+            Their number; with replace, that of those that are new or changed, see `upsert`.
 
         Args:
             shards: documents with vectors or without, see `add`.
@@ -319,10 +329,17 @@ class IndexWriter:
             if known and not replace:
                 there = next(iter(known))
                 raise InvalidInput(f"document {there!r} is in the index already; upsert (add --replace) replaces it")
-            rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)]
-            if not stored:
+            described: dict[int, str] = {}
+            if known and shard.dense is None and shard.sparse is None:
+                same, described = self._store.same_texts(stored, known)
+                known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
+                shard = Shard([each for each in shard.documents if each.doc_id not in same], None, None)
+                stored = [row for row in stored if row[0] not in same]
+            rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)] if stored else []
+            if not stored and not described:
                 return 0
             with self._changing() as change:
+                self._store.describe(described)
                 gone = np.array(sorted(known.values()), dtype=np.int64)
                 self._store.remove(gone)
                 change.buried.append(gone)
@@ -331,7 +348,7 @@ class IndexWriter:
                     keys = self._store.insert(stored[first : first + len(each)])
                     change.added.append(dataclasses.replace(each, doc_keys=keys))
                     first += len(each)
-            return len(stored)
+            return len(stored) + len(described)
 
     def _remove(self, keys: Keys) -> int:
         if len(keys):

@@ -1,4 +1,4 @@
-"""How well an index answers a data set's queries, mode by mode."""
+"""How well an index, mode by mode, or a run of any tool answers a data set's queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES, Comparison, Evaluation, compare, evaluate, write_run
 from lightir.eval.measures import parsed_measures
 from lightir.search.searcher import Searcher
-from lightir.types import BRANCHES, Branch, Qrels
+from lightir.types import BRANCHES, Branch, Qrels, Run
 
 WHOLE_DEPTH = 1000
 """Depth of the rankings for measures without a cutoff, as TREC takes it."""
@@ -27,8 +27,9 @@ class EvaluationReport:
     Attributes:
         dataset: its name.
         split: its split.
-        systems: mode -> evaluation, all over the same queries.
-        missing_documents: relevant documents (grade 1 or more) that the index does not hold; none can be found.
+        systems: mode, or a run's name -> evaluation, all over the same queries.
+        missing_documents: relevant documents (grade 1 or more) that the index does not hold; none can be found. Of runs
+            it is not known, and 0.
         seconds: searching and measuring, all modes together.
     """
 
@@ -143,6 +144,34 @@ def evaluate_systems(
             Path(run_dir).mkdir(parents=True, exist_ok=True)
             write_run(Path(run_dir) / f"{dataset.name}.{split}.{name}.trec", run, tag=name)
     return EvaluationReport(dataset.name, split, found, missing, time.perf_counter() - start)
+
+
+def evaluate_runs(
+    runs: Mapping[str, Run], qrels: Qrels, *, dataset: str, split: str = "", measures: Sequence[str] = DEFAULT_MEASURES
+) -> EvaluationReport:
+    """The measures of rankings that are there already, of whichever tool.
+
+    Args:
+        runs: name -> run. A judged query that a run lacks counts 0.
+        qrels: the judgements.
+        dataset: their name, for the report.
+        split: likewise.
+        measures: names as ir-measures has them.
+
+    Raises:
+        InvalidInput: no run, or what `evaluate` raises, by the run's name.
+        MissingExtra: ir-measures is not installed.
+    """
+    if not runs:
+        raise InvalidInput("no run was given; there is nothing to measure")
+    start = time.perf_counter()
+    found = {}
+    for name, run in runs.items():
+        try:
+            found[name] = evaluate(run, qrels, measures)
+        except InvalidInput as error:
+            raise InvalidInput(f"{name}: {error}") from error
+    return EvaluationReport(dataset, split, found, 0, time.perf_counter() - start)
 
 
 def all_modes(branches: Sequence[Branch]) -> tuple[str, ...]:
