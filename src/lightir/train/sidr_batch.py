@@ -98,13 +98,9 @@ def batch_losses(
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
     queries = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
     query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
-    found, seconds = 0, 0.0
+    monitored = {"retrieved": 0.0, "retrieval_seconds": 0.0}
     if index is not None:
-        start = _now(device)
-        weights = pruned(queries.detach(), query_bags, recipe.heads, k=recipe.retrieval.query_terms)
-        retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
-        batch = index.extended(batch, retrieved)
-        seconds = _now(device) - start
+        batch, monitored = _with_retrieved(index, batch, queries.detach(), query_bags, recipe, generator)
     share = share_of(batch, process=rank(), processes=world_size())
     framed = retriever.frame_documents(share.documents)
     documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
@@ -127,7 +123,23 @@ def batch_losses(
         temperature = recipe.losses.light_temperature or recipe.losses.temperature
         parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
         parts["light_documents"] = recipe.losses.light * loss(light, few, temperature=temperature)
-    return parts, {"retrieved": found / len(batch.queries), "retrieval_seconds": seconds}
+    return parts, monitored
+
+
+def _with_retrieved(
+    index: BagOfTokens,
+    batch: DataBatch,
+    queries: Tensor,
+    query_bags: Tensor,
+    recipe: SidrRecipe,
+    generator: np.random.Generator,
+) -> tuple[DataBatch, dict[str, float]]:
+    """The batch with a negative more for each query, found by its V_θ (n, V), and what the log shows of that."""
+    start = _now(queries.device)
+    weights = pruned(queries, query_bags, recipe.heads, k=recipe.retrieval.query_terms)
+    retrieved, found = index.draw(batch, weights, recipe.retrieval, generator)
+    batch = index.extended(batch, retrieved)
+    return batch, {"retrieved": found / len(batch.queries), "retrieval_seconds": _now(queries.device) - start}
 
 
 def _now(device: torch.device) -> float:
