@@ -28,6 +28,9 @@ INSTRUCTION, PROMPT = "{instruction}", "{prompt}"
 MAX_TOKENS, MAX_TERM_ID = 2**63 - 1, 2**32 - 1
 """What the kernel's integers hold."""
 
+MAX_GAP = 2**16
+"""So many ids of a vocabulary may stand for nothing, and one for each that stands for a term."""
+
 LATER = {"later": True}
 """Marks a field that came after format 1 was first written: older records lack it, and at its default value it does not
 enter the fingerprint, so that their fingerprints stay what they were."""
@@ -138,7 +141,11 @@ class TextTokenizer:
         if not path.is_file():
             raise NotFound(f"{path} does not exist; a tokenizer.json is needed")
         try:
-            return cls(_Tokenizer.from_file(str(path)))
+            inner = _Tokenizer.from_file(str(path))
+            ids = inner.get_vocab(with_added_tokens=True).values()
+            if (largest := max(ids, default=0)) > MAX_GAP + 2 * len(ids):  # the library walks through all ids up to it
+                raise ValueError(f"it has {len(ids)} terms, but term id {largest}")
+            return cls(inner)
         except Exception as error:  # tokenizers raises the bare class
             raise FormatError(f"{path} is not a tokenizer: {error}") from error
 

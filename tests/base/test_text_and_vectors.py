@@ -209,6 +209,9 @@ def test_tokenizer_files_are_checked(tmp_path, tokenizer: TextTokenizer) -> None
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(FormatError, match=r"bad\.json"):
         TextTokenizer.from_file(tmp_path / "bad.json")
+    Tokenizer(models.WordLevel({"a": 0, "b": 2**31})).save(str(tmp_path / "wide.json"))
+    with pytest.raises(FormatError, match="2 terms, but term id 2147483648"):
+        TextTokenizer.from_file(tmp_path / "wide.json")
     tokenizer.save(tmp_path / "good.json")
     assert TextTokenizer.from_file(tmp_path / "good.json").hash == tokenizer.hash
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -258,6 +259,83 @@ def test_damage_is_named_by_file(tmp_path: Path, name: str, damage: Callable[[Pa
         return
     with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=name):
         index.verify()
+
+
+SEGMENT = Path("segments", "segment-000001")
+
+
+def sign(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write another manifest of the only segment, and have the store agree with it."""
+    content = json.dumps(manifest).encode()
+    (folder / SEGMENT / "manifest.json").write_bytes(content)
+    connection = sqlite3.connect(folder / "store.sqlite")
+    connection.execute("UPDATE segments SET manifest_sha256 = ?", (hashlib.sha256(content).hexdigest(),))
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("format_version",), None),
+        (("files",), []),
+        (("files", "../dense.bin"), {"bytes": 1, "sha256": ""}),
+        (("documents",), 10**12),
+        (("arrays", "documents.keys"), 0),
+        (("arrays", "dense.rows", "shape"), [2**40, 2**40]),
+        (("arrays", "dense.rows", "shape"), [3, "4"]),
+        (("arrays", "dense.rows", "shape"), [True, 4]),
+        (("arrays", "dense.rows", "offset"), -64),
+        (("arrays", "dense.rows", "offset"), 2**62),
+        (("arrays", "tokens.lengths", "offset"), 1),
+        (("arrays", "dense.rows", "dtype"), "O"),
+        (("arrays", "dense.rows", "dtype"), "no dtype"),
+        (("mean_length",), float("nan")),
+        (("total_length",), -1),
+        (("vocab_sizes",), {"sparse": 8}),
+        (("vocab_sizes", "tokens"), None),
+    ],
+)
+def test_a_manifest_whose_arrays_do_not_lie_in_its_files_is_refused(
+    tmp_path: Path, place: tuple[str, ...], value: object
+) -> None:
+    build(tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / SEGMENT / "manifest.json").read_text())
+    at = manifest
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    sign(tmp_path / "index", manifest)
+    with pytest.raises(FormatError, match="segment-000001"):
+        Index.open(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    "name", ["documents.ids.indptr", "tokens.postings.run_indptr", "dense.rows", "tokens.terms.text"]
+)
+def test_a_manifest_without_an_array_is_refused_when_it_is_asked_for(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    build(tmp_path / "index", query_encoder=folder)
+    manifest = json.loads((tmp_path / "index" / SEGMENT / "manifest.json").read_text())
+    del manifest["arrays"][name]
+    sign(tmp_path / "index", manifest)
+    with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=name):
+        Searcher(index).hits("the cat", mode="hybrid+tokens")
+
+
+@pytest.mark.parametrize("numbers", [[0, -1, 2, 3], [0, 2**62, 2, 3], [0, 5, 2, 3], [-9, 1, 2, 3]])
+def test_deleted_documents_whose_rows_lie_outside_their_arrays_are_damage(tmp_path: Path, numbers: list[int]) -> None:
+    """Nothing checks the arrays of a segment as it is opened; what is gone is still counted out of each term's df."""
+    build(tmp_path / "index")
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.delete(["a", "b"])
+    path = tmp_path / "index" / SEGMENT
+    start = json.loads((path / "manifest.json").read_text())["arrays"]["tokens.forward.indptr"]["offset"]
+    content = bytearray((path / "tokens.bin").read_bytes())
+    content[start : start + 32] = np.array(numbers, np.int64).tobytes()
+    (path / "tokens.bin").write_bytes(content)
+    with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=r"tokens\.bin is damaged"):
+        Searcher(index).search(["cat"], mode="tokens")
 
 
 def change_record(folder: Path, **changes: Any) -> None:

@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -251,6 +252,41 @@ def test_a_damaged_store_is_named(folder: Path) -> None:
     (folder / "store.sqlite").write_bytes(content)
     with pytest.raises(FormatError, match=r"store\.sqlite"), Index.open(folder) as index:
         index.verify()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE record SET value = '[]'",
+        "UPDATE record SET value = '{'",
+        "UPDATE record SET value = json_remove(value, '$.sizes')",
+        "UPDATE record SET value = json_set(value, '$.sizes.sparse_top_k', 'many')",
+        "DELETE FROM generation",
+        "UPDATE generation SET number = X'00'",
+        "UPDATE segments SET documents = X'00'",
+        "UPDATE segments SET deleted = 'text'",
+        "UPDATE segments SET deleted = X''",
+        "UPDATE segments SET deleted = zeroblob(1000)",
+    ],
+)
+def test_a_store_that_says_what_cannot_be_is_damaged(folder: Path, change: str) -> None:
+    connection = sqlite3.connect(folder / "store.sqlite")
+    connection.execute(change)
+    connection.commit()
+    connection.close()
+    with pytest.raises(FormatError, match=r"store\.sqlite"):
+        Index.open(folder)
+
+
+@pytest.mark.parametrize("value", ["{", ""])
+def test_metadata_that_is_not_json_is_damage(folder: Path, value: str) -> None:
+    connection = sqlite3.connect(folder / "store.sqlite")
+    connection.execute("UPDATE metadata SET value = ?", (value,))
+    doc_id = connection.execute("SELECT doc_id FROM documents").fetchone()[0]
+    connection.commit()
+    connection.close()
+    with Index.open(folder) as index, pytest.raises(FormatError, match=r"store\.sqlite"):
+        index.documents([doc_id])
 
 
 def test_the_rest_of_a_damaged_index_says_what_is_missing(tmp_path: Path) -> None:

@@ -310,3 +310,24 @@ def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_pat
         index.refresh()
         assert index.view.ids_ascend is False
         assert Searcher(index).search(["cat"], 13)["0"].doc_ids == ["a", *ids]
+
+
+@pytest.mark.parametrize("gone", [(), (0,), (0, 1, 5), (3, 4, 7, 8, 9), range(11)])
+def test_compact_fills_segments_across_their_borders_and_keeps_each_document_once(tmp_path: Path, gone: Any) -> None:
+    documents = [Document(f"d{i:02d}", f"word{i} the") for i in range(11)]
+    for name, kept in (("changed", documents), ("whole", [d for i, d in enumerate(documents) if i not in gone])):
+        build_index(document_shards(kept, size=3), tmp_path / name, segment_documents=4, progress=False)
+    with IndexWriter.open(tmp_path / "changed") as writer:
+        if gone:
+            writer.delete([documents[i].doc_id for i in gone])
+        writer.compact()
+    with Index.open(tmp_path / "changed") as changed, Index.open(tmp_path / "whole") as whole:
+        sizes = [len(each.segment) for each in changed.view.segments]
+        assert sizes == ([] if not len(whole) else [4] * ((len(whole) - 1) // 4) + [(len(whole) - 1) % 4 + 1])
+        ords = np.arange(len(whole), dtype=np.uint32)
+        assert len(changed) == len(whole)
+        assert sorted(changed.doc_ids(ords)) == sorted(whole.doc_ids(ords))
+        for query in ("the", "word3", "word10 the"):
+            one, other = (Searcher(index).search([query], 20)["0"] for index in (changed, whole))
+            assert list(one.doc_ids) == list(other.doc_ids)
+            np.testing.assert_array_equal(one.scores, other.scores)

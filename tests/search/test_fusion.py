@@ -11,6 +11,7 @@ import pytest
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.search import BranchList, Fused, fuse
+from lightir.search.fusion import alone
 from lightir.search.modes import fusion_text, parse_fusion
 from lightir.types import Branch
 
@@ -186,3 +187,19 @@ def test_shorter_words_mean_the_usual_settings() -> None:
 def test_an_unknown_fusion_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is unknown; expected linear"):
         parse_fusion(text)
+
+
+def test_a_branch_alone_is_what_fusing_it_without_normalisation_gives() -> None:
+    found = listed({3: 9.0, 1: 5.0, 2: 5.0, 7: -1.0})
+    by_itself = alone("dense", found)
+    joined = fuse({"dense": found}, no_scores, fusion=Fusion(weights={"dense": 1.0}, normalization="none"))
+    assert as_dict(by_itself) == as_dict(joined)
+    one, other = by_itself.columns["dense"], joined.columns["dense"]
+    assert one.ranks.tolist() == other.ranks.tolist() == [1, 2, 3, 4]
+    assert one.scores.tolist() == other.scores.tolist()
+    assert one.normalized.tolist() == other.normalized.tolist()
+    assert one.weight == other.weight
+
+
+def no_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
+    raise AssertionError("the list has all of them")

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexWriter, build_index
 from lightir.search import Searcher
-from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted
+from lightir.search.fusion import BranchList
+from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted, with_estimates
 from lightir.shards import Shard
-from lightir.types import Document, Query
+from lightir.types import Branch, Document, Query
 from small_collections import WORDS, GivenVectors, csr, word_contract
 
 MODES = ("hybrid", "hybrid+tokens", "dense+tokens", "sparse+tokens", None)
@@ -226,3 +227,31 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
             found.append(float(np.mean(right)))
     assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(found)), found
     assert found[-1] > found[0] + 0.04
+
+
+def test_only_pending_documents_of_vector_branches_are_estimated() -> None:
+    raw = {"dense": {1: 4.0, 2: 2.0, 3: 0.0, 4: 0.0}, "tokens": {1: 2.0, 2: 1.0, 3: 3.0, 4: 0.5}}
+
+    def pair_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
+        return np.array([raw[branch][int(doc)] for doc in docs], np.float32)
+
+    def best(one: BranchList, other: BranchList) -> BranchList:
+        ords, scores = np.append(one.doc_ords, other.doc_ords), np.append(one.scores, other.scores)
+        order = np.argsort(-scores, kind="stable")
+        return BranchList(ords[order], scores[order])
+
+    tokens = BranchList(np.array([3, 1, 2, 4], np.uint32), np.array([3, 2, 1, 0.5], np.float32))
+    dense = BranchList(np.array([1, 2], np.uint32), np.array([4, 2], np.float32))
+    lists, pairs = with_estimates(
+        {"dense": dense, "tokens": tokens}, tokens, pair_scores, pending=lambda docs: docs >= 3, best=best
+    )
+    line = fitted(np.array([2, 1], np.float32), np.array([4, 2], np.float32), dense.scores, 3.0)
+    estimates = line.at(np.array([3, 0.5], np.float32)).tolist()
+    assert lists["tokens"] is tokens
+    assert dict(zip(lists["dense"].doc_ords.tolist(), lists["dense"].scores.tolist(), strict=True)) == {
+        1: 4.0, 2: 2.0, 3: estimates[0], 4: estimates[1]
+    }  # fmt: skip
+    asked = np.array([4, 2, 3, 1], np.uint32)
+    assert pairs("dense", asked).tolist() == [estimates[1], 2.0, estimates[0], 4.0]
+    assert pairs("tokens", asked).tolist() == [0.5, 1.0, 3.0, 2.0]
+    assert pairs("dense", asked[1:2]).tolist() == [2.0]

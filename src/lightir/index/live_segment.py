@@ -72,8 +72,9 @@ class LiveSegment:
         tokens = self.segment.tokens
         if self.deleted is None or tokens is None:
             return {}
-        _, entries = row_entries(tokens.indptr, np.flatnonzero(self.deleted))
-        places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
+        with self.segment.naming_damage():
+            _, entries = row_entries(tokens.indptr, np.flatnonzero(self.deleted))
+            places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
         return dict(zip(places.tolist(), counts.tolist(), strict=True))
 
     def searchable(self, branch: Branch, matching: Mask | None) -> Allowed:

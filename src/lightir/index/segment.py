@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.errors import FormatError, LightirError
+from lightir.files import inside
 from lightir.index.dictionary import SortedIds
 from lightir.index.graph import Graph, GraphFacts
 from lightir.index.strings import SortedStrings
@@ -76,12 +77,9 @@ class Segment:
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
             raise FormatError(f"{path} is missing or not the one that the index was saved with")
         self._manifest_bytes = content
-        self.manifest: dict[str, Any] = json.loads(content)
-        if self.manifest["format_version"] != SEGMENT_VERSION:
-            version = self.manifest["format_version"]
-            raise FormatError(f"{path} has segment format {version}; this release reads {SEGMENT_VERSION}")
+        self.manifest = _checked_manifest(path, content)
         self.buffers = {
-            name: _mapped(folder / name, int(entry["bytes"])) for name, entry in self.manifest["files"].items()
+            name: _mapped(inside(folder, name), int(entry["bytes"])) for name, entry in self.manifest["files"].items()
         }
         self._ask_for_huge_pages()
 
@@ -98,7 +96,9 @@ class Segment:
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """One array, memory-mapped, read-only."""
-        place = self.manifest["arrays"][name]
+        place = self.manifest["arrays"].get(name)
+        if place is None:
+            raise FormatError(f"{self.folder / MANIFEST} lists no {name}, which belongs to what it lists")
         dtype, shape = np.dtype(place["dtype"]), tuple(place["shape"])
         count = math.prod(shape)
         if not count:
@@ -260,6 +260,32 @@ class Segment:
         for name, buffer in self.buffers.items():
             (folder / name).write_bytes(buffer)
         (folder / MANIFEST).write_bytes(self._manifest_bytes)
+
+
+def _checked_manifest(path: Path, content: bytes) -> dict[str, Any]:
+    """The manifest, whose arrays lie in its files, so that nothing that is read of a segment lies outside them."""
+    try:
+        manifest: dict[str, Any] = json.loads(content)
+        if (version := manifest["format_version"]) != SEGMENT_VERSION:
+            raise FormatError(f"{path} has segment format {version}; this release reads {SEGMENT_VERSION}")
+        sizes = {name: int(entry["bytes"]) for name, entry in manifest["files"].items()}
+        for name, place in manifest["arrays"].items():
+            dtype, offset, shape = np.dtype(place["dtype"]), place["offset"], place["shape"]
+            numbers = (offset, *shape)
+            if not all(type(each) is int and each >= 0 for each in numbers) or dtype.kind not in "biuf":
+                raise ValueError(f"{name} is {place}")
+            if offset % dtype.itemsize or offset + math.prod(shape) * dtype.itemsize > sizes[file_of(name)]:
+                raise ValueError(f"{name} does not lie in its file")
+        if manifest["arrays"]["documents.keys"]["shape"] != [manifest["documents"]]:
+            raise ValueError("there are not as many keys as documents")
+        if lacking := {name.split(".")[0] for name in sizes} & {"sparse", "tokens"} - manifest["vocab_sizes"].keys():
+            raise ValueError(f"no vocabulary size of {lacking}")
+        for number in (manifest["mean_length"], manifest["total_length"], *manifest["vocab_sizes"].values()):
+            if not 0 <= number < math.inf:
+                raise ValueError(f"{number} is no length or size")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{path} is damaged: {error!r}") from error
+    return manifest
 
 
 def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:

@@ -173,18 +173,26 @@ class Store:
             raise FormatError(f"{self.path} has {len(rows)} index records; expected one")
         try:
             value: dict[str, Any] = json.loads(rows[0][0])
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise FormatError(f"{self.path} is damaged: its record is not JSON: {error}") from error
         return value
 
     def generation(self) -> int:
         """The number of changes so far."""
-        return int(self._select("SELECT number FROM generation")[0][0])
+        rows = self._select("SELECT number FROM generation")
+        if len(rows) != 1 or not isinstance(rows[0][0], int):
+            raise FormatError(f"{self.path} is damaged: it does not say how often it was changed")
+        return int(rows[0][0])
 
     def segments(self) -> list[StoredSegment]:
         """The live segments in the order they were made."""
         rows = self._select("SELECT number, documents, manifest_sha256, deleted FROM segments ORDER BY number")
-        return [StoredSegment(number, n, checksum, _unpack(deleted, n)) for number, n, checksum, deleted in rows]
+        try:
+            return [
+                StoredSegment(number, int(n), checksum, _unpack(mask, int(n))) for number, n, checksum, mask in rows
+            ]
+        except (ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise FormatError(f"{self.path} is damaged: its list of segments cannot be read: {error}") from error
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """The documents with the given ids, in the order of the ids.
@@ -201,8 +209,15 @@ class Store:
             if not rows:
                 raise NotFound(f"there is no document {doc_id!r}")
             found_id, text, title, metadata = rows[0]
-            found.append(Document(found_id, text, title, json.loads(metadata)))
+            found.append(Document(found_id, text, title, self._metadata(found_id, metadata)))
         return found
+
+    def _metadata(self, doc_id: str, value: Any) -> dict[str, Any]:
+        try:
+            metadata: dict[str, Any] = json.loads(value)
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{self.path} is damaged: the metadata of {doc_id!r} is not JSON: {error}") from error
+        return metadata
 
     def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """The keys of those documents that are there."""
@@ -228,7 +243,7 @@ class Store:
                 (key,),
             )
             for doc_id, text, title, metadata in rows:
-                found[key] = Document(doc_id, text, title, json.loads(metadata))
+                found[key] = Document(doc_id, text, title, self._metadata(doc_id, metadata))
         return found
 
     def documents_by_key(self) -> list[tuple[int, str]]:
@@ -392,7 +407,12 @@ def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:
 
 
 def _unpack(packed: bytes | None, n: int) -> npt.NDArray[np.bool_] | None:
-    return None if packed is None else np.unpackbits(np.frombuffer(packed, np.uint8), count=n).astype(np.bool_)
+    if packed is None:
+        return None
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+    if not n <= len(bits) < n + 8:
+        raise ValueError(f"{len(bits)} tombstones of {n} documents")
+    return bits[:n].astype(np.bool_)
 
 
 def store_row(document: Document) -> StoreRow:

@@ -67,7 +67,7 @@ class View:
         contract, analyzer = self.record["contract"], self.record["analyzer"]
         self.contract: Contract | None = None if contract is None else from_json(Contract, contract, where)
         self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
-        self.sizes = Sizes(**self.record["sizes"])
+        self.sizes: Sizes = from_json(Sizes, self.record["sizes"], where)
         self.damaged: list[str] = []
         """What is wrong with each segment that was left out."""
         opened = {} if before is None else {each.number: each for each in before.segments}
@@ -335,12 +335,16 @@ def checked_record(folder: Path, store: Store) -> dict[str, Any]:
         FormatError: it is of a version that this release does not read.
     """
     record = store.record()
+    if not isinstance(record, dict):
+        raise FormatError(f"{folder / STORE_FILE} is damaged: its record is {type(record).__name__}, not an object")
     if record.get("format_version") != INDEX_VERSION:
         raise FormatError(
             f"{folder} has index format {record.get('format_version')!r}, written by lightir "
             f"{record.get('written_by')!r}; this release reads {INDEX_VERSION}; "
             "build it again with `lightir index`"
         )
+    if lacking := {"contract", "analyzer", "sizes", "segment_documents"} - record.keys():
+        raise FormatError(f"{folder / STORE_FILE} is damaged: its record lacks {', '.join(sorted(lacking))}")
     return record
 
 

@@ -33,6 +33,10 @@ class BranchList:
     doc_ords: npt.NDArray[np.uint32]
     scores: npt.NDArray[np.float32]
 
+    def first(self, n: int) -> BranchList:
+        """The n best of them."""
+        return self if len(self.doc_ords) <= n else BranchList(self.doc_ords[:n], self.scores[:n])
+
 
 @dataclass(frozen=True, slots=True)
 class BranchColumn:

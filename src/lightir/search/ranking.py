@@ -26,34 +26,46 @@ def ranked(searched: BranchSearch, chosen: Plan, k: int, depth: int, banned: Seq
         depth: documents that each branch gives to the fusion.
         banned: for each query the doc_ids to leave out.
     """
-    most_banned = max(map(len, banned), default=0)
-    deep = (k if len(chosen.branches) == 1 else max(k, depth)) + most_banned
-    for doc_ids, fused in zip(banned, joined(searched, chosen, deep, k + most_banned), strict=True):
+    deep = k if len(chosen.branches) == 1 else max(k, depth)
+    n_banned = [len(each) for each in banned]
+    for doc_ids, fused in zip(banned, joined(searched, chosen, deep, k, more=n_banned), strict=True):
         yield without(fused, searched.view, doc_ids).take(slice(0, k))
 
 
-def joined(searched: BranchSearch, chosen: Plan, depth: int, k: int) -> Iterator[Fused]:
+def joined(
+    searched: BranchSearch, chosen: Plan, depth: int, k: int, *, more: Sequence[int] | None = None
+) -> Iterator[Fused]:
     """Each query's k best candidates, or more of them, out of `depth` of each branch; in the order of the queries.
 
     One branch alone keeps its scores; a plan with estimates, or with a language model, is joined in numpy, which knows
     every candidate; all others in one call of the kernel, which keeps the best.
+
+    Args:
+        searched: the queries.
+        chosen: the branches, and how they are joined.
+        depth: documents that each branch gives to the fusion.
+        k: number wanted.
+        more: by how many documents a query goes deeper, both in its branches' lists and in the result; None for none.
+            A query is ranked by its own depth, whatever the others of the batch ask for.
     """
-    lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
-    tokens = guide(lists, searched, chosen, depth)
+    further = [0] * searched.queries.n if more is None else more
+    deepest = depth + max(further, default=0)
+    lists = {branch: searched.top(branch, deepest) for branch in chosen.branches}
+    tokens = guide(lists, searched, chosen, deepest)
     ties = not searched.view.ids_ascend
-    for i in range(searched.queries.n):
-        found = {branch: each[i] for branch, each in lists.items()}
+    for i, n_more in enumerate(further):
+        deep = depth + n_more
+        found = {branch: each[i].first(deep) for branch, each in lists.items()}
         if tokens is not None:
-            yield candidates(found, tokens[i], searched, i, chosen, depth)
+            yield candidates(found, tokens[i].first(deep), searched, i, chosen, deep)
         elif len(found) == 1:
             yield alone(chosen.branches[0], found[chosen.branches[0]])
         elif "tokens" in found and searched.queries.smoothing is not None:
-            yield candidates(found, None, searched, i, chosen, depth)
+            yield candidates(found, None, searched, i, chosen, deep)
         else:
             queries = {branch: searched.query(branch, i) for branch in found}
-            best = fuse_best(
-                found, queries, fusion=chosen.fusion, k=k, ties=ties, complete=searched.complete(chosen.branches)
-            )
+            complete = searched.complete(chosen.branches)
+            best = fuse_best(found, queries, fusion=chosen.fusion, k=k + n_more, ties=ties, complete=complete)
             yield _in_order(best, searched.view)
 
 
