@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, load_command, main
 from lightir.cli.completion import commands
-from lightir.index import IndexWriter
+from lightir.index import Index, IndexWriter
+from lightir.types import Document
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -240,6 +241,57 @@ def test_queries_and_ids_from_stdin_are_utf8_whatever_the_locale_says(bm25_index
             assert refused.returncode == 1
             assert refused.stderr.decode().endswith("stdin, line 2: not UTF-8 (byte 0xff at position 0)\n")
     assert b'"deleted": 1,' in call(b"\xef\xbb\xbfd-river\r\n\n", "delete", copy, "--ids", "-", "--json").stdout
+
+
+def test_a_query_from_stdin_is_searched_in_the_index_as_it_is_then(bm25_index, tmp_path, monkeypatch, capsys):
+    index = shutil.copytree(bm25_index, tmp_path / "index")
+
+    def typed():
+        yield 1, "zeppelin"
+        with IndexWriter.open(index) as writer:
+            writer.add([Document("new", "a zeppelin")])
+        yield 2, "zeppelin"
+
+    monkeypatch.setattr("lightir.data.lines.stdin_lines", typed)
+    assert main(["search", str(index), "-", "--json"]) == 0
+    found = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
+    assert [[hit["doc_id"] for hit in hits] for hits in found] == [[], ["new"]]
+
+
+def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
+    notes, index = tmp_path / "notes", tmp_path / "index"
+    notes.mkdir()
+    for name in "abc":
+        (notes / f"{name}.md").write_text(f"all about {name * 3}")
+    assert main(["index", str(notes), "--out", str(index)]) == 0
+    (notes / "a.md").unlink()
+    (notes / "b.md").write_text("changed")
+    (notes / "d.md").write_text("new")
+    mirror = ["add", str(index), str(notes), "--mirror"]
+    assert main([*mirror, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("added", "unchanged", "removed", "documents")} == {
+        "added": 2,
+        "unchanged": 1,
+        "removed": 1,
+        "documents": 3,
+    }
+    with Index.open(index) as opened:
+        assert opened.documents(["b.md", "c.md", "d.md"]) == [
+            Document("b.md", "changed"),
+            Document("c.md", "all about ccc"),
+            Document("d.md", "new"),
+        ]
+        assert opened.doc_ord("a.md") is None
+        (notes / "d.md").unlink()
+        assert main(mirror) == 0
+        assert "0 documents put in, 2 unchanged, 1 deleted; it holds 2" in capsys.readouterr().err
+        assert main(["add", str(index), os.devnull, "--mirror"]) != 0
+        (tmp_path / "none.jsonl").touch()
+        assert main(["add", str(index), str(tmp_path / "none.jsonl"), "--mirror"]) == 1
+        assert "--mirror would delete all" in capsys.readouterr().err
+        assert opened.refresh()
+        assert len(opened) == 2
 
 
 def test_a_corpus_from_stdin_is_indexed(lightir, tmp_path):

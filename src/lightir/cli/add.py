@@ -21,13 +21,14 @@ from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from lightir.index import IndexInfo
+    from lightir.index import IndexInfo, IndexWriter
     from lightir.shards import Shard
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
   lightir add index new.jsonl
   lightir add index vectors --replace
+  lightir add index notes/ --mirror
   tail -n 100 corpus.jsonl | lightir add index -
 """
 BATCH_DOCUMENTS = 4096
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="documents take the place of those with their ids (default: refused)",
     )
     parser.add_argument(
+        "--mirror",
+        action="store_true",
+        help="--replace, and then delete what FILES do not hold: the index follows a folder that changes",
+    )
+    parser.add_argument(
         "--batch", type=positive, default=BATCH_DOCUMENTS, metavar="N", help="documents a change (default %(default)s)"
     )
     add_json(parser)
@@ -54,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
     """Add and say what the index holds."""
     from lightir.index import IndexWriter
 
-    told: list[int] = []
+    doc_ids: list[str] = []
+    n_removed = 0
     shards, contract = shards_of(args.corpus, size=args.batch)
     with IndexWriter.open(args.index) as writer:
         if contract is not None:
@@ -63,21 +70,36 @@ def run(args: argparse.Namespace) -> None:
                     f"{args.index} has no model's contract, so it takes no vectors; build it from vectors"
                 )
             require_same_documents(writer.view.contract, contract, names=("the index", "the vectors"))
-        n_added = writer.add_shards(counted(shards, told), replace=args.replace, size=args.batch)
+        replace = args.replace or args.mirror
+        n_added = writer.add_shards(noted(shards, doc_ids), replace=replace, size=args.batch)
+        if args.mirror:
+            n_removed = remove_others(writer, doc_ids)
         info = writer.info()
+    n_same = len(doc_ids) - n_added
     if args.json:
-        print_json({"added": n_added, "unchanged": sum(told) - n_added, **dataclasses.asdict(info)})
+        print_json({"added": n_added, "unchanged": n_same, "removed": n_removed, **dataclasses.asdict(info)})
         return
-    unchanged = f", {sum(told) - n_added:,} unchanged" if sum(told) > n_added else ""
-    say(f"{Path(args.index)}: {n_added:,} documents put in{unchanged}; it holds {info.documents:,}")
+    others = f", {n_same:,} unchanged" * bool(n_same) + f", {n_removed:,} deleted" * bool(n_removed)
+    say(f"{Path(args.index)}: {n_added:,} documents put in{others}; it holds {info.documents:,}")
     say_pending(args.index, info)
 
 
-def counted(shards: Iterator[Shard], told: list[int]) -> Iterator[Shard]:
-    """The shards; how many documents each has is noted as it goes by."""
+def noted(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
+    """The shards; their documents' ids are noted as they go by."""
     for shard in shards:
-        told.append(len(shard.documents))
+        doc_ids += [document.doc_id for document in shard.documents]
         yield shard
+
+
+def remove_others(writer: IndexWriter, doc_ids: list[str]) -> int:
+    """Delete what is not named; returns how many documents that were.
+
+    Raises:
+        InvalidInput: none is named, which is rather a wrong path than the wish to empty an index.
+    """
+    if not doc_ids:
+        raise InvalidInput("the files hold no document, and --mirror would delete all; name others, or use delete")
+    return writer.keep_only(doc_ids)
 
 
 def say_pending(index: str, info: IndexInfo) -> None:

@@ -112,6 +112,8 @@ def run(args: argparse.Namespace) -> None:
         for number, query in enumerate(texts(args)):
             if number and not args.json:
                 print()
+            if args.query == "-":
+                index.refresh()  # the next line may come much later, when the index is another
             if args.doc_id is None:
                 answer(searcher, late, query, args)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,6 +234,13 @@ class IndexWriter:
         with self._threads:
             known = self._store.keys(set(doc_ids))
             return self._remove(np.array(sorted(known.values()), dtype=np.int64))
+
+    def keep_only(self, doc_ids: Collection[str]) -> int:
+        """Take out all documents but those with the given ids; returns how many they were."""
+        kept = frozenset(doc_ids)
+        with self._threads:
+            gone = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
+            return self._remove(np.array(gone, dtype=np.int64))
 
     def delete_where(self, wanted: Filter) -> int:
         """Take out the documents whose metadata match a filter; returns how many they were.
