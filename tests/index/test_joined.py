@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from lightir import kernel
+from lightir.errors import WriteFailed
 from lightir.index import Index, IndexInfo, IndexWriter, build_index, graph, joined, segment_writer
 from lightir.index import build as build_module
 from lightir.index.joined import Part, Streamed, inverted
@@ -151,6 +153,20 @@ def test_pieces_of_other_lengths_become_segments_without_being_cut(
     built(tmp_path / "i", shards, segment_documents=40)
     with Index.open(tmp_path / "i") as index:
         assert [len(each.segment) for each in index.view.segments] == [30, 30, 15]
+
+
+@pytest.mark.parametrize("place", ["segment_writer.write_segment", "joined.tempfile.TemporaryFile"])
+def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Whether a piece is written then, or pieces are joined."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build_module, "GATHERED_DOCUMENTS", 20)
+    monkeypatch.setattr(f"lightir.index.{place}", full)
+    with pytest.raises(WriteFailed, match=r"/i cannot be written: .*No space left on device"):
+        built(tmp_path / "i", [shard(range(i, 60, 3), i) for i in range(3)])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_piece_gets_its_graph_when_it_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

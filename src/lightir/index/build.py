@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import lightir
 from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.files import copy_folder, new_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
@@ -100,7 +101,7 @@ def build_index(
     sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
     with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
-        build = _Build(folder, intake, SEGMENT_DOCUMENTS if segment_documents is None else segment_documents)
+        build = _Build(Path(out), folder, intake, SEGMENT_DOCUMENTS if segment_documents is None else segment_documents)
         try:
             build.run(shards, progress)
         finally:
@@ -126,11 +127,12 @@ def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | Non
 
 
 class _Build:
-    """A folder that fills with segments."""
+    """A folder that fills with segments, and becomes `out` when it is whole."""
 
-    def __init__(self, folder: Path, intake: Intake, segment_documents: int) -> None:
+    def __init__(self, out: Path, folder: Path, intake: Intake, segment_documents: int) -> None:
         if segment_documents < 1:
             raise InvalidInput(f"segment_documents is {segment_documents}; at least 1 is needed")
+        self.out = out
         self.folder = folder
         self.intake = intake
         self.segment_documents = segment_documents
@@ -152,7 +154,8 @@ class _Build:
         if self._has is None and self.intake.analyzer is None and (self.intake.contract is None or self._segments):
             raise InvalidInput("nothing to search: no dense vectors, no sparse vectors, and no analyzer for tokens")
         if len(self._segments) > 1:
-            self._join(progress)
+            with self._writing():
+                self._join(progress)
         for segment in self._segments:
             self.store.add_segment(segment)
         self.store.finish(index_record(self.intake, self.segment_documents))
@@ -186,7 +189,18 @@ class _Build:
         number, sizes = len(self._segments) + 1, self.intake.sizes
         if self._segments or not last:
             sizes = dataclasses.replace(sizes, dense_graph=False)
-        self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, sizes=sizes))
+        with self._writing():
+            self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, sizes=sizes))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors of the system here are those of writing, not of reading the shards."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, LightirError):
+                raise
+            raise WriteFailed(f"{self.out} cannot be written: {error}") from error
 
     @property
     def _mean(self) -> float:
