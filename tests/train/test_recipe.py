@@ -134,6 +134,7 @@ def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeat
         failed, trained = json.loads((tmp_path / "results.json").read_text())["recipes"]
         assert failed["status"] == 1
         assert "did you mean 'losses'" in failed["failed"]
+        assert "failed" not in trained, trained
         written = [json.loads(line) for line in (tmp_path / "work/good/training/log.jsonl").read_text().splitlines()]
         mean_loss = statistics.fmean(each["loss"] for each in written if "loss" in each)
         assert [trained["loss_at_first"], trained["loss_at_last"]] == [mean_loss, mean_loss]
