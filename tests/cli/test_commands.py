@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -365,6 +366,15 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     assert found["systems"][str(good)]["RR@10"] == pytest.approx(by_index["RR@10"] * 10 / 11)
     assert (found["dataset"], found["split"], found["n_queries"]) == ("judged.txt", "", 11)
     assert f"{good} lacks 1 of the 11 judged queries; each of them counts 0" in shown.err
+
+
+def test_runs_and_judgements_may_be_pipes(dataset, tmp_path, capsys):
+    for name, content in (("run", "which-river Q0 d-river 1 1 x\n"), ("qrels", "which-river 0 d-river 1\n")):
+        os.mkfifo(tmp_path / name)
+        threading.Thread(target=(tmp_path / name).write_text, args=(content,), daemon=True).start()
+    assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["systems"]
+    assert found[str(tmp_path / "run")]["RR@10"] == 1.0
 
 
 def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index, dataset, tmp_path, capsys):

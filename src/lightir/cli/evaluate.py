@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     """Search the split's queries in each mode, measure and print."""
     from lightir.data import Dataset
 
-    if any(Path(each).is_file() for each in args.target):
+    if any(Path(each).exists() and not Path(each).is_dir() for each in args.target):
         report = measure_runs(args)
     elif len(args.target) > 1:
         raise Misuse("name one index or one model; several systems are compared as run files (--run-dir writes them)")

@@ -89,7 +89,7 @@ def read_qrels(path: Path | str) -> Qrels:
             or the same pair with two different grades.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # a pipe may be read, as a shell's <(zcat qrels.gz) is one
         raise NotFound(f"{path} does not exist; a file of relevance judgements is needed")
     qrels: Qrels = {}
     first = True

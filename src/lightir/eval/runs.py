@@ -91,7 +91,7 @@ def write_qrels(path: Path | str, qrels: Qrels) -> None:
 
 
 def _columns(path: Path, n_columns: int) -> Iterator[tuple[int, list[str]]]:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # a pipe may be read, as a shell's <(zcat run.gz) is one
         raise NotFound(f"{path} does not exist; a TREC file is needed")
     number = 0
     try:

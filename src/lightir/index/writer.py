@@ -212,14 +212,14 @@ class IndexWriter:
     def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
         """Put the documents of all shards in, `size` at a time, each time one change.
 
-        Returns:
-            Their number; with replace, that of those that are new or changed, see `upsert`.
-
         Args:
             shards: documents with vectors or without, see `add`.
             replace: as `upsert` does; otherwise as `add`.
             size: the most documents of a change.
             progress: show a bar when standard error is a terminal.
+
+        Returns:
+            Their number; with replace, that of those that are new or changed, see `upsert`.
         """
         n_put = 0
         with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
