@@ -226,6 +226,19 @@ def test_copies_of_rows_lose_no_hit(level, seed, width, cut, spread, size, k, al
         same([doc_ords[i], scores[i]], by_pair_scores(rows, query, k, None))
 
 
+@pytest.mark.parametrize("n_rows", [*range(200, 217), 256, 257, 300])
+def test_copies_that_know_nothing_but_their_errors_lose_no_hit(level, n_rows: int) -> None:
+    """The best row stands in every place behind the last whole vector of rows once."""
+    rows = np.full((n_rows, 5), 1e-3, np.float32)
+    rows[-1] = 1.0
+    rows[:-1:3] = 0.5
+    lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32) * np.float32(1.001)
+    copies = kernel.Copies(np.zeros((n_rows, 5), np.int8), np.ones(n_rows, np.float32), lengths)
+    floors = np.array([4.5], np.float32)  # what has been found elsewhere: so only bounds above it are looked into
+    found = kernel.dense_top_k_batch(rows, np.ones((1, 5), np.float32), k=1, copies=copies, floors=floors)
+    assert [each.tolist() for each in found] == [[0, 1], [n_rows - 1], [5.0]]
+
+
 @few
 @given(
     seed=st.integers(0, 2**32),

@@ -222,3 +222,16 @@ def test_tokenizers_with_anything_unknown_are_left_to_the_library(make, reason: 
     assert reason in ours.path.description
     if "dropout" not in reason:
         assert ours.term_ids(TEXTS[:1]).row(0).tolist() == ours.backend.encode(TEXTS[0], add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE))
+def test_the_borders_of_words_and_of_what_is_printed_are_the_library_s(name: str) -> None:
+    """Words as long as a WordPiece's longest and one more, and the control character that follows the printed ones."""
+    inner, policy = NATIVE[name](), QueryPolicy(leading_blank=False)
+    texts = ["thethethethethetheth", "thethethethethethethe", "catthecat", "the\x7fcat", "\x7f", "~the~", "\x1fthe\x20"]
+    assert rows(tokenizer(name), policy, texts) == [by_library(inner_of(inner), policy, text) for text in texts]
+
+
+def inner_of(inner: Tokenizer) -> Tokenizer:
+    """As TextTokenizer takes it: specials that stand in a text are plain text."""
+    return TextTokenizer(inner).backend
