@@ -125,6 +125,7 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
     for arguments in (
         ["search", bm25_index],
         ["search", bm25_index, "a", "--queries", "f"],
+        ["search", bm25_index, "a", "--split", "test"],
         ["search", bm25_index, "a", "--run", "f"],
     ):
         with pytest.raises(SystemExit) as stop:
@@ -307,6 +308,17 @@ def test_a_file_of_queries_becomes_a_run(bm25_index, dataset, tmp_path, capsys):
     assert main(["search", str(bm25_index), "--queries", str(dataset), "-k", "5", "--run", "-"]) == 0
     assert capsys.readouterr().out == run.read_text()
     assert re.fullmatch(r"\S+ Q0 \S+ \d+ \S+ lightir", run.read_text().splitlines()[0])
+
+
+def test_of_a_folders_queries_those_of_a_split_are_searched(bm25_index, dataset, tmp_path, capsys):
+    command = ["search", str(bm25_index), "-k", "1", "--run", "-", "--queries"]
+    assert main([*command, str(dataset), "--split", "test"]) == 0
+    assert {line.split()[0].split("-")[0] for line in capsys.readouterr().out.splitlines()} == {"which"}
+    assert main([*command, str(dataset), "--split", "dev"]) == 1
+    assert "has no split 'dev'; it has test, train" in capsys.readouterr().err
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
+    assert main([*command, str(tmp_path / "queries.jsonl"), "--split", "test"]) == 1
+    assert "is a file; expected a BEIR folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

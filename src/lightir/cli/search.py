@@ -20,6 +20,7 @@ from lightir.cli.terminal import print_json, print_json_line, say
 
 if TYPE_CHECKING:
     from lightir.search import LateSearcher, Searcher
+    from lightir.types import Query
 
 HELP = "search an index"
 EXAMPLES = """
@@ -30,6 +31,7 @@ EXAMPLES = """
   lightir search index "vaccine safety" --late-m 20 --budget-ms 300
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
+  lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
   lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
 BUDGET_MS = 500
@@ -63,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--query-encoder", metavar="DIR", help="use this one (or this model's), not the one that the index carries"
     )
     parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
+    parser.add_argument("--split", help="of the BEIR folder in --queries: search what it judges (default: all)")
     parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")
     late = parser.add_argument_group(
@@ -84,6 +87,8 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error("give one of QUERY and --queries")
     if args.run_file is not None and args.queries is None:
         args.parser.error("--run needs --queries")
+    if args.split is not None and args.queries is None:
+        args.parser.error("--split needs --queries")
     if args.doc_id is not None and args.run_file is not None:
         args.parser.error("--doc-id explains one document; --run writes rankings")
     if args.late_m is None and (args.budget_ms is not None or args.model is not None):
@@ -132,15 +137,22 @@ def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
 def texts(args: argparse.Namespace) -> Iterator[str]:
     """The queries to print answers for, as they come."""
     if args.queries is not None:
-        from lightir.data import read_queries
-
-        yield from (query.text for query in read_queries(args.queries))
+        yield from (query.text for query in given_queries(args))
     elif args.query == "-":
         from lightir.data.lines import stdin_lines
 
         yield from (line.strip() for _, line in stdin_lines())
     else:
         yield args.query
+
+
+def given_queries(args: argparse.Namespace) -> Iterator[Query]:
+    """The queries of `--queries`, or those that its split judges."""
+    from lightir.data import Dataset, read_queries
+
+    if args.split is None:
+        return read_queries(args.queries)
+    return Dataset.open(args.queries).queries(args.split)
 
 
 def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argparse.Namespace) -> None:
@@ -180,10 +192,9 @@ def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
 
 def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Namespace) -> None:
     """Search every query of the file and write the run; with late re-ranking after all of them were encoded for."""
-    from lightir.data import read_queries
     from lightir.eval import write_run
 
-    queries = list(read_queries(args.queries))
+    queries = list(given_queries(args))
     start = time.perf_counter()
     if late is not None:
         for query in tqdm(queries, desc="late", unit="query", disable=None):

@@ -34,7 +34,7 @@ class Dataset:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise NotFound(f"{folder} does not exist; expected a BEIR folder")
+            raise NotFound(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; expected a BEIR folder")
         for role in ("corpus", "queries"):
             if beir_file(folder, role) is None:
                 raise NotFound(f"{folder} holds neither {role}.jsonl nor {role}.jsonl.gz; expected a BEIR folder")
