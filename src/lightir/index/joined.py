@@ -88,7 +88,7 @@ class Joined:
     # Dense rows
 
     def dense(self) -> tuple[Streamed, npt.NDArray[np.float32] | None]:
-        """The dense rows, zeros for those without, and their scales where they are int8."""
+        """The dense rows, (n, dim) float16 or int8, zeros for those without; and the (n,) scales of int8 rows."""
         having = self.having("dense")
         found = [segment.dense if segment in having else None for segment in self._segments]
         model = next(each for each in found if each is not None)
@@ -252,7 +252,7 @@ def inverted(blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) ->
     Each block is inverted by itself into temporary files; its runs then go to their places among those of the others.
 
     Args:
-        blocks: documents, kernel.BLOCK_SIZE at a time.
+        blocks: documents, kernel.BLOCK_SIZE at a time, the last perhaps fewer; weights uint8 or float32.
         vocab_size: of all.
         scratch: a folder for the files, which have no names there.
     """
