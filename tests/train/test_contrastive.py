@@ -139,6 +139,48 @@ def test_the_log_holds_losses_norms_and_development_measures(recipe: Recipe, tmp
     assert set(measured[0]) == {"symmetric", "dense", "sparse", "hybrid", "symmetric_hybrid"}
 
 
+BRANCHES = {
+    "all": {},
+    "no sparse head": {"heads.sparse": False, "losses.sparse": 0, "losses.flops": 0, "losses.sparse_alignment": 0},
+    "no dense head": {
+        "heads.dense": False,
+        "heads.standardize": False,
+        "losses.symmetric": 0,
+        "losses.dense": 0,
+        "losses.dense_alignment": 0,
+    },
+    "both sides sparse": {"losses.symmetric_sparse": 1},
+    "both ways, light queries untrained": {"model.attention": "bidirectional", "losses.dense": 0},
+    "both ways": {"model.attention": "bidirectional"},
+    "echo": {"model.attention": "echo", "losses.dense": 0, "losses.dense_alignment": 0},
+    "a suffix": {"query.suffix": " end", "losses.dense": 0, "losses.dense_alignment": 0},
+    "two ends": {"documents.ends": 2, "losses.dense": 0, "losses.dense_alignment": 0},
+}
+
+
+@pytest.mark.parametrize("changes", BRANCHES.values(), ids=BRANCHES)
+def test_a_recipe_knows_what_its_evaluation_measures(
+    changes: dict[str, object], recipe: Recipe, tmp_path: Path
+) -> None:
+    """So that evaluation.by is refused before the run, and not by its first evaluation, which may be its end."""
+    (tmp_path / "recipe.yaml").write_text(recipe_yaml(with_settings(recipe, steps=1)))
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**changes, "evaluation.sets": []}.items()]
+    _, wanted = read_recipe(tmp_path / "recipe.yaml", overrides=overrides)
+    by = wanted.measures[0]
+    wanted = dataclasses.replace(wanted, evaluation=dataclasses.replace(recipe.evaluation, by=by))
+    measured = records(train(wanted, tmp_path / "model", device="cpu"))[-1]["development"]["mean"]  # type: ignore[index]
+    assert set(wanted.measures) == measured.keys() - {"symmetric_hybrid"}
+    for name in {"symmetric", "dense", "sparse", "symmetric_sparse", "hybrid"} - set(wanted.measures):
+        with pytest.raises(InvalidInput, match=rf"evaluation.by is '{name}'.*expected one of .*{by}"):
+            dataclasses.replace(wanted, evaluation=dataclasses.replace(recipe.evaluation, by=name))
+
+
+def test_more_terms_than_the_vocabulary_has_are_no_target(recipe: Recipe, tmp_path: Path) -> None:
+    losses = dataclasses.replace(recipe.losses, flops_target=100_000)
+    with pytest.raises(InvalidInput, match="flops_target is 100000, but the vocabulary has 258 terms"):
+        train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(recipe: Recipe, tmp_path: Path) -> None:
     whole = train(recipe, tmp_path / "whole", device="cpu")
     cut(lambda: train(recipe, tmp_path / "cut", device="cpu"))

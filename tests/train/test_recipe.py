@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lightir.cli.app import build_parser
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.data_names import data_folder
 from lightir.train.recipe import Recipe
@@ -62,6 +64,64 @@ def test_what_makes_no_sense_is_refused_with_its_place(tmp_path: Path, text: str
         load_recipe(written(tmp_path, text))
 
 
+NUMBERS = [
+    ("optimisation.learning_rate", "-1", "0 or more"),
+    ("optimisation.learning_rate", ".nan", "0 or more"),
+    ("optimisation.warmup_steps", "-2", "0 or more"),
+    ("optimisation.max_gradient_norm", "0", "above 0"),
+    ("optimisation.weight_decay", "-0.1", "0 or more"),
+    ("optimisation.final_share", "2", "0 to 1"),
+    ("optimisation.max_minutes", "-1", "0 or more"),
+    ("optimisation.negatives", "-1", "0 or more"),
+    ("optimisation.query_tokens", "-1", "0 or more"),
+    ("optimisation.seed", "-1", "0 or more"),
+    ("model.lora_alpha", "0", "above 0"),
+    ("model.lora_dropout", "1", "below 1"),
+    ("model.first_layer", "-1", "0 or more"),
+    ("losses.temperature", "0", "above 0"),
+    ("losses.sparse_temperature", "-1", "above 0"),
+    ("losses.flops", "-0.1", "0 or more"),
+    ("losses.sparse_alignment", "-1", "0 or more"),
+    ("losses.flops_ramp_steps", "-1", "0 or more"),
+    ("heads.calibrate", "1.5", "0 to 1"),
+    ("heads.calibration_documents", "0", "above 0"),
+    ("evaluation.every", "-1", "0 or more"),
+    ("checkpoint_every", "-1", "0 or more"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), NUMBERS)
+def test_numbers_that_mean_nothing_are_refused_before_anything_is_read(
+    key: str, value: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FormatError, match=rf"{key.split('.')[-1]} is {value.lstrip('.')}.*; expected .*{expected}"):
+        load_recipe(written(tmp_path, MINIMAL), overrides=[f"{key}={value}"])
+
+
+STAGE_NUMBERS = [
+    ("sidr", "losses.semi_parametric=-1"),
+    ("sidr", "heads.calibrate=2"),
+    ("sidr", "evaluation.every=-1"),
+    ("sidr", "checkpoint_every=-1"),
+    ("query_likelihood", "passage_lm_weight=-1"),
+    ("query_likelihood", "corruption.ratio=1.5"),
+    ("query_likelihood", "evaluation.every=-1"),
+    ("query_likelihood", "evaluation.sets=[{name: x, queries: 0}]"),
+    ("query_likelihood", "checkpoint_every=-1"),
+    ("adaptation", "checkpoint_every=-1"),
+    ("adaptation", "data.0.documents=-1"),
+]
+
+
+@pytest.mark.parametrize(("stage", "override"), STAGE_NUMBERS)
+def test_other_stages_refuse_them_too(stage: str, override: str, tmp_path: Path) -> None:
+    key, value = override.removesuffix("}]").replace("=[{name: x, queries: ", "=").split("=")
+    path = written(tmp_path, MINIMAL + f"stage: {stage}\n")
+    assert load_recipe(path).stage == stage
+    with pytest.raises(FormatError, match=rf"{key.split('.')[-1]}.* is {value}.*; expected"):
+        load_recipe(path, overrides=[override])
+
+
 def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     path = written(tmp_path, MINIMAL)
     recipe = load_recipe(path, overrides=["optimisation.steps=7", "data.0.ratio=0.5", "losses.dims=[64, 32]"])
@@ -90,6 +150,15 @@ def test_a_recipe_names_its_stage(tmp_path: Path) -> None:
     assert "stage: contrastive" in recipe_yaml(recipe)
     with pytest.raises(FormatError, match="stage is 'later'; expected one of"):
         read_recipe(written(tmp_path, MINIMAL + "stage: later\n"))
+
+
+def test_the_command_that_comes_after_a_stage_is_one_and_names_the_model() -> None:
+    for name, kind in STAGES.items():
+        command = shlex.split(kind.after.format(model="out/model"))
+        args = build_parser().parse_args(command[1:])
+        first_stage = name in ("adaptation", "masked_next_token", "query_likelihood")
+        assert args.command == ("train" if first_stage else "cache")
+        assert any("out/model" in word for word in command)
 
 
 def test_a_missing_recipe_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lightir.errors import InvalidInput
 from lightir.eval.runs import write_run
 from lightir.models.losses import margin_mse, score_kl
 from lightir.train.batch import batch_losses
+from lightir.train.contrastive import train
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Recipe
 from lightir.train.settings import DataRecipe
@@ -166,8 +167,17 @@ def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path,
         f"{branch}_distillation" for branch in ("symmetric", "dense", "sparse", "symmetric_sparse")
     }
     assert all(float(parts[name].detach()) == 0 for name in ("symmetric", "dense", "sparse", "symmetric_sparse"))
-    with pytest.raises(InvalidInput, match="have no scores"):
-        batch_losses(retriever, dataclasses.replace(batch, scores=None), wanted, step=3)
+    untaught, _ = batch_losses(retriever, dataclasses.replace(batch, scores=None), wanted, step=3)
+    assert all(float(part.detach()) == 0 for name, part in untaught.items() if name.endswith("_distillation"))
+
+
+def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
+    """Its batches may come late: after one of the other set's, the run would have gone on for steps."""
+    wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=0.3)
+    wanted = dataclasses.replace(wanted, data=(*wanted.data, recipe.data[1]))
+    with pytest.raises(InvalidInput, match="no example of training set 'beta' has scores"):
+        train(wanted, tmp_path / "model")
+    assert not (tmp_path / "model.run" / "log.jsonl").exists()
 
 
 def gradients(recipe: Recipe) -> dict[str, Tensor]:

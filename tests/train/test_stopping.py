@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
 
 from interrupted import cut
-from lightir.errors import AlreadyExists
+from lightir.errors import AlreadyExists, WriteFailed
 from lightir.files import sole_writer
 from lightir.train.checkpoint import checkpoints, load_checkpoint
 from lightir.train.contrastive import train
@@ -161,30 +162,45 @@ def test_a_run_that_is_still_going_on_is_not_begun_again(plain: Recipe, tmp_path
     assert (tmp_path / "model.run" / "log.jsonl").exists()
 
 
+@contextmanager
+def a_full_disk() -> Iterator[None]:
+    """No file may grow beyond 4 kB: real writes fail, half-way."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize(
+    ("method", "kept", "message"),
+    [
+        ("_save_checkpoint", "step-0000002", r"step 4 cannot be written.* MB are free.*make room and resume"),
+        ("_write_model", "step-0000006", r"cut cannot be written.* MB are free.*step-0000006 is whole: make room"),
+    ],
+)
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
-    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, kept: str, message: str, plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file may grow beyond 4 kB while the second checkpoint is written: real writes fail, half-way."""
+    """While the second checkpoint is written, or the model."""
     whole = train(plain, tmp_path / "whole", device="cpu")
-    original = Loop._save_checkpoint
+    original = getattr(Loop, method)
 
-    def on_a_full_disk(self: Loop) -> None:
+    def on_a_full_disk(self: Loop, *args: Path) -> None:
         if self.step < 4:
-            return original(self)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-        try:
-            return original(self)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, before)
+            return original(self, *args)
+        with a_full_disk():
+            return original(self, *args)
 
-    monkeypatch.setattr(Loop, "_save_checkpoint", on_a_full_disk)
-    with pytest.raises((OSError, RuntimeError)):
+    monkeypatch.setattr(Loop, method, on_a_full_disk)
+    with pytest.raises(WriteFailed, match=message):
         train(plain, tmp_path / "cut", device="cpu")
     monkeypatch.undo()
-    assert [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")] == ["step-0000002"]
+    assert checkpoints(tmp_path / "cut.run" / "checkpoints")[-1].name == kept
+    assert not (tmp_path / "cut").exists()
     resumed = train(plain, tmp_path / "cut", resume=True, device="cpu")
     assert losses(resumed) == losses(whole)
 

@@ -32,13 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train and name the model's folder."""
     from lightir.train.processes import is_first
-    from lightir.train.stages import train_file
+    from lightir.train.stages import read_recipe
 
     out = args.out or Path(args.recipe).stem
-    model = train_file(args.recipe, out, overrides=args.set, resume=args.resume, device=args.device)
+    kind, recipe = read_recipe(args.recipe, overrides=args.set)
+    model = kind.train(recipe, Path(out), resume=args.resume, device=args.device)
     if not is_first():
         return
     if args.json:
         print_json({"model": str(model)})
     else:
-        say(f"{model} is trained\nnext: lightir cache {model}")
+        say(f"{model} is trained\nnext: {kind.after.format(model=model)}")

@@ -192,7 +192,10 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
         raise InvalidInput(f"attention {attention!r}: expected 'causal' or 'bidirectional'")
     if encoder:
         if attention == "causal":
-            raise InvalidInput("an encoder attends both ways; causal attention needs a causal language model")
+            raise InvalidInput(
+                "an encoder attends both ways: set the attention to bidirectional (model.attention of a recipe), "
+                "or take a causal language model"
+            )
         return "bidirectional"
     layers = set(getattr(trunk.config, "layer_types", None) or ())
     if layers - SUPPORTED_LAYERS:

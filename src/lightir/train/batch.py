@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightir.data import Batch as DataBatch
-from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import (
     alignment_kl,
@@ -212,13 +211,11 @@ def _symmetric_sparse_losses(
 
 
 def _given_scores(share: Share, recipe: Recipe, device: torch.device) -> Tensor | None:
+    """(n, D) as Candidates has them; a batch none of whose examples have any is NaN throughout and teaches nothing."""
     if recipe.losses.distillation <= 0:
         return None
     if share.scores is None:
-        raise InvalidInput(
-            "losses.distillation is above 0, but a batch's examples have no scores; give data.scores, or examples "
-            "with scores in every data set"
-        )
+        return torch.full(share.excluded.shape, torch.nan, device=device)
     return torch.from_numpy(share.scores).to(device) / recipe.losses.distillation_temperature
 
 

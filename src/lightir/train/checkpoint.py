@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lightir.contract import differences, from_json, to_json
-from lightir.errors import FormatError, NotFound
+from lightir.errors import FormatError, NotFound, WriteFailed
 from lightir.files import new_folder, read_json, write_json
 
 FORMAT_VERSION = 3
@@ -50,11 +50,21 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe
         step: optimizer steps done.
         state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
         recipe: the run's; another recipe cannot resume from here.
+
+    Raises:
+        WriteFailed: the system refused, a full disk for one; the checkpoints before are whole.
     """
     target = folder / f"step-{step:07d}"
-    with new_folder(target, overwrite=True) as aside:
-        torch.save(dict(state), aside / _STATE)
-        write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe)})
+    try:
+        with new_folder(target, overwrite=True) as aside:
+            torch.save(dict(state), aside / _STATE)
+            write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe)})
+    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as a RuntimeError about streams
+        free = shutil.disk_usage(folder).free
+        raise WriteFailed(
+            f"the checkpoint of step {step} cannot be written to {folder}, where {free / 1e6:,.1f} MB are free: "
+            f"{error}; the checkpoints before it are whole: make room and resume"
+        ) from error
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old)
     return target

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightir.data import TrainingSet
+from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.losses import similarity
 from lightir.models.own_weights import all_weights
@@ -22,7 +24,7 @@ from lightir.train.development import Development, fuse, measured, ndcg
 from lightir.train.loop import run_stage
 from lightir.train.preparation import build_model, fit_heads, prepare_layers, refit_bias, save_shipped
 from lightir.train.processes import autocast
-from lightir.train.recipe import Recipe
+from lightir.train.recipe import Losses, Recipe
 from lightir.train.sparsity import SparsityControl
 from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
@@ -63,7 +65,10 @@ class Contrastive:
         """Open and clean the data, mine what is to be mined into `negatives`, build the model and fit its heads."""
         self.recipe, self.device = recipe, device
         self.data = StageData(recipe, negatives=negatives)
+        if recipe.losses.distillation > 0:
+            require_scores(self.data.sets)
         self.retriever = build_model(recipe, device=device)
+        require_reachable(recipe.losses, self.retriever.backbone.vocab_size)
         fit_heads(self.retriever, recipe, self.data.sets)
         prepare_layers(self.retriever, recipe.model)
         self.trunk = self.retriever.trunk
@@ -133,6 +138,31 @@ class Contrastive:
     def records(self) -> dict[str, object]:
         """What was trained on, and what was left out of it."""
         return self.data.records()
+
+
+def require_scores(sets: Sequence[TrainingSet]) -> None:
+    """Each set has a teacher's scores, of some of its examples at least.
+
+    Raises:
+        InvalidInput: one has none; its batches, however late they come, would teach nothing.
+    """
+    for each in sets:
+        if not any(example.scores for example in each.examples):
+            raise InvalidInput(
+                f"losses.distillation is above 0, but no example of training set {each.name!r} has scores; "
+                "give data.scores, or examples with scores"
+            )
+
+
+def require_reachable(losses: Losses, vocab_size: int) -> None:
+    """Targets of non-zeros that a vector over the vocabulary can have.
+
+    Raises:
+        InvalidInput: one is beyond the vocabulary.
+    """
+    for name in ("flops_target", "query_flops_target"):
+        if (target := getattr(losses, name)) > vocab_size:
+            raise InvalidInput(f"losses.{name} is {target}, but the vocabulary has {vocab_size} terms")
 
 
 def sparsity_controls(recipe: Recipe) -> dict[str, SparsityControl]:

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
-from lightir.errors import AlreadyExists, InvalidInput
+from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
 from lightir.files import new_folder, sole_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.models.losses import rank, world_size
@@ -301,19 +302,34 @@ class Loop:
             self.curves.write(record)
 
     def finish(self, out: Path) -> Path:
-        """Write the model folder with the best state, and remove the run's own folder."""
+        """Write the model folder with the best state, and remove the run's own folder.
+
+        Raises:
+            WriteFailed: the system refused, a full disk for one; the run's folder stays as it is.
+        """
         if self.best.parameters:
             self._set_parameters(self.best.parameters)
         if self.join_layers is not None:
             self.join_layers()
         if is_first():
             self.stage.trunk.eval()
-            with new_folder(out) as folder:
-                self.stage.save(folder)
-                self._write_records(folder / "training")
+            try:
+                self._write_model(out)
+            except (OSError, SafetensorError) as error:
+                free = shutil.disk_usage(out.parent).free
+                whole = checkpoints(self.folder / "checkpoints")
+                stays = f"{whole[-1]} is whole: make room and resume" if whole else "no checkpoint was written before"
+                raise WriteFailed(
+                    f"{out} cannot be written, {free / 1e6:,.1f} MB are free: {error}; {stays}"
+                ) from error
             shutil.rmtree(self.folder)
         barrier()
         return out
+
+    def _write_model(self, out: Path) -> None:
+        with new_folder(out) as folder:
+            self.stage.save(folder)
+            self._write_records(folder / "training")
 
     def _write_records(self, folder: Path) -> None:
         folder.mkdir()

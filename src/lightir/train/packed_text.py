@@ -19,7 +19,7 @@ from lightir.train.data_names import data_folder
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers
 from lightir.train.processes import autocast
-from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
+from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, check_numbers, packed_attention
 from lightir.train.stage import Measured
 
 FRAMED_AT_ONCE = 1024
@@ -58,6 +58,7 @@ def check_packed_text(recipe: PackedTextRecipe) -> None:
     optimisation, documents, model = recipe.optimisation, recipe.documents, recipe.model
     if not recipe.data:
         raise InvalidInput("a recipe needs at least one corpus under `data`")
+    check_numbers(recipe, "", least=("checkpoint_every",))
     if optimisation.packed_tokens:
         raise InvalidInput("optimisation.packed_tokens is for the stage contrastive")
     packed_attention(optimisation, model)

@@ -40,7 +40,7 @@ from lightir.train.development import Development
 from lightir.train.loop import run_stage
 from lightir.train.preparation import load_trainable, prepare_layers, save_shipped, training_policies
 from lightir.train.processes import autocast
-from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, check_numbers
 from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData
 
@@ -131,8 +131,9 @@ class LikelihoodRecipe:
             raise InvalidInput("pairs are independent of each other: accumulation does what gradient_cache would")
         if self.optimisation.negatives or any(each.negatives for each in self.data):
             raise InvalidInput("query likelihood takes no negatives: leave them out")
-        if not 0 <= self.corruption.ratio <= 1:
-            raise InvalidInput(f"corruption.ratio is {self.corruption.ratio}; expected 0 to 1")
+        check_numbers(self, "", least=("checkpoint_every", "passage_lm_weight"))
+        check_numbers(self.evaluation, "evaluation.", least=("every",))
+        check_numbers(self.corruption, "corruption.", shares=("ratio",))
         if not self.documents.eos:
             raise InvalidInput("documents.eos must be true: [E] is what the query is predicted from")
         if self.model.attention != "causal":

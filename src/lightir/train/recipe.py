@@ -8,7 +8,15 @@ from typing import Literal
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.text import QueryPolicy
-from lightir.train.settings import DataRecipe, Documents, Evaluation, ModelRecipe, Optimisation, packed_attention
+from lightir.train.settings import (
+    DataRecipe,
+    Documents,
+    Evaluation,
+    ModelRecipe,
+    Optimisation,
+    check_numbers,
+    packed_attention,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,13 @@ class Losses:
     distillation_temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.distillation_temperature <= 0:
-            raise InvalidInput(f"losses.distillation_temperature is {self.distillation_temperature}; expected above 0")
-        if self.sparse_terms < 0:
-            raise InvalidInput(f"losses.sparse_terms is {self.sparse_terms}; expected 0 (all) or more")
+        weights = ("symmetric", "dense", "sparse", "symmetric_sparse", "dense_alignment", "sparse_alignment")
+        check_numbers(
+            self,
+            "losses.",
+            above=("temperature", "sparse_temperature", "distillation_temperature"),
+            least=(*weights, "flops", "query_flops", "flops_ramp_steps", "sparse_terms"),
+        )
         if self.symmetric_sparse > 0 and self.sparse_terms:
             raise InvalidInput("losses.symmetric_sparse compares all terms: losses.sparse_terms must be 0")
         for name in ("flops", "query_flops"):
@@ -124,6 +135,9 @@ class Heads:
     top_k: int = 512
     scale: float = 64.0
 
+    def __post_init__(self) -> None:
+        check_numbers(self, "heads.", above=("calibration_documents",), shares=("calibrate",))
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -171,9 +185,30 @@ class Recipe:
             raise InvalidInput("a recipe needs at least one training set under `data`")
         if any(each.ratio <= 0 for each in self.data):
             raise InvalidInput("a training set's ratio must be above 0; leave out the set instead")
+        check_numbers(self, "", least=("checkpoint_every",))
         self._check_batches()
         self._check_branches()
         self._check_teachers()
+        if self.evaluation.sets and self.evaluation.by not in self.measures:
+            raise InvalidInput(
+                f"evaluation.by is {self.evaluation.by!r}, which this recipe's model does not have; "
+                f"expected one of {', '.join(self.measures)}"
+            )
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What `evaluation.by` may name: the branches that an evaluation measures."""
+        heads, documents = self.heads, self.documents
+        one_end = not self.query.suffix and documents.ends == 1 and not documents.new_ends
+        light = heads.dense and one_end and (self.model.attention == "causal" or self.losses.dense > 0)
+        there = {
+            "symmetric": heads.dense,
+            "dense": light,
+            "sparse": heads.sparse,
+            "symmetric_sparse": heads.sparse and self.losses.symmetric_sparse > 0,
+            "hybrid": light and heads.sparse,
+        }
+        return tuple(name for name, is_there in there.items() if is_there)
 
     def _check_batches(self) -> None:
         """What goes into a forward pass together fits together."""

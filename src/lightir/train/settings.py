@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -12,6 +13,30 @@ from lightir.text import PROMPT, QueryPolicy
 
 WANTED = "to be fitted"
 """Stands for a hash in a contract until the array is there."""
+
+
+def check_numbers(
+    settings: object, place: str, *, above: Sequence[str] = (), least: Sequence[str] = (), shares: Sequence[str] = ()
+) -> None:
+    """Refuse numbers that mean nothing, which would end a run late, have it learn nothing, or learn the wrong way.
+
+    Args:
+        settings: whose attributes are looked at.
+        place: what the message puts in front of an attribute's name, such as "losses.".
+        above: attributes that must be above 0.
+        least: that must be 0 or more.
+        shares: that must be 0 to 1.
+
+    Raises:
+        InvalidInput: one is not, NaN included.
+    """
+    wrong = (
+        [(name, "above 0") for name in above if not getattr(settings, name) > 0]
+        + [(name, "0 or more") for name in least if not getattr(settings, name) >= 0]
+        + [(name, "0 to 1") for name in shares if not 0 <= getattr(settings, name) <= 1]
+    )
+    for name, expected in wrong:
+        raise InvalidInput(f"{place}{name} is {getattr(settings, name)}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,9 @@ class ModelRecipe:
     head_kernel: Literal["auto", "portable", "triton"] = "auto"
 
     def __post_init__(self) -> None:
+        check_numbers(self, "model.", above=("lora_alpha",), least=("first_layer",))
+        if not 0 <= self.lora_dropout < 1:
+            raise InvalidInput(f"model.lora_dropout is {self.lora_dropout}; expected 0 or more, and below 1")
         if self.compile and self.liger:
             raise InvalidInput("model: compile and liger both fuse the layers' operations; choose one of them")
         if self.lora_rank < 0:
@@ -101,6 +129,9 @@ class CorpusRecipe:
     name: str
     documents: int = 0
 
+    def __post_init__(self) -> None:
+        check_numbers(self, f"data {self.name!r}: ", least=("documents",))
+
 
 @dataclass(frozen=True, slots=True)
 class Optimisation:
@@ -129,7 +160,7 @@ class Optimisation:
         warmup_steps: of linear rise.
         final_share: the cosine ends at this share of the learning rate.
         weight_decay: AdamW's.
-        max_gradient_norm: gradients are scaled down to it.
+        max_gradient_norm: gradients are scaled down to it; .inf leaves them as they are.
         max_minutes: 0, or the run's time budget: the schedules follow whichever is further, steps or time. Such a
             run cannot be repeated or resumed bit for bit.
         seed: of weights, sampling and dropout.
@@ -157,8 +188,22 @@ class Optimisation:
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(self, name)}; at least 1 is needed")
-        if self.gradient_cache < 0:
-            raise InvalidInput(f"optimisation.gradient_cache is {self.gradient_cache}; expected 0 or more")
+        check_numbers(
+            self,
+            "optimisation.",
+            above=("max_gradient_norm",),
+            least=(
+                "gradient_cache",
+                "negatives",
+                "query_tokens",
+                "learning_rate",
+                "warmup_steps",
+                "weight_decay",
+                "max_minutes",
+                "seed",
+            ),
+            shares=("final_share",),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +265,9 @@ class DevSet:
     queries: int = 100
     documents: int = 400
 
+    def __post_init__(self) -> None:
+        check_numbers(self, f"evaluation set {self.name!r}: ", above=("queries",), least=("documents",))
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -234,6 +282,9 @@ class Evaluation:
     sets: tuple[DevSet, ...] = ()
     every: int = 0
     by: Literal["symmetric", "dense", "sparse", "symmetric_sparse", "hybrid"] = "hybrid"
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "evaluation.", least=("every",))
 
 
 def packed_attention(optimisation: Optimisation, model: ModelRecipe) -> Literal["auto", "pieces", "mask"]:

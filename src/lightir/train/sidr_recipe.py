@@ -8,7 +8,7 @@ from typing import Literal
 from lightir.errors import InvalidInput
 from lightir.text import QueryPolicy
 from lightir.train.retrieval import Retrieval
-from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
+from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, check_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,10 @@ class SidrRecipe:
             raise InvalidInput("SiDR's negatives come from one corpus a batch: leave optimisation.mixed_batches off")
         if not self.data:
             raise InvalidInput("a recipe needs at least one training set under `data`")
+        check_numbers(self, "", least=("checkpoint_every",))
+        check_numbers(self.evaluation, "evaluation.", least=("every",))
+        check_numbers(self.losses, "losses.", least=("parametric", "semi_parametric", "light"))
+        check_numbers(self.heads, "heads.", above=("calibration_documents",), shares=("calibrate",))
         if max(self.losses.parametric, self.losses.semi_parametric, self.losses.light) <= 0:
             raise InvalidInput("losses: one of parametric, semi_parametric and light must be above 0")
         if min(self.heads.top_k, self.losses.temperature) <= 0:

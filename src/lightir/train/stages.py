@@ -23,17 +23,20 @@ class StageKind:
     Attributes:
         recipe: its dataclass.
         train: (recipe, out, resume=, device=) -> the model folder.
+        after: the command that comes next, with {model} for the folder; of a first stage, the stage after it.
     """
 
     recipe: type[Any]
     train: Callable[..., Path]
+    after: str = "lightir cache {model}"
 
 
+FROM_HERE = "lightir train CONTRASTIVE-RECIPE --set model.address={model}"
 STAGES = {
-    "adaptation": StageKind(adaptation.AdaptationRecipe, adaptation.train),
+    "adaptation": StageKind(adaptation.AdaptationRecipe, adaptation.train, FROM_HERE),
     "contrastive": StageKind(Recipe, contrastive.train),
-    "masked_next_token": StageKind(masked.MaskedRecipe, masked.train),
-    "query_likelihood": StageKind(query_likelihood.LikelihoodRecipe, query_likelihood.train),
+    "masked_next_token": StageKind(masked.MaskedRecipe, masked.train, FROM_HERE),
+    "query_likelihood": StageKind(query_likelihood.LikelihoodRecipe, query_likelihood.train, FROM_HERE),
     "sidr": StageKind(SidrRecipe, sidr.train),
 }
 

@@ -53,7 +53,7 @@ class FitConfig:
         for name in ("ridge", "temperature", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("ridge_iterations", "steps", "candidates", "contrastive", "bigrams"):
+        for name in ("ridge_iterations", "steps", "candidates", "contrastive", "bigrams", "seed"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.batch_size < 1:
