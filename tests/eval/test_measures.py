@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
 
+import ir_measures
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate
+from lightir.eval.measures import MOST_GRADE
 from lightir.types import Qrels, Ranking, Run
 
 
@@ -61,11 +64,11 @@ def test_measures_equal_their_definitions_in_the_rankings_own_order(
 
 def test_absent_empty_and_hopeless_queries_count_0_and_unjudged_ones_do_not_count() -> None:
     run = run_of(found=["a"], empty=[], hopeless=["a"], unjudged=["a"])
-    qrels = {"found": {"a": 1}, "empty": {"a": 1}, "hopeless": {"a": 0}, "absent": {"a": 1}}
-    found = evaluate(run, qrels)
-    assert found.n_queries == 4
-    assert found.per_query["RR@10"] == {"found": 1.0, "empty": 0.0, "hopeless": 0.0, "absent": 0.0}
-    assert found.measures["nDCG@10"] == pytest.approx(0.25)
+    qrels: Qrels = {"found": {"a": 1}, "empty": {"a": 1}, "hopeless": {"a": 0}, "absent": {"a": 1}, "unjudged yet": {}}
+    found = evaluate(run | run_of(**{"unjudged yet": ["a"]}), qrels)
+    assert found.n_queries == 5
+    assert found.per_query["RR@10"] == {q: float(q == "found") for q in qrels}
+    assert found.measures["nDCG@10"] == pytest.approx(0.2)
 
 
 def test_a_run_of_another_split_is_refused() -> None:
@@ -78,10 +81,33 @@ def test_no_judgements_are_refused() -> None:
         evaluate(run_of(q1=["a"]), {})
 
 
-@pytest.mark.parametrize("name", ["nDGC@10", "", "R@", "foo bar"])
+@pytest.mark.parametrize(
+    "name",
+    ["nDGC@10", "", "R@", "foo bar", "nDCG(", "nDCG(foo=1)@10", "nDCG(dcg=2)", "P(rel=x)@5", "é", "R@10@5", "R@1.5"],
+)
 def test_an_unknown_measure_is_named(name: str) -> None:
     with pytest.raises(InvalidInput, match="expected names like"):
         evaluate(run_of(q=["a"]), {"q": {"a": 1}}, [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nDCG@0", "its cutoff is 0; expected 1 to"),  # trec_eval alone ended the process
+        ("R@9999999999", "its cutoff is 9999999999"),
+        ("P(rel=0)@5", "its rel is 0; expected 1 to"),
+        ("R", "its cutoff is missing, as the 10 of R@10"),
+        ("alpha_nDCG@10", "needs a package"),
+    ],
+)
+def test_a_measure_that_cannot_be_computed_is_refused_before_it_is(name: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", name])
+
+
+def test_parameters_may_be_the_least_the_most_or_false() -> None:
+    names = ["nDCG@1", f"R@{MOST_GRADE}", "P(rel=1)@1", "AP(judged_only=False)", f"AP(rel={MOST_GRADE})"]
+    assert list(evaluate(run_of(q=["a"]), {"q": {"a": 1}}, names).measures.values()) == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 def test_two_spellings_of_one_measure_both_come_back() -> None:
@@ -103,3 +129,17 @@ def test_a_query_whose_grades_are_all_negative_counts_zero() -> None:
 def test_grades_that_trec_eval_has_no_room_for_are_refused(grade: int) -> None:
     with pytest.raises(InvalidInput, match=r"the grade of 'a' for query 'q'"):
         evaluate(run_of(q=["a"]), {"q": {"a": grade}})
+
+
+def test_the_largest_grades_are_borne() -> None:
+    found = evaluate(run_of(q=["a", "b"]), {"q": {"a": MOST_GRADE, "b": -MOST_GRADE}}, ["nDCG@10", "RR@10"])
+    assert found.measures == {"nDCG@10": 1.0, "RR@10": 1.0}
+
+
+def test_a_measure_whose_script_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise subprocess.CalledProcessError(2, ["perl", "gdeval.pl"])
+
+    monkeypatch.setattr(ir_measures, "iter_calc", fails)
+    with pytest.raises(InvalidInput, match=r"cannot compute all of ERR@20: .*gdeval\.pl"):
+        evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["ERR@20"])

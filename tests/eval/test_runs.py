@@ -34,6 +34,7 @@ def test_written_ranks_start_at_1_and_scores_fall_strictly_in_single_precision(t
     rows = [line.split() for line in (tmp_path / "run.trec").read_text().splitlines()]
     assert [row[3] for row in rows] == [str(i) for i in range(1, 9)]
     assert np.all(np.diff(np.array([row[4] for row in rows], dtype=np.float32)) < 0)
+    np.testing.assert_allclose([float(row[4]) for row in rows], tied.scores, atol=1e-6)
     assert {row[1] for row in rows} == {"Q0"}
     assert {row[5] for row in rows} == {"mine"}
 
@@ -66,6 +67,19 @@ def test_escaping_is_undone_for_every_id(each_id: str) -> None:
 def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("q Q0 b 1 1.0 t\nq Q0 c 2 3.0 t\n\nq Q0 a 3 1.0 t\n")
     assert read_run(tmp_path / "run")["q"].doc_ids == ["c", "a", "b"]
+
+
+def test_a_run_s_scores_are_read_in_double_precision(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("q Q0 b 1 0.1 t\nq Q0 a 2 0.10000000000000002 t\n")
+    found = read_run(tmp_path / "run")["q"]
+    assert (found.doc_ids, found.scores.tolist()) == (["a", "b"], [0.10000000000000002, 0.1])
+
+
+@pytest.mark.parametrize("tag", ["", "two words", "tab\t"])
+def test_a_tag_is_one_word(tmp_path: Path, tag: str) -> None:
+    with pytest.raises(InvalidInput, match="must be one word"):
+        write_run(tmp_path / "run", {"q": ranking("q", ("a", 1.0))}, tag=tag)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_may_be_gzipped_and_a_broken_stream_is_said(tmp_path: Path) -> None:
@@ -115,6 +129,8 @@ def test_a_missing_run_is_said(tmp_path: Path) -> None:
         ranking("q", ("a", 1.0), ("b", 2.0)),
         ranking("q", ("a", 1.0), ("a", 0.5)),
         ranking("q", ("a", float("nan"))),
+        ranking("q", ("a", 1.0), ("b", float("nan"))),
+        ranking("q", ("a", float("inf")), ("b", 1.0)),
         ranking("q", ("", 1.0)),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightir.errors import InvalidInput
-from lightir.eval import corrected, paired_t_test, randomization_test
+from lightir.eval import corrected, paired_t_test, randomization_test, significance
 
 TENTHS = st.integers(0, 4).map(lambda i: i / 10)
 P_VALUES = st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.03, 0.05, 0.2, 0.5, 1.0]), max_size=6)
@@ -66,7 +66,7 @@ def test_the_t_test_is_the_textbook_one() -> None:
     assert paired_t_test([1.0], [0.5]) == 1.0
 
 
-@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([float("nan")], [1.0])])
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([float("nan")], [1.0]), ([1.0, 0.5], [1.0, np.inf])])
 def test_unpaired_values_are_refused(a: list[float], b: list[float]) -> None:
     with pytest.raises(InvalidInput):
         randomization_test(a, b, rng=np.random.default_rng(0))
@@ -99,3 +99,32 @@ def test_corrections_equal_the_closed_tests_that_define_them(p: list[float]) -> 
 def test_what_is_no_p_value_is_refused() -> None:
     with pytest.raises(InvalidInput):
         corrected([0.5, 1.5])
+
+
+def test_as_many_flips_as_may_be_drawn_are_all_taken() -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.random(10), rng.random(10) + 0.1
+    exact = {randomization_test(a, b, rng=np.random.default_rng(i), n_permutations=2**10) for i in range(3)}
+    drawn = {randomization_test(a, b, rng=np.random.default_rng(i), n_permutations=2**10 - 1) for i in range(3)}
+    assert len(exact) == 1
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 12, 15, 2**20])
+def test_every_drawn_flip_counts_once_however_many_are_drawn_at_a_time(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No flip of differences whose sum is 0 is nearer to 0, so p is 1 to the bit."""
+    monkeypatch.setattr(significance, "_CHUNK", chunk)
+    for n_permutations in (1, 4, 7):
+        p = randomization_test([1, 1, 0], [0, 0, 2], rng=np.random.default_rng(0), n_permutations=n_permutations)
+        assert p == 1.0
+
+
+@pytest.mark.parametrize("exponent", [-60, -20, 20, 60])
+def test_p_does_not_depend_on_the_measures_scale(exponent: int) -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.random(9), rng.random(9) + 0.1
+    p = randomization_test(a, b, rng=rng)
+    assert 0.002 < p < 0.9
+    assert randomization_test(a * 2.0**exponent, b * 2.0**exponent, rng=rng) == p

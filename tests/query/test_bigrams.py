@@ -21,7 +21,7 @@ from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedBigrams
 from lightir.search.explain import term_vectors
 from lightir.vectors import Ragged
-from small_collections import DIM, word_contract, word_table, word_tokenizer, write_folder
+from small_collections import DIM, VOCAB_SIZE, word_contract, word_table, word_tokenizer, write_folder
 
 PAIRS = [[1, 4], [1, 6], [6, 1], [6, 6]]
 QUERIES = ["the cat the cat", "cat runs", "", "dog", "the the the", "the zebra cat"]
@@ -115,6 +115,15 @@ def test_terms_share_their_pairs_in_an_explanation() -> None:
         np.testing.assert_allclose(parts.sum(axis=0), encoder().encode([query]).dense[0], atol=1e-6)
 
 
+def test_scaled_pairs_are_explained_as_they_are_encoded() -> None:
+    rng = np.random.default_rng(3)
+    rows, scales = rng.integers(-127, 128, (len(PAIRS), DIM)).astype(np.int8), rng.random(len(PAIRS), np.float32)
+    scaled = encoder(bigrams=CachedBigrams(known(PAIRS), CachedTable(rows, scales)))
+    for query in QUERIES:
+        _, _, parts = term_vectors(scaled, query, task=None, dim=None)
+        np.testing.assert_allclose(parts.sum(axis=0), scaled.encode([query]).dense[0], atol=1e-5)
+
+
 def write(tmp_path: Path, contract: Contract, **tensors: np.ndarray) -> Path:
     folder = write_folder(tmp_path / "q", contract, {"": {"embeddings": word_table()}})
     if tensors:
@@ -161,11 +170,21 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         encoder(tables=tables)
     beyond = known([[1, 99]])
     with pytest.raises(ContractMismatch, match="names term 99"):
-        CachedQueryEncoder(
-            contract_with(beyond),
-            word_tokenizer(),
-            tables={"": CachedTable(word_table())},
-            bigrams=CachedBigrams(beyond, CachedTable(word_table()[:1])),
-        )
-    with pytest.raises(InvalidInput, match="out must be"):
-        encoder().encode(["cat"], out=np.empty((2, DIM), dtype=np.float32))
+        encoder_of(beyond)
+    for out in (np.empty((2, DIM), dtype=np.float32), np.empty((1, DIM), dtype=np.float64)):
+        with pytest.raises(InvalidInput, match="out must be"):
+            encoder().encode(["cat"], out=out)
+    last = known([[1, VOCAB_SIZE]])
+    with pytest.raises(ContractMismatch, match=f"names term {VOCAB_SIZE}"):
+        encoder_of(last)
+    assert len(encoder_of(known([])).encode(["cat"])) == 1
+
+
+def encoder_of(bigrams: Bigrams) -> CachedQueryEncoder:
+    """One with rows of zeros for the pairs."""
+    return CachedQueryEncoder(
+        contract_with(bigrams),
+        word_tokenizer(),
+        tables={"": CachedTable(word_table())},
+        bigrams=CachedBigrams(bigrams, CachedTable(np.zeros((len(bigrams), DIM), dtype=np.float16))),
+    )

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lightir.addresses import resolve_query_encoder
-from lightir.contract import DenseHead
+from lightir.contract import Contract, DenseHead
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.files import read_json, write_json
 from lightir.query import CachedQueryEncoder, CachedTable
@@ -79,6 +79,7 @@ def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> Non
 
 
 def test_a_narrow_width_is_the_renormalised_prefix(tmp_path: Path) -> None:
+    assert load(tmp_path / "all", dim=DIM).dim == DIM
     encoder = load(tmp_path, dim=2)
     assert encoder.dim == 2
     np.testing.assert_allclose(encoder.encode(QUERIES).dense, expected_dense(word_table(), 2), atol=1e-6)
@@ -88,8 +89,7 @@ def test_a_narrow_width_is_the_renormalised_prefix(tmp_path: Path) -> None:
 
 
 def test_idf_weights_multiply_the_counts(tmp_path: Path) -> None:
-    contract = word_contract()
-    contract = dataclasses.replace(contract, query=dataclasses.replace(contract.query, term_weights="idf"))
+    contract = idf_contract()
     weights = np.arange(VOCAB_SIZE, dtype=np.float32) / 4
     folder = write_folder(tmp_path / "q", contract, {"": {"embeddings": word_table()}}, term_weights=weights)
     sparse = CachedQueryEncoder.load(folder).encode(["cat well cat"]).sparse
@@ -145,6 +145,38 @@ def test_tables_of_other_types_are_refused(rows: np.ndarray) -> None:
         CachedTable(rows)
 
 
+@pytest.mark.parametrize(
+    "scales", [np.ones(5, np.float32), np.ones(VOCAB_SIZE, np.float64), np.ones((VOCAB_SIZE, 1), np.float32)]
+)
+def test_scales_are_one_float_a_row(scales: np.ndarray) -> None:
+    with pytest.raises(InvalidInput, match=rf"scales are {scales.dtype} .*float32 of \({VOCAB_SIZE},\)"):
+        CachedTable(word_table().astype(np.int8), scales)
+
+
+def idf_contract() -> Contract:
+    contract = word_contract()
+    return dataclasses.replace(contract, query=dataclasses.replace(contract.query, term_weights="idf"))
+
+
+@pytest.mark.parametrize("worst", [np.nan, np.inf, -0.5])
+def test_term_weights_are_all_finite_and_not_negative(tmp_path: Path, worst: float) -> None:
+    weights = np.ones(VOCAB_SIZE, dtype=np.float32)
+    weights[3] = worst
+    folder = write_folder(tmp_path / "q", idf_contract(), {"": {"embeddings": word_table()}}, term_weights=weights)
+    with pytest.raises(InvalidInput, match="q: term weights must be finite"):
+        CachedQueryEncoder.load(folder)
+
+
+@pytest.mark.parametrize("weights", [np.ones(VOCAB_SIZE - 1, np.float32), np.ones(VOCAB_SIZE, np.float16)])
+def test_term_weights_are_one_float_a_term(tmp_path: Path, weights: np.ndarray) -> None:
+    folder = write_folder(tmp_path / "q", idf_contract(), {"": {"embeddings": word_table()}}, term_weights=weights)
+    with pytest.raises(ContractMismatch, match=rf"term weights are {weights.dtype}.*\({VOCAB_SIZE},\)"):
+        CachedQueryEncoder.load(folder)
+    save_file({"weights": weights}, folder / "sparse.safetensors")
+    with pytest.raises(FormatError, match=r"sparse\.safetensors holds .*'term_weights' is needed"):
+        CachedQueryEncoder.load(folder)
+
+
 def test_another_tokenizer_is_refused_with_both_hashes() -> None:
     contract = word_contract()
     other = dataclasses.replace(contract, backbone=dataclasses.replace(contract.backbone, tokenizer_hash="beef"))
@@ -163,7 +195,22 @@ def test_term_weights_must_be_the_vocabulary_s(tmp_path: Path) -> None:
             CachedQueryEncoder(given, word_tokenizer(), tables=tables, term_weights=weights)
 
 
-@pytest.mark.parametrize("damage", ["cut", "nonsense", "other key", "other dtype", "says fp32", "version", "no list"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut",
+        "nonsense",
+        "deep",
+        "list",
+        "no entry",
+        "other key",
+        "other dtype",
+        "no scales",
+        "says fp32",
+        "version",
+        "no list",
+    ],
+)
 def test_damaged_folders_are_refused_by_file(tmp_path: Path, damage: str) -> None:
     folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
     table, listing = folder / "model.safetensors", folder / "tables.json"
@@ -172,6 +219,11 @@ def test_damaged_folders_are_refused_by_file(tmp_path: Path, damage: str) -> Non
         table.write_bytes(table.read_bytes()[:-1])
     elif damage == "nonsense":
         table.write_bytes(b"nonsense and more nonsense")
+    elif damage in ("deep", "list", "no entry"):
+        header = {"deep": b"[" * 100_000, "list": b"[]", "no entry": b'{"embeddings": 3}'}[damage]
+        table.write_bytes(len(header).to_bytes(8, "little") + header)
+    elif damage == "no scales":
+        save_file({"embeddings": word_table().astype(np.int8)}, table)
     elif damage == "other key":
         save_file({"rows": word_table()}, table)
     elif damage == "other dtype":

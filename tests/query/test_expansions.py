@@ -31,6 +31,11 @@ def random_expansions(seed: int, *, n_terms: int = VOCAB_SIZE, width: int = 3, v
     return CachedExpansions(ids, (rng.integers(0, 6, (n_terms, width)) / 4).astype(np.float16))
 
 
+def one_expansion(term_id: int) -> CachedExpansions:
+    """Every term expands to this one."""
+    return CachedExpansions(np.full((VOCAB_SIZE, 1), term_id, np.uint32), np.ones((VOCAB_SIZE, 1), np.float16))
+
+
 def plain_mean(expansions: CachedExpansions, terms: list[int]) -> dict[int, float]:
     """The average of the terms' rows, one entry at a time."""
     total: Counter[int] = Counter()
@@ -98,6 +103,7 @@ def test_the_folder_brings_its_expansions(tmp_path: Path, dense: bool) -> None:
         (CONTRACT, None, LightirError, "expansions"),
         (CONTRACT, random_expansions(0, n_terms=5), ContractMismatch, "5 expansions"),
         (CONTRACT, random_expansions(0, vocab_size=900), ContractMismatch, "vocabulary has 8"),
+        (CONTRACT, one_expansion(VOCAB_SIZE), ContractMismatch, f"names term {VOCAB_SIZE}"),
         (dataclasses.replace(CONTRACT, sparse=None), random_expansions(0), InvalidInput, "no sparse branch"),
     ],
 )
@@ -118,9 +124,33 @@ def test_expansions_without_a_policy_for_them_are_refused() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 def test_weights_must_be_finite_and_not_negative(bad: float) -> None:
-    weights = np.full((2, 3), bad, dtype=np.float16)
+    weights = np.ones((2, 3), dtype=np.float16)
+    weights[1, 2] = bad
     with pytest.raises(InvalidInput, match="finite"):
         CachedExpansions(np.zeros((2, 3), np.uint32), weights)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        (np.zeros((2, 3), np.int64), np.ones((2, 3), np.float16)),
+        (np.zeros((2, 3), np.uint32), np.ones((2, 2), np.float16)),
+        (np.zeros(3, np.uint32), np.ones(3, np.float16)),
+        (np.zeros((2, 3), np.uint32), np.ones((2, 3), np.float64)),
+    ],
+)
+def test_expansions_of_other_types_are_refused(ids: np.ndarray, weights: np.ndarray) -> None:
+    with pytest.raises(InvalidInput, match="expected"):
+        CachedExpansions(ids, weights)
+
+
+def test_expansions_may_be_single_precision_and_no_wider_than_nothing() -> None:
+    single = CachedExpansions(np.zeros((VOCAB_SIZE, 1), np.uint32), np.ones((VOCAB_SIZE, 1), np.float32))
+    none = CachedExpansions(np.zeros((VOCAB_SIZE, 0), np.uint32), np.ones((VOCAB_SIZE, 0), np.float16))
+    for expansions, n_terms in ((single, 1), (none, 0)):
+        found = CachedQueryEncoder(CONTRACT, word_tokenizer(), expansions=expansions).encode(["cat dog"]).sparse
+        assert found is not None
+        assert len(found.row(0)[0]) == n_terms
 
 
 def test_encoding_with_expansions_needs_no_torch(tmp_path: Path) -> None:

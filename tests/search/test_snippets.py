@@ -87,6 +87,26 @@ def test_no_passage_holds_more_terms() -> None:
         assert len(set(marked(shown))) >= best
 
 
+def test_a_passage_starts_and_ends_between_words_and_holds_its_matches() -> None:
+    rng = np.random.default_rng(1)
+    for length in (60, 61, 100, 240):
+        for _ in range(40):
+            words = ["".join(rng.choice(list("abcde"), rng.integers(1, 12))) for _ in range(150)]
+            for place in rng.choice(150, 3, replace=False):
+                words[place] = "zebra"
+            text = " ".join(words)
+            shown = snippet(text, "zebra", ENGLISH, length=length)
+            passage = shown.text.removeprefix("…").removesuffix("…")
+            assert 0 < len(passage) <= length
+            assert f" {passage} " in f" {text} "
+            assert text.startswith(passage) == (not shown.text.startswith("…"))
+            assert text.endswith(passage) == (not shown.text.endswith("…"))
+            assert marked(shown) == ["zebra"] * passage.split().count("zebra")
+            assert shown.highlights
+    whole = "zebra " * 40
+    assert snippet(whole, "zebra", ENGLISH, length=239).text == whole.strip()
+
+
 def test_of_a_huge_document_the_first_million_characters_are_looked_at() -> None:
     beyond = "filler " * (SEARCHED_CHARACTERS // 7 + 1) + "cat"
     assert snippet(beyond, "cat", ENGLISH).highlights == ()

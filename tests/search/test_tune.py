@@ -161,9 +161,15 @@ def test_three_branches_are_joined(tmp_path: Path) -> None:
     queries = [Query(text, text) for text in texts]
     qrels: Qrels = {text: {f"d{rng.integers(12)}": 1} for text in texts}
     with Index.open(tmp_path / "i") as index:
-        found = tune(Searcher(index, encoder), queries, qrels, mode="dense+sparse+tokens", progress=False)
-    assert found.branches == ("dense", "sparse", "tokens")
-    assert all(list(fusion.weights) == list(found.branches) for fusion, _ in found.by_method.values())
+        searcher = Searcher(index, encoder, smoothing=Smoothing("dirichlet", 20.0))
+        for mode in ("dense+sparse+tokens", "sparse+tokens", "dense+sparse"):
+            found = tune(searcher, queries, qrels, mode=mode, progress=False)
+            assert found.branches == tuple(mode.split("+"))
+            assert all(list(fusion.weights) == list(found.branches) for fusion, _ in found.by_method.values())
+            assert (found.smoothing is None) == ("tokens" not in found.branches)
+            for fusion, value in (*found.by_method.values(), (found.chosen, found.chosen_value)):
+                run = searcher.search(queries, mode=mode, fusion=fusion_text(fusion), weights=fusion.weights)
+                assert value == pytest.approx(evaluate(run, qrels, ["nDCG@10"]).measures["nDCG@10"])
 
 
 def test_the_command_tells_what_to_do(

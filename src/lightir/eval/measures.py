@@ -116,8 +116,24 @@ def _ir_measures() -> Any:
 
 def _parse(ir_measures: Any, name: str) -> Any:
     try:
-        return ir_measures.parse_measure(name)
-    except (ValueError, NameError, KeyError, SyntaxError) as error:
+        measure = ir_measures.parse_measure(name)
+        _check_parameters(measure)
+        measure.validate_params()
+    except (ValueError, NameError, SyntaxError, AssertionError) as error:
         raise InvalidInput(
             f"measure {name!r} is not known ({error}); expected names like {', '.join(DEFAULT_MEASURES)}"
         ) from None
+    if not ir_measures.DefaultPipeline.supports(measure):
+        raise InvalidInput(f"measure {name!r} needs a package that ir-measures does not bring; see its documentation")
+    return measure
+
+
+def _check_parameters(measure: Any) -> None:
+    """Refuse what ir-measures takes and trec_eval ends the process at: a cutoff of 0 is one."""
+    for key, info in measure.SUPPORTED_PARAMS.items():
+        value = measure.params.get(key)
+        if info.required and value is None:
+            raise ValueError(f"its {key} is missing, as the 10 of R@10")
+        least = 0 if key == "min_rel" else 1
+        if type(value) is int and not least <= value <= MOST_GRADE:
+            raise ValueError(f"its {key} is {value}; expected {least} to {MOST_GRADE}")
