@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets, open_triples
-from lightir.data.near_duplicates import NearDuplicates, _signs, content_tokens, simhash
+from lightir.data.decontamination import Sample
+from lightir.data.near_duplicates import HAMMING, JACCARD, RULES, NearDuplicates, _signs, content_tokens, simhash
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 
@@ -55,7 +56,10 @@ def test_the_index_finds_what_comparing_with_each_finds(
             both, either = set(tokens) & set(others), set(tokens) | set(others)
             if len(both) / len(either) >= min_jaccard:
                 expected.add((place, "jaccard"))
-    assert {(match.place, match.rule) for match in index.matches(text)} == expected
+    found = list(index.matches(text))
+    assert {(match.place, match.rule) for match in found} == expected
+    assert found == sorted(found, key=lambda match: (RULES.index(match.rule), match.place))
+    assert all(match.value == 0 for match in found if match.rule == "exact")
 
 
 def test_content_tokens_leave_out_function_words_and_cut_han_into_bigrams() -> None:
@@ -90,6 +94,11 @@ def test_near_duplicates_go_and_the_report_says_why() -> None:
     assert found.test_queries_touched == {"x": 2, "y": 0}
     assert found.samples["jaccard"][1].test_query == "where did abraham lincoln die?"
     assert found.samples["jaccard"][1].value == pytest.approx(0.5)
+    assert found.samples["exact"][0] == Sample("t0", train["a"][0].text, "x", "t0", test["x"][0].text, 0.0)
+    assert (report.min_jaccard, report.max_hamming) == (JACCARD, HAMMING)
+    assert len({line.count("|") for line in report.to_markdown().splitlines()}) == 1
+    kept, report = decontaminate(train, test, min_jaccard=1.0, max_hamming=63)
+    assert (kept, report.min_jaccard, report.max_hamming) == ({"a": [], "b": []}, 1.0, 63)
     assert json.loads(json.dumps(report.to_json()))["sets"]["b"]["dropped"] == 0
     assert "| a | 4 | 2 | 1 | 2 | 0 | 3 | 1 |" in report.to_markdown()
 

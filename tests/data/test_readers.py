@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import decimal
 import gzip
 import io
 import json
@@ -168,6 +169,13 @@ def test_a_bad_table_row_is_named(tmp_path: Path, content: str, message: str) ->
         list(read_documents(tmp_path / "c.csv"))
 
 
+def test_a_tsv_file_s_quotes_are_text_and_a_table_s_blank_lines_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text('id\ttext\na\t"half\n\nb\tan "inch"\n')
+    assert [document.text for document in read_documents(tmp_path / "c.tsv")] == ['"half', 'an "inch"']
+    (tmp_path / "c.csv").write_text('\nid,text\n\na,"one ""inch"""\n\n')
+    assert [document.text for document in read_documents(tmp_path / "c.csv")] == ['one "inch"']
+
+
 def test_a_csv_field_may_be_huge(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(f"id,text\na,{'x' * 300_000}\n")
     assert len(next(read_documents(tmp_path / "c.csv")).text) == 300_000
@@ -184,10 +192,14 @@ def test_parquet_dates_become_text_and_bytes_are_refused(tmp_path: Path) -> None
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     row = {"id": 7, "text": "x", "day": datetime.date(2020, 1, 2), "tags": ["a"]}
-    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "c.parquet")
-    assert list(read_documents(tmp_path / "c.parquet")) == [
-        Document("7", "x", "", {"day": "2020-01-02", "tags": ["a"]})
-    ]
+    rich = {**row, "at": datetime.time(12, 30), "price": decimal.Decimal("1.25"), "deep": {"day": row["day"], "n": [1]}}
+    parquet.write_table(pyarrow.Table.from_pylist([rich]), tmp_path / "c.parquet")
+    deep = {"day": "2020-01-02", "n": [1]}
+    metadata = {"day": "2020-01-02", "tags": ["a"], "at": "12:30:00", "price": 1.25, "deep": deep}
+    assert list(read_documents(tmp_path / "c.parquet")) == [Document("7", "x", "", metadata)]
+    parquet.write_table(pyarrow.Table.from_pylist([{**row, "deep": {"n": math.inf}}]), tmp_path / "c.parquet")
+    with pytest.raises(InvalidInput, match=r"row 1: deep is inf"):
+        list(read_documents(tmp_path / "c.parquet"))
     parquet.write_table(pyarrow.Table.from_pylist([{**row, "raw": b"\0"}]), tmp_path / "c.parquet")
     with pytest.raises(InvalidInput, match="row 1: raw is bytes"):
         list(read_documents(tmp_path / "c.parquet"))

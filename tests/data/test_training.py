@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lightir.data import Mixture, TrainingSet, read_negatives, title_pairs, write_negatives
+from lightir.data import Mixture, TrainingSet, instructions, read_negatives, title_pairs, write_negatives
+from lightir.data.examples import TrainingExample
+from lightir.data.negatives import judged_and_mined
 from lightir.data.pairs import span_pairs
 from lightir.errors import InvalidInput, NotFound
 from lightir.types import Document
@@ -58,6 +61,68 @@ def test_a_folder_without_listed_instruction_needs_one(beir: Path) -> None:
         TrainingSet.open(beir)
 
 
+def test_a_training_set_takes_the_listed_instructions_of_training(beir: Path) -> None:
+    folder = beir.rename(beir.parent / "scifact")
+    assert TrainingSet.open(folder).instructions == instructions("scifact", training=True)
+    assert instructions("scifact", training=True) != instructions("scifact")
+
+
+def test_negatives_of_one_query_stand_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text('{"query_id": "q", "negatives": ["a"]}\n' * 2)
+    with pytest.raises(InvalidInput, match="line 2: query 'q' came before"):
+        read_negatives(tmp_path / "n.jsonl")
+
+
+def test_a_teacher_scores_relevant_documents_best_grade_first_and_then_negatives() -> None:
+    qrels = {"q": {"b": 1, "a": 1, "none": 0, "best": 2, "bad": -1}, "alone": {"x": 0}}
+    run = judged_and_mined(qrels, {"q": ["n2", "a", "n1"], "other": ["n"]})
+    assert {query_id: list(ranking.doc_ids) for query_id, ranking in run.items()} == {
+        "q": ["best", "a", "b", "n2", "n1"],
+        "alone": [],
+    }
+    assert run["q"].scores.tolist() == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([], "has no example"),
+        ([TrainingExample("q", "x", ("a",), (), "s")] * 2, "query 'q' stands in it twice"),
+        ([TrainingExample("q", "x", (), (), "s")], "'q' has no positive"),
+        ([TrainingExample("q", "x", ("a",), ("b",), "s")], "'q' names document 'b'"),
+    ],
+)
+def test_examples_that_are_no_training_set_are_refused(examples: list[TrainingExample], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        TrainingSet.checked("s", examples, {"a": Document("a", "x")}, ("",))
+
+
+def test_whatever_is_trained_on_changes_the_fingerprint() -> None:
+    documents = {"a": Document("a", "x", "t"), "b": Document("b", "y")}
+    example = TrainingExample("q", "x", ("a",), ("b",), "s")
+
+    def fingerprint(documents: dict[str, Document] = documents, **changes: object) -> str:
+        one = TrainingSet.checked("s", [dataclasses.replace(example, **changes)], documents, ("",))  # type: ignore[arg-type]
+        return one.fingerprint()
+
+    found = [
+        fingerprint(),
+        fingerprint(query_id="p"),
+        fingerprint(query="z"),
+        fingerprint(positive_ids=("b",)),
+        fingerprint(negative_ids=()),
+        fingerprint(scores=(1.0, 0.5)),
+        fingerprint({**documents, "a": Document("a", "z", "t")}),
+        fingerprint({**documents, "a": Document("a", "x", "u")}),
+        fingerprint({**documents, "c": Document("c", "z")}),
+    ]
+    assert len(set(found)) == len(found)
+    assert {len(each) for each in found} == {16}
+    assert fingerprint(dict(reversed(documents.items()))) == found[0]
+    more = TrainingExample("r", "y", ("a", "b"), (), "s")
+    assert TrainingSet.checked("s", [example, more], documents, ("",)).most_positives == 2
+
+
 def test_json_lines_with_texts_or_documents(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text(
@@ -69,6 +134,9 @@ def test_json_lines_with_texts_or_documents(tmp_path: Path) -> None:
     assert [each.query_id for each in found.examples] == ["1", "mine"]
     assert found.examples[0].positive_ids == found.examples[1].positive_ids
     assert found.documents["n"] == Document("n", "no", "t")
+    assert TrainingSet.open_jsonl(path, name="mine", instructions=("",)).name == "mine"
+    with pytest.raises(InvalidInput, match="no instruction"):
+        TrainingSet.open_jsonl(path, instructions=())
 
 
 @pytest.mark.parametrize(
@@ -237,6 +305,7 @@ def test_dropped_queries_are_gone(tiny: TrainingSet) -> None:
     [
         ({"batch_size": 25}, "fewer than a batch"),
         ({"batch_size": 0}, "at least 1"),
+        ({"n_negatives": -1}, "at least 1"),
         ({"n_negatives": 40}, "cannot get 40 negatives"),
         ({"ratios": {"tiny": 0}}, "positive"),
         ({"ratios": {"tony": 1}}, "'tony'"),

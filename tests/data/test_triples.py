@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightir.data import Dataset, Mixture, TrainingSet, decontaminate_sets, open_triples
+from lightir.data import Dataset, Mixture, TrainingSet, decontaminate_sets, open_triples, placed_documents
 from lightir.errors import InvalidInput, NotFound
 
 
@@ -91,6 +91,56 @@ def test_dropped_queries_are_gone_and_change_the_fingerprint(marco: Path) -> Non
     assert fewer.examples[0] == found.examples[1]
     assert [each.query_id for each in fewer.examples[1:]] == ["q1"]
     assert open_triples(marco, instructions=("",)).fingerprint() == found.fingerprint() != fewer.fingerprint()
+    with pytest.raises(InvalidInput, match="no instruction"):
+        open_triples(marco, instructions=())
+
+
+@pytest.mark.parametrize("file", ["collection", "queries.train", "triples"])
+def test_each_file_is_in_the_fingerprint(marco: Path, file: str) -> None:
+    before = open_triples(marco, instructions=("",)).fingerprint()
+    rows = {
+        "collection": [*(f"p{i}\tpassage number {i}" for i in range(5)), "p5\tanother"],
+        "queries.train": [*(f"q{i}\twhat is {i}" for i in range(2)), "q2\twhich are 2"],
+        "triples": ["q2\tp2\tp0"],
+    }
+    path = next(marco.parent.glob(f"{file}.tsv*"))
+    write(path, *rows[file], *(["q0\tp0\tp1"] if file == "triples" else []))
+    after = open_triples(marco, instructions=("",)).fingerprint()
+    assert before != after
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_byte_order_marks_blanks_and_missing_last_line_ends_change_nothing(
+    marco: Path, tmp_path: Path, end: str
+) -> None:
+    expected = open_triples(marco, instructions=("",))
+    for path in list(tmp_path.glob("*.tsv*")):
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = [" " + line.replace("\t", " \t ") + " " for line in content.decode().splitlines()]
+        lines[3:3] = ["", "  "]
+        path.unlink()
+        path.with_name(path.name.removesuffix(".gz")).write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
+    found = open_triples(tmp_path / "triples.tsv", instructions=("",))
+    assert list(found.examples) == list(expected.examples)
+    assert dict(found.documents) == dict(expected.documents)
+    with (tmp_path / "triples.tsv").open("a") as file:
+        file.write(f"{end}{end}q1\tp1")
+    with pytest.raises(InvalidInput, match="line 12: 2 fields"):
+        open_triples(tmp_path / "triples.tsv", instructions=("",))
+
+
+def test_many_documents_are_found_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placed_documents, "ROWS_AT_ONCE", 1)  # so that several rounds are sorted into another
+    n = 300
+    write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)))
+    write(tmp_path / "queries.tsv", "q\twhat")
+    found = open_triples(write(tmp_path / "triples.tsv", "q\tp7\tp250"), instructions=("",)).documents
+    assert len(found) == n
+    assert all(found[f"p{i}"].text == f"passage {i}" for i in range(n))
+    assert not any(f"p{i}" in found for i in range(n, 3 * n))
+    write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)), "p7\tpassage 7")
+    with pytest.raises(InvalidInput, match="line 301: document 'p7' came before"):
+        open_triples(tmp_path / "triples.tsv", instructions=("",))
 
 
 def test_triples_are_cleaned_of_held_out_queries(marco: Path, beir: Path) -> None:
@@ -111,6 +161,8 @@ def test_triples_are_cleaned_of_held_out_queries(marco: Path, beir: Path) -> Non
         ("triples.tsv", "q9\tp1\tp1", "triples.tsv, line 3: query 'q9' is not among the queries"),
         ("collection.tsv", "p1\tanother", "collection.tsv, line 3: document 'p1' came before"),
         ("collection.tsv", "p1", "collection.tsv, line 3: 1 fields between tabs; expected 2"),
+        ("queries.tsv", "\tanother", "queries.tsv, line 3: .*; expected a query's id and text"),
+        ("queries.tsv", "q1\t ", "queries.tsv, line 3: .*; expected a query's id and text"),
         ("queries.tsv", "q1", "queries.tsv, line 3: 'q1'; expected a query's id and text"),
         ("queries.tsv", "q1\tanother", "queries.tsv, line 3: query 'q1' came before with another text"),
     ],

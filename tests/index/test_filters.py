@@ -101,6 +101,7 @@ wanted_filters = st.recursive(
 @settings(deadline=None, max_examples=300)
 @given(st.lists(metadatas, max_size=5), wanted_filters)
 @example([{"über": None}], {"über": None})
+@example([{"x": 1}, {"x": True}, {"x": 0}], {"x": {"in": [True]}})
 @example([{key: 1} for key in ODD_KEYS], {"or": [{key: 1} for key in ODD_KEYS]})
 @example([{"x": {"a\\b": 1}}, {"x": {"a\b": 1}}], {"x.a\\b": {"exists": True}})
 def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
@@ -126,6 +127,13 @@ def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wa
         ({"a": {}}, "at a: expected a value"),
         ({"a": ["x"]}, "at a: expected a value or a test"),
         ({"a": {"in": "x"}}, r"at a\.in: expected a list"),
+        ({"a": {"in": 3}}, r"at a\.in: expected a list of values, got 3"),
+        ({"a": {"in": ["\ud800"]}}, r"at a\.in\[0\]: .* UTF-8"),
+        ({"a": {"in": ["x" * 20] * 9 + [()]}}, r"at a\.in\[9\]"),
+        ({"a": {"lt": True}}, r"at a\.lt: expected a number or a string, got True"),
+        ({"\ud800": 1}, "cannot be written as UTF-8"),
+        ({"a": [0] * 20}, r"got \[0(, 0){18}, 0\];"),
+        ({"a": [0] * 30}, r"got \[0(, 0){18},\.\.\.;"),
         ({"a": {"in": [1, {}]}}, r"at a\.in\[1\]"),
         ({"a": {"exists": 1}}, r"at a\.exists: expected true or false"),
         ({"a": float("nan")}, "at a: expected a finite number"),
@@ -143,6 +151,19 @@ def test_a_malformed_filter_is_told_where(wanted: Any, place: str) -> None:
         condition(wanted)
 
 
+def test_whole_numbers_are_compared_to_the_last_digit_and_larger_ones_are_borne() -> None:
+    stored = [2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2.0**63, 1e300]
+    for wanted in (*stored, 2**63, -(2**63) - 1, 10**300):
+        sql, arguments = condition({"x": {"lte": wanted, "gte": wanted}})
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
+        connection.executemany("INSERT INTO metadata (value) VALUES (?)", [(json.dumps({"x": x}),) for x in stored])
+        found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql}", arguments).fetchall()
+        connection.close()
+        as_sqlite = wanted if isinstance(wanted, float) or -(2**63) <= wanted < 2**63 else float(wanted)
+        assert [key - 1 for (key,) in found] == [i for i, x in enumerate(stored) if x == as_sqlite]
+
+
 def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> None:
     test = {"a": {"gte": 1, "in": [1, "a", True]}}
     wanted: dict[str, Any] = test
@@ -154,6 +175,13 @@ def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> Non
         assert len(Searcher(index).search(["cat"], filter=wanted)["0"]) == 0
         assert len(Searcher(index).search(["cat"], filter=widest)["0"]) == 0
         assert len(Searcher(index).search(["cat"], filter={"a": {"in": list(range(100_000))}})["0"]) == 0
+        nots: dict[str, Any] = {"a": 1}
+        for _ in range(8):
+            nots = {"not": nots}
+        assert len(Searcher(index).search(["cat"], filter=nots)["0"]) == 0
+        for deeper in ({"not": nots}, {"or": [nots]}):
+            with pytest.raises(InvalidInput, match="deeper than 8"):
+                Searcher(index).search(["cat"], filter=deeper)
         with pytest.raises(InvalidInput, match="deeper than 8"):
             Searcher(index).search(["cat"], filter={"not": wanted})
 
