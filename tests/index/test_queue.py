@@ -17,12 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightir.errors import FormatError, IndexLocked
+from lightir.errors import FormatError, IndexLocked, WriteFailed
 from lightir.index import Demand, Index, IndexWriter
+from lightir.index.parked import Vectors
 from lightir.index.pending import keys_of_pending, pending_keys
 from lightir.index.queue import HALF_LIFE_S, Queue
+from lightir.index.worker import work
 from lightir.types import Document
-from pending_documents import FakeEncoder, documents, pending_index
+from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 
 
 @pytest.fixture
@@ -238,6 +240,81 @@ def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) ->
         index.failures()
     shutil.rmtree(folder / "queue")
     assert index.failures() == []
+
+
+def changed(folder: Path, statement: str, *arguments: object) -> None:
+    """The queue's file after one statement that no queue ever makes."""
+    connection = sqlite3.connect(folder / "queue" / "queue.sqlite")
+    with connection:
+        connection.execute(statement, arguments)
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["../../store.sqlite", "..", "", "a\0b", "x" * 400, b"\xff", "12-abc", "victim"])
+def test_a_claim_whose_worker_cannot_be_is_free_and_no_file_of_that_name_goes(
+    folder: Path, index: Index, name: object
+) -> None:
+    """A worker's file is removed when it died; the name comes out of a file that others may have written."""
+    Queue.open(folder).close()
+    (folder / "queue" / "workers" / "victim").touch()
+    (folder / "queue" / "workers" / "a folder").mkdir()
+    before = sorted(path for path in folder.rglob("*") if not path.name.startswith("queue.sqlite-"))
+    changed(folder, "INSERT INTO claims VALUES (1, ?)", name)
+    with Queue.open(folder) as queue:
+        assert len(claimed(queue, index, 99)) == 10
+    assert sorted(path for path in folder.rglob("*") if not path.name.startswith("queue.sqlite-")) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE parked SET dense = 2.5 WHERE doc_key = 2",
+        "UPDATE parked SET dense = 'text'",
+        "UPDATE parked SET dense = NULL WHERE doc_key = 2",
+        "UPDATE parked SET dense = X'00'",
+        "UPDATE parked SET dense = X'00000000'",
+        "UPDATE parked SET dense = X'00000000' WHERE doc_key = 2",
+        "UPDATE parked SET term_ids = NULL WHERE doc_key = 2",
+        "UPDATE parked SET term_ids = X'0000'",
+        "UPDATE parked SET term_ids = X'FFFFFFFF'",
+        "UPDATE parked SET impacts = X'0102'",
+        "DROP TABLE parked",
+    ],
+)
+def test_parked_vectors_that_are_none_are_said_and_spoil_no_index(folder: Path, index: Index, statement: str) -> None:
+    with Queue.open(folder) as queue:
+        claim = queue.claim(lambda: index.view, 4)
+        documents = index.view.store.documents_of(claim.keys)
+        queue.park(claim.keys, Vectors.of([FakeEncoder().encode([documents[key] for key in claim.keys])]))
+    changed(folder, statement)
+    with pytest.raises((FormatError, WriteFailed), match=r"queue\.sqlite"):
+        work(folder, FakeEncoder(), once=True, progress=False)
+    shutil.rmtree(folder / "queue")
+    assert work(folder, FakeEncoder(), once=True, progress=False).pending == 0
+    with Index.open(folder) as after:
+        assert len(require_right_vectors(after)) == 10
+
+
+def test_demand_and_failures_of_other_types_are_read_as_numbers_and_text(folder: Path, index: Index) -> None:
+    with Queue.open(folder) as queue:
+        queue.set_aside({1: "an error", 2: "another"}, at=3.0)
+        queue.note({4: 1, 5: 1}, at=0.0)
+    changed(folder, "UPDATE failures SET error = 7, at = 'noon' WHERE doc_key = 2")
+    changed(folder, "UPDATE demand SET heat = 'hot' WHERE doc_key = 4")
+    with Queue.open(folder) as queue:
+        assert [(each.error, each.at) for each in queue.failures(index.view)] == [("an error", 3.0), ("7", 0.0)]
+        queue.note({4: 2, 5: 1}, at=0.0)
+        assert sorted(claimed(queue, index, 2)) == ["d0003", "d0004"]
+
+
+def test_damage_that_only_a_change_meets_is_named_too(folder: Path, index: Index) -> None:
+    Queue.open(folder).close()
+    path = folder / "queue" / "queue.sqlite"
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)  # the first page, with the schema, is whole
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"queue\.sqlite is damaged.*Remove .*queue"), Queue.open(folder) as queue:
+        claimed(queue, index, 3)
 
 
 def test_others_wait_for_a_brief_writer_but_not_for_a_long_one(folder: Path) -> None:

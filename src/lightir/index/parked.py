@@ -37,9 +37,20 @@ class Vectors:
 
     @classmethod
     def from_blobs(cls, rows: Sequence[Blobs], vocab_size: int) -> Vectors:
-        """Those that `blobs` gave, row by row."""
+        """Those that `blobs` gave, row by row.
+
+        Raises:
+            TypeError, ValueError: the rows are no bytes, or not of one width.
+            InvalidInput: term ids that do not ascend or are outside the vocabulary.
+        """
         if not rows:
             return cls(None, None)
+        if len({None if row[0] is None else len(row[0]) for row in rows}) > 1:
+            raise ValueError("dense rows differ in width")
+        if any(
+            (row[1] is None) != (rows[0][1] is None) or len(row[1] or b"") != 4 * len(row[2] or b"") for row in rows
+        ):
+            raise ValueError("term ids and impacts differ in number")
         dense = sparse = None
         if rows[0][0] is not None:
             dense = np.frombuffer(b"".join(row[0] or b"" for row in rows), np.float16).reshape(len(rows), -1)

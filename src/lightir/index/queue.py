@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -26,11 +27,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from lightir.errors import WriteFailed
+from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.index.connections import BUSY_S, Connection
 from lightir.index.parked import Vectors
 from lightir.index.pending import pending_keys
-from lightir.index.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, named, opened
+from lightir.index.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, damaged, named, opened
 from lightir.index.store import Keys, read_mode
 from lightir.index.view import View
 
@@ -40,6 +41,9 @@ HALF_LIFE_S = 3600.0
 """A query of an hour ago counts half as much as one of now."""
 
 MAX_ERROR_CHARACTERS = 500
+
+_WORKER = re.compile(r"\d+-[0-9a-f]{16}")
+"""A worker's name, which is that of its file: process id and chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,9 @@ class Queue:
         except (OSError, sqlite3.OperationalError) as error:
             raise WriteFailed(f"{folder} cannot be made: {error}") from error
         connection = opened(folder / QUEUE_FILE, "rw", busy_s)
-        # After a power failure the file is whole, but its last second may be lost.
-        connection.execute("PRAGMA synchronous = NORMAL")
+        with named(folder / QUEUE_FILE):
+            # After a power failure the file is whole, but its last second may be lost.
+            connection.execute("PRAGMA synchronous = NORMAL")
         return cls(folder, connection)
 
     @property
@@ -191,7 +196,7 @@ class Queue:
 
     def failures(self, view: View) -> list[Failure]:
         """The pending documents that could not be encoded, by key."""
-        rows = self._select("SELECT doc_key, error, at FROM failures ORDER BY doc_key")
+        rows = self._select("SELECT doc_key, CAST(error AS TEXT), CAST(at AS REAL) FROM failures ORDER BY doc_key")
         pending = pending_keys(view)
         kept = [row for row in rows if _has(pending, row[0])]
         documents = view.store.documents_of(row[0] for row in kept)
@@ -205,9 +210,20 @@ class Queue:
             self._connection.executemany("DELETE FROM claims WHERE doc_key = ?", [(key,) for key in keys])
 
     def parked(self, vocab_size: int) -> tuple[list[int], Vectors]:
-        """The keys and vectors of all that is parked, by key."""
+        """The keys and vectors of all that is parked, by key.
+
+        Raises:
+            FormatError: they are no vectors.
+        """
         rows = self._select("SELECT doc_key, dense, term_ids, impacts FROM parked ORDER BY doc_key")
-        return [row[0] for row in rows], Vectors.from_blobs([row[1:] for row in rows], vocab_size)
+        try:
+            return [row[0] for row in rows], Vectors.from_blobs([row[1:] for row in rows], vocab_size)
+        except (TypeError, ValueError, InvalidInput) as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, error: Exception) -> FormatError:
+        """What to say of a queue that holds what no queue wrote."""
+        return damaged(self.folder / QUEUE_FILE, error)
 
     @property
     def n_parked(self) -> int:
@@ -225,7 +241,7 @@ class Queue:
         now = (time.time() if at is None else at) / HALF_LIFE_S
         with self._opened.lock, self._changing() as do:
             for key, count in asked.items():
-                row = do("SELECT heat FROM demand WHERE doc_key = ?", [key]).fetchone()
+                row = do("SELECT CAST(heat AS REAL) FROM demand WHERE doc_key = ?", [key]).fetchone()
                 before = 0.0 if row is None else 2.0 ** min(row[0] - now, 1000.0)
                 do("INSERT OR REPLACE INTO demand VALUES (?, ?)", [key, now + math.log2(before + count)])
 
@@ -249,7 +265,7 @@ class Queue:
         if self._worker is None:
             folder = self.folder / WORKERS_FOLDER
             for path in folder.iterdir():  # left by workers that died without a claim
-                if (dead := _taken(path)) is not None:
+                if _WORKER.fullmatch(path.name) and (dead := _taken(path)) is not None:
                     _end(dead, path)
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
             lock = None
@@ -262,12 +278,14 @@ class Queue:
     def _bury_the_dead(self) -> None:
         own = self._worker[0] if self._worker else ""
         for (name,) in self._select("SELECT DISTINCT worker FROM claims WHERE worker != ?", [own]):
-            path = self.folder / WORKERS_FOLDER / name
-            dead = _taken(path)
-            if dead is None and path.exists():
-                continue  # it lives
+            dead = path = None
+            if isinstance(name, str) and _WORKER.fullmatch(name):  # anything else would name a file elsewhere
+                path = self.folder / WORKERS_FOLDER / name
+                dead = _taken(path)
+                if dead is None and path.exists():
+                    continue  # it lives
             self._connection.execute("DELETE FROM claims WHERE worker = ?", [name])
-            if dead is not None:
+            if path is not None and dead is not None:
                 _end(dead, path)
 
     # SQLite
@@ -282,16 +300,15 @@ class Queue:
 
     @contextmanager
     def _changing(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection.execute
-            self._connection.execute("COMMIT")
-        except BaseException as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError):
-                raise WriteFailed(f"{self.folder / QUEUE_FILE} cannot be changed: {error}") from error
-            raise
+        with named(self.folder / QUEUE_FILE):
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection.execute
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
 
 
 def failures_of(view: View) -> list[Failure]:

@@ -73,10 +73,15 @@ def named(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise WriteFailed(f"{path} cannot be used: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise FormatError(
-            f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
-        ) from error
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> FormatError:
+    """What to say of a queue whose file holds what no queue wrote."""
+    return FormatError(
+        f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
+    )
 
 
 def is_busy(error: WriteFailed) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lightir.contract import Contract, require_same_documents
-from lightir.errors import IndexLocked, InvalidInput
+from lightir.errors import ContractMismatch, IndexLocked, InvalidInput
 from lightir.index.parked import Vectors
 from lightir.index.pending import pending_keys
 from lightir.index.queue import Queue
@@ -180,6 +180,7 @@ def deliver(
     Raises:
         ContractMismatch: the index was replaced by one of another model.
         WriteFailed: the disk is full or broken; the claims stay.
+        FormatError: what is parked are no vectors of the index.
     """
     queue.set_aside(encoded.errors)
     writer = _opened(folder, patience_s, stop or threading.Event())
@@ -190,7 +191,11 @@ def deliver(
     with writer:
         require_fit(writer.view, contract)
         parked, vectors = queue.parked(contract.backbone.vocab_size)
-        committed = _commit(writer, parked, vectors) + _commit(writer, encoded.keys, Vectors.of(encoded.shards))
+        try:
+            committed = _commit(writer, parked, vectors)
+        except (InvalidInput, ContractMismatch) as error:
+            raise queue.damaged(error) from error
+        committed += _commit(writer, encoded.keys, Vectors.of(encoded.shards))
         keys = [*parked, *encoded.keys]
         queue.finish(keys)
     return Delivery(tuple(committed), tuple(sorted(set(keys) - set(committed))))
