@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -297,13 +298,13 @@ def from_json(cls: Any, value: Any, where: str) -> Any:
         FormatError: names the place and both what was there and what was expected.
     """
     if not isinstance(value, dict):
-        raise FormatError(f"{where}: {value!r} where an object for {cls.__name__} was expected")
+        raise FormatError(f"{where}: {shown(value)} where an object for {cls.__name__} was expected")
     hints = typing.get_type_hints(cls)
     known = {each.name for each in dataclasses.fields(cls)}
-    if unknown := sorted(set(value) - known):
+    if unknown := sorted(set(value) - known, key=str):
         near = difflib.get_close_matches(str(unknown[0]), known, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FormatError(f"{where}: unknown key {unknown[0]!r}{meant}; {cls.__name__} knows {sorted(known)}")
+        raise FormatError(f"{where}: unknown key {shown(unknown[0])}{meant}; {cls.__name__} knows {sorted(known)}")
     arguments = {key: _convert(hints[key], each, f"{where}: {key}") for key, each in value.items()}
     try:
         return cls(**arguments)
@@ -326,15 +327,30 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         _expect(isinstance(value, dict), value, "an object", where)
         return {key: _convert(arguments[1], each, where) for key, each in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        _expect(abs(value) < 2**1023, value, "a number that float64 holds", where)
         return float(value)
+    if hint is float and isinstance(value, float):
+        _expect(math.isfinite(value), value, "a finite number", where)
     plain = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     return _expect(plain, value, hint.__name__, where)
 
 
 def _expect(holds: bool, value: Any, expected: str, where: str) -> Any:
     if not holds:
-        raise FormatError(f"{where} is {value!r}; expected {expected}")
+        raise FormatError(f"{where} is {shown(value)}; expected {expected}")
     return value
+
+
+def shown(value: Any) -> str:
+    """The value for an error: as repr gives it, shortened where it is long or deep."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no int of more than 4,300 digits
+        return f"a very long {type(value).__name__}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
 def differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:

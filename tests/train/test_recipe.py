@@ -26,6 +26,36 @@ from tiny_recipes import RECIPES, tiny_recipe
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
 
 
+ODD_YAML = (
+    "2020-13-45",
+    "!!int x",
+    "!!bool x",
+    "!!timestamp x",
+    "!!float x",
+    "!!map [1]",
+    "!!python/name:os.system",
+    "9" * 5000,
+    "{[1]: 2}",
+)
+"""What PyYAML says of most of these are errors of Python's own."""
+
+
+def laughs(leaf: str, opened: str, closed: str, many: Sequence[str]) -> str:
+    """Twelve lines, each with nine aliases of the one before: a thousand million values."""
+    lines = [f"a0: &a0 {leaf}"]
+    lines += [f"a{i}: &a{i} {opened}{', '.join(f'{key}*a{i - 1}' for key in many)}{closed}" for i in range(1, 12)]
+    return "\n".join(lines)
+
+
+BOMBS = (
+    laughs("[x, x]", "[", "]", [""] * 9),
+    laughs("{k: v}", "{", "}", [f"k{i}: " for i in range(9)]),
+    laughs("{k: v}", "{<<: [", "]}", [""] * 9),
+    "model: &a {x: *a}",
+    "data: &a [*a]",
+)
+
+
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Any:
     _, recipe = read_recipe(path, overrides=overrides)
     return recipe
@@ -57,6 +87,16 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: Recipe, tmp_path: Path) -> No
         ("a: [", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),
         ("just text", "expected"),
+        ("stage: [a]\n", r"stage is \['a'\]; expected one of"),
+        (MINIMAL + "1: 2\nx: 3\n", "unknown key 1;"),
+        (MINIMAL + "optimisation: {learning_rate: .nan}\n", "learning_rate is nan; expected a finite number"),
+        (MINIMAL + "optimisation: {learning_rate: -.inf}\n", "learning_rate is -inf; expected a finite number"),
+        (MINIMAL + f"optimisation: {{learning_rate: {10**400}}}\n", "learning_rate is 1000.*; expected a number that"),
+        (MINIMAL + f"optimisation: {{learning_rate: 0x{'f' * 5000}}}\n", "learning_rate is a very long int; expected"),
+        (MINIMAL + f"losses: [{'[x, x], ' * 1000}]\n", r"losses: \[.{,200}\] where an object"),
+        *((MINIMAL + f"heads: {value}\n", "not valid YAML") for value in ODD_YAML),
+        *((text, "more than 1,000,000 values") for text in BOMBS),
+        ("\x01", "not valid YAML"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -66,7 +106,7 @@ def test_what_makes_no_sense_is_refused_with_its_place(tmp_path: Path, text: str
 
 NUMBERS = [
     ("optimisation.learning_rate", "-1", "0 or more"),
-    ("optimisation.learning_rate", ".nan", "0 or more"),
+    ("optimisation.learning_rate", ".nan", "a finite number"),
     ("optimisation.warmup_steps", "-2", "0 or more"),
     ("optimisation.max_gradient_norm", "0", "above 0"),
     ("optimisation.weight_decay", "-0.1", "0 or more"),
@@ -137,10 +177,31 @@ def test_numbers_are_written_as_everyone_writes_them(text: str, value: float, tm
     assert recipe_content(path, overrides=[f"name={text}"])["name"] == value
 
 
-@pytest.mark.parametrize("override", ["steps", "=3", "data.4.name=x", "data.x=1", "model.address.deep=1", "a=[", "b=1"])
+NOWHERE = (
+    *("steps", "=3", "data.4.name=x", "data.x=1", "model.address.deep=1", "a=[", "b=1"),
+    *("data.\u00b2.name=x", f"data.{'9' * 5000}.name=x", "optimisation.steps=2020-13-45", "model=&a {x: *a}"),
+)
+
+
+@pytest.mark.parametrize("override", NOWHERE)
 def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises((InvalidInput, FormatError)):
         load_recipe(written(tmp_path, MINIMAL), overrides=[override])
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a list"])
+def test_a_recipe_without_fields_has_none_to_change(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"no fields|no position"):
+        load_recipe(written(tmp_path, text), overrides=["stage=sidr"])
+
+
+def test_aliases_may_be_used(tmp_path: Path) -> None:
+    text = "model: {address: a}\ndata: [&x {name: n, ratio: 0.5}, {<<: *x, name: m}, *x]\n"
+    assert [(each.name, each.ratio) for each in load_recipe(written(tmp_path, text)).data] == [
+        ("n", 0.5),
+        ("m", 0.5),
+        ("n", 0.5),
+    ]
 
 
 def test_a_recipe_names_its_stage(tmp_path: Path) -> None:

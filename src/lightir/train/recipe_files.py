@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 
-from lightir.contract import to_json
+from lightir.contract import shown, to_json
 from lightir.errors import FormatError, InvalidInput, NotFound
+
+MOST_VALUES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,6 +29,35 @@ class _Loader(yaml.SafeLoader):
                 None, None, f"the key {repeated[0]!r} stands twice in the object", node.start_mark
             )
         return super().construct_mapping(node, deep)
+
+
+def _parsed(text: str) -> Any:
+    """The YAML's value.
+
+    Raises:
+        ValueError: not YAML, or aliases that lead in a circle or stand for more than MOST_VALUES values.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+        return loader.construct_document(node)
+    # PyYAML lets what Python says of a bad !!int, !!bool or !!timestamp through.
+    except (yaml.YAMLError, RecursionError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values the node holds, those of an alias each time."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # until it is counted: what holds itself has no end
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [each for part in inner for each in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1 + sum(_size(each, known) for each in parts)
+    return known[id(node)]
 
 
 _Loader.add_implicit_resolver(
@@ -65,14 +96,14 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
     if path.resolve() in above:
         raise FormatError(f"{path} is its own base, by way of {', '.join(each.name for each in above)}")
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        content = _parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise FormatError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or "base" not in content:
         return content
     base = content.pop("base")
     if not isinstance(base, str):
-        raise FormatError(f"{path}: base is {base!r}; expected the name of a recipe file")
+        raise FormatError(f"{path}: base is {shown(base)}; expected the name of a recipe file")
     return _merged(_with_base(path.parent / base, (*above, path.resolve())), content)
 
 
@@ -89,8 +120,8 @@ def _override(content: Any, override: str) -> None:
         raise InvalidInput(f"override {override!r}: expected key=value, such as optimisation.steps=100")
     *parents, last = key.split(".")
     try:
-        parsed = yaml.load(value, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
+        parsed = _parsed(value)
+    except ValueError as error:
         raise InvalidInput(f"override {override!r}: the value is not YAML: {error}") from error
     for parent in parents:
         content = (
@@ -102,12 +133,14 @@ def _override(content: Any, override: str) -> None:
             raise InvalidInput(f"override {override!r}: {parent!r} has no fields")
     if isinstance(content, list):
         content[_position(content, last, override)] = parsed
-    else:
+    elif isinstance(content, dict):
         content[last] = parsed
+    else:
+        raise InvalidInput(f"override {override!r}: the recipe has no fields")
 
 
 def _position(values: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(values):
+    if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(values):
         raise InvalidInput(f"override {override!r}: {key!r} is no position in a list of {len(values)}")
     return int(key)
 
