@@ -27,6 +27,7 @@ from lightir.train.loop import Loop, learning_rate_share
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Losses, Recipe
 from lightir.train.recipe_files import recipe_yaml
+from lightir.train.settings import DataRecipe
 from lightir.train.share import share_of
 from lightir.train.stage import Measured
 from lightir.train.stage_data import make_mixture, open_sets
@@ -229,6 +230,22 @@ def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
     train(recipe, tmp_path / "begun", device="cpu")
     with pytest.raises(FormatError, match=r"another recipe: recipe\.optimisation\.learning_rate was .* and is 0\.001"):
         train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
+
+
+def test_a_run_is_not_resumed_on_data_that_changed_since(recipe: Recipe, tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "mine", "mine")
+    data = (DataRecipe(str(folder)), recipe.data[1])
+    recipe = dataclasses.replace(recipe, data=data)
+    cut(lambda: train(recipe, tmp_path / "model", device="cpu"))
+    corpus = folder / "corpus.jsonl"
+    before = corpus.read_text()
+    corpus.write_text(before.replace("text about the river", "text about a river"))
+    with pytest.raises(
+        FormatError, match=r"on other data: data\.mine\.fingerprint was '\w{16}' and is '\w{16}'; resume on"
+    ):
+        train(recipe, tmp_path / "model", resume=True, device="cpu")
+    corpus.write_text(before)
+    train(recipe, tmp_path / "model", resume=True, device="cpu")
 
 
 def test_schedules_step_once_for_an_optimizer_step(recipe: Recipe, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from interrupted import cut
 from lightir.errors import AlreadyExists, WriteFailed
 from lightir.files import sole_writer
+from lightir.train import stopping
 from lightir.train.checkpoint import checkpoints, load_checkpoint
 from lightir.train.contrastive import train
 from lightir.train.curves import Curves, numbers
@@ -58,7 +59,10 @@ def weights(model: Path) -> dict[str, torch.Tensor]:
     return load_file(str(model / "adapter" / "adapter_model.safetensors"))
 
 
-def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on(plain: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on(
+    number: signal.Signals, plain: Recipe, tmp_path: Path
+) -> None:
     endless = dataclasses.replace(
         plain, optimisation=dataclasses.replace(plain.optimisation, steps=100_000), checkpoint_every=0
     )
@@ -72,7 +76,7 @@ def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < until
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "interrupted" in said
@@ -106,8 +110,14 @@ def test_a_run_resumed_after_ctrl_c_equals_an_uninterrupted_one(
     assert all(torch.equal(weights(resumed)[name], each) for name, each in weights(whole).items())
 
 
-def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before() -> None:
+def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one: torchrun repeats the first to its processes, which the terminal has told already."""
     before = signal.getsignal(signal.SIGINT)
+    with noted_interrupts() as interrupted:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupted()
+    monkeypatch.setattr(stopping, "ONE_PRESS", 0.0)
     with pytest.raises(KeyboardInterrupt), noted_interrupts() as interrupted:  # noqa: PT012
         assert not interrupted()
         os.kill(os.getpid(), signal.SIGINT)

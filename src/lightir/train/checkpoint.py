@@ -42,7 +42,9 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any) -> Path:
+def save_checkpoint(
+    folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any, data: Mapping[str, Any] | None = None
+) -> Path:
     """Write the state after a step as folder/step-NNNNNNN, whole or not at all, and drop all but the last two.
 
     Args:
@@ -50,6 +52,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe
         step: optimizer steps done.
         state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
         recipe: the run's; another recipe cannot resume from here.
+        data: what says which data it trains on, fingerprints for one, as JSON; other data cannot be resumed on.
 
     Raises:
         WriteFailed: the system refused, a full disk for one; the checkpoints before are whole.
@@ -58,7 +61,8 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], *, recipe
     try:
         with new_folder(target, overwrite=True) as aside:
             torch.save(dict(state), aside / _STATE)
-            write_json(aside / _HEADER, {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe)})
+            header = {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe), "data": data}
+            write_json(aside / _HEADER, header)
     except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as a RuntimeError about streams
         free = shutil.disk_usage(folder).free
         raise WriteFailed(
@@ -75,15 +79,16 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / _HEADER).is_file())
 
 
-def load_checkpoint(folder: Path, *, recipe: Any) -> dict[str, Any]:
+def load_checkpoint(folder: Path, *, recipe: Any, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The state of the folder's last checkpoint.
 
     The recipes are compared field by field. A field that the checkpoint's lacks, because it is newer than the run,
-    counts as its default there; a default that changed since is a difference.
+    counts as its default there; a default that changed since is a difference. So are the data, unless the checkpoint is
+    older than their record.
 
     Raises:
         NotFound: there is none.
-        FormatError: it has another version, or was written under another recipe; each field that differs is named.
+        FormatError: another version, or written under another recipe or on other data; what differs is named.
     """
     found = checkpoints(folder)
     if not found:
@@ -102,5 +107,11 @@ def load_checkpoint(folder: Path, *, recipe: Any) -> dict[str, Any]:
         raise FormatError(
             f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own"
         )
+    if header.get("data") is not None and data is not None:
+        moved = [f"{field} was {was!r} and is {now!r}" for field, was, now in differences("data", header["data"], data)]
+        if moved:
+            raise FormatError(
+                f"{found[-1]} was written on other data: {'; '.join(moved)}; resume on the run's own, or begin anew"
+            )
     state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     return state

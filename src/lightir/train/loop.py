@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def run_stage(
     Raises:
         AlreadyExists: `out` is there, or an unfinished run is and resume is off, or another process is training there.
         NotFound: no checkpoint to resume from.
-        KeyboardInterrupt: Ctrl-C was pressed; the step under way has been finished and a checkpoint written.
+        KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM came; the step under way is finished, a checkpoint written.
     """
     if resume and recipe.optimisation.max_minutes:
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
@@ -150,9 +151,15 @@ class Loop:
         )
         torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
 
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Counts and fingerprints of what is trained on, as JSON; they are taken once, from all texts."""
+        found: dict[str, Any] = json.loads(json.dumps(self.stage.records().get("data", {})))
+        return found
+
     def restore(self) -> None:
         """Go back to the folder's last checkpoint."""
-        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe)
+        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, data=self.data)
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
@@ -186,7 +193,7 @@ class Loop:
         """Optimizer steps until the recipe's steps or minutes are up.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when the step is finished and a checkpoint written.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is finished and a checkpoint written.
         """
         started = time.monotonic() - self.seconds
         self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
@@ -292,7 +299,7 @@ class Loop:
             "best_step": self.best.step,
             "best_parameters": self.best.parameters,
         }
-        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe)
+        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe, data=self.data)
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():
