@@ -16,6 +16,8 @@
 namespace lightir {
 namespace {
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "add_eight takes impacts from the low end of a number");
+
 template <typename V, Element E>
 inline typename V::Floats load(const uint8_t* row, size_t j) {
     if constexpr (E == Element::float16) {
@@ -175,41 +177,52 @@ constexpr size_t fetch_step = 64;       // postings between two fetches: two lin
         __builtin_prefetch((array) + (i) + fetched_ahead + line);                            \
     }
 
-// What posting i adds: its impact, that many times as much, 256ths of that, or the same as all others.
+// What a posting adds: its impact, that many times as much, 256ths of that, or the same as all others.
 struct Once {
     static constexpr bool reads_impacts = true;
-    uint16_t operator()(const uint8_t* impacts, size_t i) const { return impacts[i]; }
+    uint32_t operator()(uint8_t impact) const { return impact; }
 };
 
 struct Times {
     static constexpr bool reads_impacts = true;
-    uint16_t factor;
-    uint16_t operator()(const uint8_t* impacts, size_t i) const { return static_cast<uint16_t>(factor * impacts[i]); }
+    uint32_t factor;
+    uint32_t operator()(uint8_t impact) const { return factor * impact; }
 };
 
 struct Parts {
     static constexpr bool reads_impacts = true;
     uint32_t weight;
-    uint16_t operator()(const uint8_t* impacts, size_t i) const {
-        return static_cast<uint16_t>((weight * impacts[i] + 255) >> 8);
-    }
+    uint32_t operator()(uint8_t impact) const { return (weight * impact + 255) >> 8; }
 };
 
 struct Same {
     static constexpr bool reads_impacts = false;
-    uint16_t weight;
-    uint16_t operator()(const uint8_t*, size_t) const { return weight; }
+    uint32_t weight;
+    uint32_t operator()(uint8_t) const { return weight; }
 };
 
-// The products come first: the additions that follow cannot overtake each other.
+// Eight impacts are read as one number: loads are what bounds the speed.
 template <typename Product>
 inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t first,
                       const Product& product) {
-    uint16_t products[8];
-    for (size_t l = 0; l < 8; ++l) products[l] = product(impacts, first + l);
+    uint64_t eight = 0;
+    if constexpr (Product::reads_impacts) __builtin_memcpy(&eight, impacts + first, 8);
     for (size_t l = 0; l < 8; ++l) {
         uint16_t& score = scores[offsets[first + l]];
-        score = static_cast<uint16_t>(score + products[l]);
+        score = static_cast<uint16_t>(score + product(static_cast<uint8_t>(eight >> (8 * l))));
+    }
+}
+
+// Of postings first .. first + 8 only the last n_new, without a loop over so few, whose end no processor foresees.
+template <typename Product>
+inline void add_last(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t first, size_t n_new,
+                     const Product& product) {
+    constexpr uint16_t all = 65535;
+    static constexpr uint16_t masks[16] = {0, 0, 0, 0, 0, 0, 0, 0, all, all, all, all, all, all, all, all};
+    for (size_t l = 0; l < 8; ++l) {
+        uint16_t& score = scores[offsets[first + l]];
+        const uint8_t impact = Product::reads_impacts ? impacts[first + l] : uint8_t{0};
+        score = static_cast<uint16_t>(score + (product(impact) & masks[n_new + l]));
     }
 }
 
@@ -222,7 +235,14 @@ void add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impa
         for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets, impacts, j, product);
     }
     for (; i + 8 <= n; i += 8) add_eight(scores, offsets, impacts, i, product);
-    for (; i < n; ++i) scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + product(impacts, i));
+    if (i < n && n >= 8) {
+        add_last(scores, offsets, impacts, n - 8, n - i, product);
+        return;
+    }
+    for (; i < n; ++i) {
+        const uint8_t impact = Product::reads_impacts ? impacts[i] : uint8_t{0};
+        scores[offsets[i]] = static_cast<uint16_t>(scores[offsets[i]] + product(impact));
+    }
 }
 
 void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {

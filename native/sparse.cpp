@@ -101,6 +101,20 @@ void prefetch(const PostingsView<W>& postings, size_t posting) {
     __builtin_prefetch(postings.weights.data + posting);
 }
 
+constexpr size_t runs_ahead = 2;
+
+// A run that is added soon. It was asked for a block ago, when the postings before it were added, but where the terms are
+// many, the second-level cache does not hold what a block of all of them reads.
+template <bool reads_weights, typename W>
+void fetch_run(const PostingsView<W>& postings, const Cursor& cursor) {
+    constexpr size_t line = 64, most = 256;  // bytes, postings
+    if (cursor.run == cursor.end_run) return;
+    const auto [begin, end] = run_span(postings, cursor.run);
+    const size_t last = std::min(end, begin + most);
+    for (size_t i = begin; i < last; i += line / sizeof(uint16_t)) __builtin_prefetch(postings.offsets.data + i);
+    for (size_t i = begin; reads_weights && i < last; i += line / sizeof(W)) __builtin_prefetch(postings.weights.data + i);
+}
+
 // Where a term stands among those that occur, or where it would. Term ids ascend and differ, so term t is not behind
 // place t, and before it no more are missing than the vocabulary has terms that do not occur.
 template <typename W>
@@ -153,6 +167,7 @@ struct Adding;
 
 template <>
 struct Adding<uint16_t, uint8_t> {
+    static constexpr bool reads_weights = true;
     void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
         level().add_u8_to_u16(scores, offsets, impacts, n, weight);
     }
@@ -160,6 +175,7 @@ struct Adding<uint16_t, uint8_t> {
 
 template <>
 struct Adding<float, uint8_t> {
+    static constexpr bool reads_weights = true;
     void operator()(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
         level().add_u8_to_f32(scores, offsets, impacts, n, weight);
     }
@@ -167,18 +183,21 @@ struct Adding<float, uint8_t> {
 
 template <>
 struct Adding<float, float> {
+    static constexpr bool reads_weights = true;
     void operator()(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) const {
         level().add_f32_to_f32(scores, offsets, weights, n, weight);
     }
 };
 
 struct AddingParts {
+    static constexpr bool reads_weights = true;
     void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
         level().add_256ths_to_u16(scores, offsets, impacts, n, static_cast<uint16_t>(weight));
     }
 };
 
 struct AddingSame {
+    static constexpr bool reads_weights = false;
     void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t*, size_t n, float weight) const {
         level().add_same_to_u16(scores, offsets, n, static_cast<uint16_t>(weight));
     }
@@ -272,8 +291,10 @@ void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t f
     CleanOnFailure<Score> guard{kept};
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
         bool touched = false;
-        for (Cursor& cursor : cursors) {
+        for (size_t i = 0; i < cursors.size(); ++i) {
+            Cursor& cursor = cursors[i];
             if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != first_doc / block_size) continue;
+            if (i + runs_ahead < cursors.size()) fetch_run<Add::reads_weights>(postings, cursors[i + runs_ahead]);
             const auto [begin, end] = run_span(postings, cursor.run++);
             prefetch(postings, end);  // where the same term goes on in the next block
             add(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, cursor.weight);

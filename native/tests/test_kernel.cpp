@@ -101,6 +101,37 @@ void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary
     expect(k > n_matching || n_best == 0, "the best and all that tie with them are candidates");
 }
 
+// A run of n postings of other documents each, by a plain loop.
+void additions_are_those_of_a_plain_loop(size_t n) {
+    std::mt19937 random(static_cast<unsigned>(n));
+    std::vector<uint16_t> offsets, start(block_size);
+    std::vector<uint8_t> impacts;
+    for (size_t i = 0; i < n; ++i) {
+        offsets.push_back(static_cast<uint16_t>(40 * i + random() % 40));
+        impacts.push_back(static_cast<uint8_t>(random()));
+    }
+    for (uint16_t& score : start) score = static_cast<uint16_t>(random() % 1000);
+    const auto same = [&](const std::function<void(uint16_t*)>& add, const std::function<uint32_t(uint32_t)>& product) {
+        std::vector<uint16_t> scores = start, expected = start;
+        add(scores.data());
+        for (size_t i = 0; i < n; ++i) {
+            expected[offsets[i]] = static_cast<uint16_t>(expected[offsets[i]] + product(impacts[i]));
+        }
+        return scores == expected;
+    };
+    const uint16_t* at = offsets.data();
+    const uint8_t* read = impacts.data();
+    for (const uint32_t weight : {1u, 3u, 200u}) {
+        const auto times = [=](uint32_t impact) { return weight * impact; };
+        const auto parts = [=](uint32_t impact) { return (weight * impact + 255) / 256; };
+        const auto once = [=](uint32_t) { return weight; };
+        const uint16_t whole = static_cast<uint16_t>(weight);
+        expect(same([=](uint16_t* scores) { level().add_u8_to_u16(scores, at, read, n, whole); }, times), "whole weights");
+        expect(same([=](uint16_t* scores) { level().add_256ths_to_u16(scores, at, read, n, whole); }, parts), "256ths");
+        expect(same([=](uint16_t* scores) { level().add_same_to_u16(scores, at, n, whole); }, once), "the same for all");
+    }
+}
+
 void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, size_t width, size_t dim) {
     const std::vector<uint8_t> data(n_rows * width * element_bytes(element), 0);
     const std::vector<float> scales(n_rows, 1.0f);
@@ -174,6 +205,8 @@ int main() {
                 coarse_sums_bound_what_pair_scores_say(n_docs, k, true);
             }
         }
+        for (size_t n = 0; n < 150; ++n) additions_are_those_of_a_plain_loop(n);
+        additions_are_those_of_a_plain_loop(1500);
         for (const Element element : {Element::float16, Element::float32, Element::int8}) {
             for (const size_t n_rows : {0, 1, 255, 257}) {
                 for (const size_t width : {1, 15, 16, 33, 130}) {
