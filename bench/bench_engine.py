@@ -35,7 +35,7 @@ from engine_peers import Engine, Maker
 from lightir import kernel
 from lightir.index import Index, IndexWriter, build_index
 from lightir.search import Searcher
-from lightir.search.searcher import DEPTH
+from lightir.search.modes import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 from lightir.vectors import SparseVectors
@@ -43,7 +43,7 @@ from lightir.vectors import SparseVectors
 SMALLEST = "--n-docs 1000 --dim 16 --n-queries 4 --rounds 1 --seconds 0"
 BRANCHES = ("sparse", "tokens", "dense", "hybrid")
 KS = (10, 1000)
-HYBRID_DEPTH, RRF_K = 100, 60
+RRF_K = 60
 COMPARED = 50  # queries whose results are compared
 THREADS = (1, 2)
 ADDED, ADDED_ALONE = 1000, 20
@@ -98,7 +98,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--graph", action="store_true", help="build dense graphs whatever the number of documents")
     parser.add_argument(
-        "--depth", type=int, default=HYBRID_DEPTH, help="documents a branch gives to fusion (default %(default)s)"
+        "--depth", type=int, default=DEPTH, help="documents a branch gives to fusion (default %(default)s)"
     )
     parser.add_argument("--dir", help="for indexes (default: the system's folder for temporary files)")
     args = parser.parse_args()
@@ -257,7 +257,7 @@ class Bench:
             print_row(BESIDE_COLUMNS)
             print_row(["---"] + ["---:"] * (len(BESIDE_COLUMNS) - 1))
             for fusion in ("rrf", "linear"):
-                for depth in sorted({self.args.depth, HYBRID_DEPTH, DEPTH}):
+                for depth in sorted({self.args.depth, DEPTH, WHOLE_DEPTH}):
                     print_row(beside_scans(searchers[0][1], texts, fusion, depth, self.args.rounds))
             self._compare("index", makers, {"": texts}, truths, None, KS[:1])
 
@@ -427,7 +427,7 @@ def index_engines(
     build_s: float,
     modes: Sequence[str],
     more: str = "",
-    depth: int = HYBRID_DEPTH,
+    depth: int = DEPTH,
     add: Callable[[int, int], None] | None = None,
 ) -> Iterator[Maker]:
     """The searcher in several modes, "MODE" or "MODE, FUSION"; documents are added when all were measured."""

@@ -21,7 +21,7 @@ from lightir.index import Index, build_index
 from lightir.search import Searcher, fuse
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import fuse_best
-from lightir.search.searcher import DEPTH
+from lightir.search.modes import DEPTH
 from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
 from lightir.vectors import SparseVectors

@@ -95,8 +95,10 @@ private:
             const BranchQuery& query = *asked[i];
             const std::vector<Bitmap>& allowed = (filters.empty() ? branches_[i].allowed : filters[i])->bitmaps;
             scorers.push_back(query.scorer());
-            branches.push_back({[&query, &allowed, &how](size_t k) { return query.top(k, how.n_threads, allowed); },
-                                scorers.back().get(), branches_[i].weight, branches_[i].complete});
+            auto top = [&query, &allowed, &how](size_t k, Watched* watched) {
+                return query.top(k, how.n_threads, allowed, watched);
+            };
+            branches.push_back({std::move(top), scorers.back().get(), branches_[i].weight, branches_[i].complete});
         }
         return ranked(branches, wanted);
     }

@@ -50,6 +50,7 @@ public:
         if (n_ == 0) return;
         const auto [low, high] = std::minmax_element(listed.begin(), listed.end());
         least_ = *low, most_ = *high;
+        nothing_ = scale == Scale::max ? std::min(least_, 0.0) : least_;
         if (scale != Scale::z_score && scale != Scale::dbsf) return;
         double total = 0, squares = 0;
         for (const float score : listed) total += static_cast<double>(score);
@@ -77,9 +78,10 @@ private:
         switch (scale_) {
             case Scale::none: return s;
             case Scale::reciprocal: return rank > 0 ? 1.0 / (rrf_k_ + static_cast<double>(rank)) : 0.0;
+            case Scale::max:
             case Scale::min_max:
-                if (flat) return s >= most_ ? 1.0 : 0.0;
-                return std::min(std::max((s - least_) / (most_ - least_), 0.0), 1.0);
+                if (nothing_ == most_) return s >= most_ ? 1.0 : 0.0;
+                return std::min(std::max((s - nothing_) / (most_ - nothing_), 0.0), 1.0);
             case Scale::z_score: return flat ? (s >= most_ ? 0.0 : -1.0) : (s - mean_) / deviation_;
             case Scale::dbsf:
                 if (flat) return s >= most_ ? 0.5 : 0.0;
@@ -92,6 +94,7 @@ private:
     double rrf_k_;
     size_t n_;
     double least_ = 0, most_ = 0, mean_ = 0, deviation_ = 1;
+    double nothing_ = 0;  // the score that is worth 0
 };
 
 template <typename T>
@@ -121,11 +124,11 @@ private:
 };
 
 // One branch's part in the candidates' sums. Of a document outside its list nothing is asked where all scores that it may
-// have are worth the same, as with ranks, or with min-max below the least listed score.
+// have are worth the same, as with ranks, or with min-max below the least score of an exact list.
 class Part {
 public:
-    Part(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& doc_ords,
-         Scale scale, double rrf_k)
+    Part(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& known,
+         const std::vector<uint32_t>& doc_ords, Scale scale, double rrf_k)
         : branch_(branch), doc_ords_(doc_ords), normalized_(branch.scores, scale, rrf_k),
           most_outside_(normalized_.most_outside(branch.complete)),
           open_(most_outside_ != normalized_.least_outside()) {
@@ -133,9 +136,12 @@ public:
         column_.scores.assign(n, 0.0f);
         column_.ranks.assign(n, 0);
         column_.normalized.assign(n, open_ ? 0.0 : most_outside_);
+        scored_.assign(n, false);
+        for (size_t i = 0; i < known.size(); ++i) set_score(known[i], branch.known->scores[i]);
         for (size_t i = 0; i < numbers.size(); ++i) {
             if (column_.ranks[numbers[i]] != 0) throw InvalidInput("a branch lists a document twice");
             const int64_t rank = static_cast<int64_t>(i) + 1;
+            scored_[numbers[i]] = true;
             column_.scores[numbers[i]] = branch.scores[i];
             column_.ranks[numbers[i]] = rank;
             column_.normalized[numbers[i]] = normalized_(branch.scores[i], rank);
@@ -143,7 +149,7 @@ public:
     }
 
     // Whether what it says of a candidate hangs on a score that its list lacks.
-    bool asks(size_t i) const { return open_ && column_.ranks[i] == 0; }
+    bool asks(size_t i) const { return open_ && !scored_[i]; }
 
     // Whether it asks for any score that its list lacks.
     bool open() const { return open_; }
@@ -161,16 +167,13 @@ public:
     void score(const std::vector<uint32_t>& numbers) {
         std::vector<uint32_t> outside, at;
         for (const uint32_t i : numbers) {
-            if (column_.ranks[i] != 0) continue;
+            if (scored_[i]) continue;
             outside.push_back(doc_ords_[i]);
             at.push_back(i);
         }
         std::vector<float> scores(outside.size());
         branch_.scorer->score({outside.data(), outside.size()}, scores.data());
-        for (size_t i = 0; i < at.size(); ++i) {
-            column_.scores[at[i]] = scores[i];
-            if (open_) column_.normalized[at[i]] = normalized_(scores[i], 0);
-        }
+        for (size_t i = 0; i < at.size(); ++i) set_score(at[i], scores[i]);
     }
 
     // The whole column of some candidates, of which those that it asks for are scored.
@@ -181,11 +184,19 @@ public:
     }
 
 private:
+    // Of a document outside the list.
+    void set_score(uint32_t i, float score) {
+        scored_[i] = true;
+        column_.scores[i] = score;
+        if (open_) column_.normalized[i] = normalized_(score, 0);
+    }
+
     const FusedBranch& branch_;
     const std::vector<uint32_t>& doc_ords_;
     Normalizer normalized_;
     double most_outside_;
     bool open_;
+    std::vector<bool> scored_;  // listed, known or asked for
     FusedColumn column_;
 };
 
@@ -260,10 +271,17 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
         numbers[b].reserve(branches[b].doc_ords.size);
         for (const uint32_t doc_ord : branches[b].doc_ords) numbers[b].push_back(candidates.add(doc_ord));
     }
+    std::vector<std::vector<uint32_t>> known(branches.size());
+    for (size_t b = 0; b < branches.size(); ++b) {
+        if (branches[b].known == nullptr) continue;
+        for (const uint32_t doc_ord : branches[b].known->doc_ords) known[b].push_back(candidates.add(doc_ord));
+    }
     const std::vector<uint32_t>& doc_ords = candidates.doc_ords();
     std::vector<Part> parts;
     parts.reserve(branches.size());
-    for (size_t b = 0; b < branches.size(); ++b) parts.emplace_back(branches[b], numbers[b], doc_ords, scale, rrf_k);
+    for (size_t b = 0; b < branches.size(); ++b) {
+        parts.emplace_back(branches[b], numbers[b], known[b], doc_ords, scale, rrf_k);
+    }
     const Sums sums = sums_of(parts, doc_ords.size(), k);
     const std::vector<uint32_t> order = best(sums.values, sums.least, doc_ords, k, ties);
     FusedTop out{some_of(doc_ords, order), some_of(sums.values, order), {}};

@@ -9,16 +9,17 @@
 
 namespace lightir {
 
-enum class Scale { none, min_max, z_score, dbsf, reciprocal };
+enum class Scale { none, max, min_max, z_score, dbsf, reciprocal };
 
 // One branch's best documents, score down; what it gives others, no more than the last of these where the list is
-// complete; and its part in the sum.
+// complete; its part in the sum; and scores of documents of other lists that are known already.
 struct FusedBranch {
     Span<uint32_t> doc_ords;
     Span<float> scores;
     const Scorer* scorer = nullptr;
     double weight = 1.0;
     bool complete = false;
+    const Watched* known = nullptr;
 };
 
 struct FusedColumn {
@@ -32,6 +33,9 @@ struct FusedTop {
     std::vector<double> scores;
     std::vector<FusedColumn> columns;
 };
+
+// Whether documents outside a branch's list may count, so that their scores have to be known.
+inline bool counts_outside(Scale scale) { return scale != Scale::min_max && scale != Scale::reciprocal; }
 
 // The k best documents of all lists by the weighted sum of what the branches say of them: sum down, then doc_ord up;
 // with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score, which is asked for

@@ -43,6 +43,15 @@ Listed listed(const std::vector<Hit>& hits, const Ranked& how, size_t depth) {
     return out;
 }
 
+// The documents of some lists, ascending.
+std::vector<uint32_t> all_of(const std::vector<Listed>& lists) {
+    std::vector<uint32_t> out;
+    for (const Listed& list : lists) out.insert(out.end(), list.doc_ords.begin(), list.doc_ords.end());
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+    return out;
+}
+
 FusedTop alone(Listed found, bool columns) {
     FusedTop out{std::move(found.doc_ords), {found.scores.begin(), found.scores.end()}, {}};
     if (!columns) return out;
@@ -66,14 +75,19 @@ FusedTop in_order_of_ids(FusedTop found, const Ranked& how) {
 }  // namespace
 
 FusedTop ranked(const std::vector<QueriedBranch>& branches, const Ranked& how) {
-    if (branches.size() == 1) return alone(listed(branches[0].top(how.k), how, how.k), how.columns);
+    if (branches.size() == 1) return alone(listed(branches[0].top(how.k, nullptr), how, how.k), how.columns);
     std::vector<Listed> lists;
     std::vector<FusedBranch> fused;
+    std::vector<Watched> watched(branches.size());
     lists.reserve(branches.size());
-    for (const QueriedBranch& branch : branches) {
-        lists.push_back(listed(branch.top(how.depth), how, how.depth));
+    for (size_t b = 0; b < branches.size(); ++b) {
+        const QueriedBranch& branch = branches[b];
+        const bool watches = counts_outside(how.scale) && b > 0;
+        if (watches) watched[b].doc_ords = all_of(lists);
+        lists.push_back(listed(branch.top(how.depth, watches ? &watched[b] : nullptr), how, how.depth));
+        const bool known = !watched[b].scores.empty();
         fused.push_back({span_of(lists.back().doc_ords), span_of(lists.back().scores), branch.scorer, branch.weight,
-                         branch.complete});
+                         branch.complete, known ? &watched[b] : nullptr});
     }
     FusedTop best = fuse(fused, how.scale, how.rrf_k, how.k, how.ids != nullptr, how.columns);
     return how.ids == nullptr ? best : in_order_of_ids(std::move(best), how);

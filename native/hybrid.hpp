@@ -12,9 +12,10 @@
 namespace lightir {
 
 // What one branch gives a query. top(k) are its k best documents, score down, then doc_ord up, with all that tie with the
-// last of them, or as many as can be needed; the scorer's, weight and complete are as in FusedBranch.
+// last of them, or as many as can be needed; it may give watched documents, unless null, their scores, or leave them
+// without. The scorer's, weight and complete are as in FusedBranch.
 struct QueriedBranch {
-    std::function<std::vector<Hit>(size_t)> top;
+    std::function<std::vector<Hit>(size_t, Watched*)> top;
     const Scorer* scorer = nullptr;
     double weight = 1.0;
     bool complete = false;
@@ -22,7 +23,7 @@ struct QueriedBranch {
 
 // How branches become a ranking.
 struct Ranked {
-    Scale scale = Scale::min_max;
+    Scale scale = Scale::max;
     double rrf_k = 60.0;
     size_t k = 10;
     size_t depth = 1000;    // of each branch's list

@@ -167,10 +167,11 @@ public:
     }
 
     // One query's best documents; the GIL need not be held.
-    std::vector<Hit> best(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed) const {
+    std::vector<Hit> best(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed,
+                          Watched* watched) const {
         Saturation saturation = saturation_;
         saturation.mean = mean;
-        return segments_top_k(firsts_, segments_, query, saturation, k, allowed);
+        return segments_top_k(firsts_, segments_, query, saturation, k, allowed, watched);
     }
 
 private:
@@ -326,8 +327,9 @@ public:
     }
 
     // The k best; see QueriedBranch. The GIL need not be held.
-    std::vector<Hit> top(size_t k, size_t n_threads, const std::vector<Bitmap>& allowed) const {
-        return dense_ != nullptr ? dense_->best(vector_, k, n_threads, allowed) : sparse_->best(terms_, mean_, k, allowed);
+    std::vector<Hit> top(size_t k, size_t n_threads, const std::vector<Bitmap>& allowed, Watched* watched) const {
+        return dense_ != nullptr ? dense_->best(vector_, k, n_threads, allowed)
+                                 : sparse_->best(terms_, mean_, k, allowed, watched);
     }
 
     const FirstOrds& firsts() const { return dense_ != nullptr ? dense_->firsts() : sparse_->firsts(); }
@@ -348,6 +350,7 @@ private:
 
 inline Scale scale_of(const std::string& name) {
     if (name == "none") return Scale::none;
+    if (name == "max") return Scale::max;
     if (name == "min-max") return Scale::min_max;
     if (name == "z-score") return Scale::z_score;
     if (name == "dbsf") return Scale::dbsf;

@@ -125,9 +125,9 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
 // true score: a saturation falls as 1 / mean rises, never faster than in proportion, so for r = mean now / mean then the
 // true score lies between min(1, r) and max(1, r) times the stored one. Stored scores pick the candidates, whose true
 // scores are computed from their counts, and a segment is asked for more until none that it withholds can be among the
-// best.
+// best. The watched get their scores where stored ones are the true ones; otherwise `watched` is left without scores.
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
-                                const std::vector<Bitmap>& allowed);
+                                const std::vector<Bitmap>& allowed, Watched* watched = nullptr);
 
 }  // namespace lightir

@@ -239,6 +239,15 @@ struct Accumulators {
     uint32_t positions[most_chunk];
     float values[most_chunk];
 
+    // The scores of the watched among the block's n documents, the first of which is number first among all.
+    void note(size_t first, size_t n, Watched& watched) const {
+        const auto& ords = watched.doc_ords;
+        auto each = std::lower_bound(ords.begin(), ords.end(), first);
+        for (; each != ords.end() && *each < first + n; ++each) {
+            watched.scores[static_cast<size_t>(each - ords.begin())] = static_cast<float>(scores[*each - first]);
+        }
+    }
+
     // first_ord: the number of the postings' first document among all.
     void collect(size_t first_doc, size_t n_docs, size_t first_ord, Bitmap allowed, TopK& best, Guesses& guesses) {
         const size_t n = std::min(block_size, n_docs - first_doc);
@@ -286,7 +295,7 @@ struct Wanted {
 // Adds all postings of a query, block by block; first_ord is the number of their first document among all.
 template <typename Score, typename W, typename Add>
 void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t first_ord, Bitmap allowed, const Add& add,
-          TopK& best, Guesses& guesses) {
+          TopK& best, Guesses& guesses, Watched* watched = nullptr) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
@@ -299,6 +308,9 @@ void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t f
             prefetch(postings, end);  // where the same term goes on in the next block
             add(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, cursor.weight);
             touched = true;
+        }
+        if (touched && watched != nullptr) {
+            kept.note(first_ord + first_doc, std::min(block_size, postings.n_docs - first_doc), *watched);
         }
         if (touched) kept.collect(first_doc, postings.n_docs, first_ord, allowed, best, guesses);
     }
@@ -402,34 +414,38 @@ std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery
 namespace {
 
 template <typename W>
-void walk_segment(const PostingsView<W>& postings, const SparsePart& part, TopK& best, Guesses& guesses) {
+void walk_segment(const PostingsView<W>& postings, const SparsePart& part, TopK& best, Guesses& guesses,
+                  Watched* watched) {
     const std::vector<Cursor> cursors = open_cursors(postings, sorted_query(part.query));
     if (cursors.empty()) return;
     if constexpr (std::is_same_v<W, uint8_t>) {
         if (fits_u16(part.query)) {
-            walk<uint16_t>(postings, cursors, part.first_ord, part.allowed, Adding<uint16_t, W>{}, best, guesses);
+            walk<uint16_t>(postings, cursors, part.first_ord, part.allowed, Adding<uint16_t, W>{}, best, guesses,
+                           watched);
             return;
         }
     }
-    walk<float>(postings, cursors, part.first_ord, part.allowed, Adding<float, W>{}, best, guesses);
+    walk<float>(postings, cursors, part.first_ord, part.allowed, Adding<float, W>{}, best, guesses, watched);
 }
 
-std::vector<Hit> walk_segments(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, bool with_guesses) {
+std::vector<Hit> walk_segments(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched,
+                               bool with_guesses) {
     TopK best(k, 0.0f, 0.0f, true);
     Guesses guesses(with_guesses, k, n_docs);
     for (const SparsePart& part : parts) {
-        if (part.narrow != nullptr) walk_segment(*part.narrow, part, best, guesses);
-        else walk_segment(*part.wide, part, best, guesses);
+        if (part.narrow != nullptr) walk_segment(*part.narrow, part, best, guesses, watched);
+        else walk_segment(*part.wide, part, best, guesses, watched);
         best.end_segment(part.first_ord);
     }
     std::vector<Hit> hits = best.finish();
-    return complete(hits, best, k, 0.0f) ? hits : walk_segments(parts, n_docs, k, false);
+    return complete(hits, best, k, 0.0f) ? hits : walk_segments(parts, n_docs, k, watched, false);
 }
 
 }  // namespace
 
-std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k) {
-    return k == 0 ? std::vector<Hit>{} : walk_segments(parts, n_docs, k, true);
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched) {
+    if (watched != nullptr) watched->scores.assign(watched->doc_ords.size(), 0.0f);
+    return k == 0 ? std::vector<Hit>{} : walk_segments(parts, n_docs, k, watched, true);
 }
 
 size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query) {

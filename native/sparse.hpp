@@ -64,9 +64,16 @@ struct SparsePart {
     uint32_t first_ord = 0;  // of the segment's first document in the collection; ascending
 };
 
+// Documents whose scores are asked for whether they are among the best or not: doc_ords, ascending, and a score each.
+struct Watched {
+    std::vector<uint32_t> doc_ords;
+    std::vector<float> scores;
+};
+
 // The k best of all segments' documents, n_docs with those of segments that are left out, score down, then doc_ord up; and
-// those of each segment's k best that tie with the last of them.
-std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k);
+// those of each segment's k best that tie with the last of them. Watched documents get the scores of sparse_pair_scores,
+// to the bit, while all are summed, which costs less than to look one up.
+std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr);
 
 // What sums of rounded weights say: with s for its own, a document's sum of weight * impact lies between
 // unit * (s - over) and unit * (s + under), but for what float sums lose.

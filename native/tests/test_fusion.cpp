@@ -107,7 +107,12 @@ void the_best_of_all_segments_are_those_of_the_scores(unsigned seed, size_t k) {
     for (uint32_t i = 0; i < 12; ++i) every[i] = i;
     std::vector<float> said(12);
     SparseScorer(data.firsts, plain, query, {}).score(span(every), said.data());
-    const std::vector<Hit> hits = segments_top_k(data.firsts, plain, query, {}, k, allowed);
+    Watched watched{{0, 3, 5, 6, 9, 11}, {}};
+    const std::vector<Hit> hits = segments_top_k(data.firsts, plain, query, {}, k, allowed, &watched);
+    expect(watched.scores.size() == (k == 0 ? 0 : 6), "all of the watched or none");
+    for (size_t i = 0; i < watched.scores.size(); ++i) {
+        expect(watched.scores[i] == said[watched.doc_ords[i]], "a watched document's score");
+    }
     const auto above = std::count_if(said.begin(), said.end(), [](float score) { return score > 0; });
     expect(hits.size() >= std::min(k, static_cast<size_t>(above)), "k documents of all segments");
     for (size_t i = 0; i < hits.size(); ++i) {
@@ -127,7 +132,11 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     const SparseScorer by_terms(data.firsts, data.sparse,
                                 {span(data.query_terms), span(data.query_weights), span(data.places), 3}, {0.9, 0.4, 2.0});
     const auto listing = [](const Scorer& scorer) {
-        return [&scorer](size_t n) {
+        return [&scorer](size_t n, Watched* watched) {
+            if (watched != nullptr && n % 2 == 1) {  // or none
+                watched->scores.resize(watched->doc_ords.size());
+                scorer.score(span(watched->doc_ords), watched->scores.data());
+            }
             std::vector<uint32_t> every(12);
             for (uint32_t i = 0; i < 12; ++i) every[i] = i;
             std::vector<float> said(12);
@@ -168,13 +177,16 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");
 }
 
+constexpr Scale scales[] = {Scale::none,    Scale::max,  Scale::min_max,
+                            Scale::z_score, Scale::dbsf, Scale::reciprocal};
+
 }  // namespace
 
 int main() {
     for (const unsigned seed : {1u, 2u, 3u}) {
         for (const size_t depth : {0u, 1u, 5u, 12u}) {
             for (const size_t k : {0u, 1u, 4u, 50u}) {
-                for (const Scale scale : {Scale::none, Scale::min_max, Scale::z_score, Scale::dbsf, Scale::reciprocal}) {
+                for (const Scale scale : scales) {
                     for (const bool complete : {false, true}) {
                         the_best_are_in_order_and_scored(seed, depth, k, scale, complete);
                     }
@@ -184,7 +196,7 @@ int main() {
     }
     for (const size_t depth : {0u, 1u, 5u, 50u}) {
         for (const size_t k : {0u, 1u, 4u, 50u}) {
-            for (const Scale scale : {Scale::none, Scale::min_max, Scale::reciprocal}) {
+            for (const Scale scale : {Scale::none, Scale::max, Scale::min_max, Scale::reciprocal}) {
                 a_whole_search_is_its_lists_joined(depth + 7, depth, k, scale);
             }
         }

@@ -159,13 +159,13 @@ class Fusion:
         method: a weighted sum of scores that are normalised per query ("linear"), of reciprocal ranks ("rrf"), or of
             scores placed in their list's distribution ("dbsf").
         weights: a branch's weight.
-        normalization: of "linear".
+        normalization: of "linear", see `lightir.search.fusion.fuse`.
         rrf_k: of "rrf", which sums 1 / (rrf_k + rank).
     """
 
     method: Literal["linear", "rrf", "dbsf"] = "linear"
     weights: Mapping[str, float] = field(default_factory=lambda: {"dense": 0.7, "sparse": 0.3})
-    normalization: Literal["min-max", "z-score", "none"] = "min-max"
+    normalization: Literal["max", "min-max", "z-score", "none"] = "max"
     rrf_k: float = 60.0
 
 

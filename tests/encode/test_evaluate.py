@@ -355,9 +355,9 @@ def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
             ranking = run[query.query_id]
             scored = dict(zip(ranking.doc_ids, ranking.scores, strict=True))
             scores = {doc_id: scored.get(doc_id, 0.0) for doc_id in total}
-            least, most = min(scores.values(), default=0.0), max(scores.values(), default=0.0)
+            most = max(scores.values(), default=0.0)
             for doc_id, score in scores.items():
-                total[doc_id] += 0.5 * ((score - least) / (most - least) if most > least else 1.0)
+                total[doc_id] += 0.5 * (score / most if most else 1.0)
         found = late[query.query_id]
         assert list(found.doc_ids)[m:] == first[m:]
         np.testing.assert_allclose(found.scores[:m], sorted(total.values(), reverse=True), rtol=1e-4)

@@ -21,7 +21,7 @@ from lightir.search.fusion import fuse as fuse_all
 from lightir.search.fusion import fuse_best
 from lightir.types import Branch
 
-SCALES = ("none", "min-max", "z-score", "dbsf", "rrf")
+SCALES = ("none", "max", "min-max", "z-score", "dbsf", "rrf")
 F32, U32 = np.float32, np.uint32
 
 
@@ -370,7 +370,9 @@ def test_a_search_refuses_queries_of_others() -> None:
             call()
 
 
-@pytest.mark.parametrize(("scale", "n_asked"), [("min-max", 0), ("rrf", 0), ("z-score", 1), ("none", 1), ("dbsf", 1)])
+@pytest.mark.parametrize(
+    ("scale", "n_asked"), [("min-max", 0), ("max", 0), ("rrf", 0), ("z-score", 1), ("none", 1), ("dbsf", 1)]
+)
 def test_scores_that_cannot_matter_are_not_asked_for(scale: Any, n_asked: int) -> None:
     """Row 2 scores NaN, an error as soon as anybody asks; what it can be at most leaves it behind the first."""
     rows = f32(9, 8, np.nan, 6, 1).reshape(5, 1)

@@ -132,6 +132,12 @@ def reciprocal(found: list[tuple[str, float]], doc_id: str, method: str) -> floa
     return next((1 / (k + rank) for rank, (listed, _) in enumerate(found, 1) if listed == doc_id), 0.0)
 
 
+def by_most(found: list[tuple[str, float]], score: float) -> float:
+    if not found or found[-1][1] < 0:
+        return min_max(found, score)
+    return float(score >= 0) if found[0][1] == 0 else min(max(score / found[0][1], 0.0), 1.0)
+
+
 def min_max(found: list[tuple[str, float]], score: float) -> float:
     if not found:
         return 0.0
@@ -162,7 +168,13 @@ def raw(found: list[tuple[str, float]], score: float) -> float:
     return score if found else 0.0
 
 
-NORMALIZED = {"linear": min_max, "linear:z-score": z_score, "linear:none": raw, "dbsf": dbsf}
+NORMALIZED = {
+    "linear": by_most,
+    "linear:min-max": min_max,
+    "linear:z-score": z_score,
+    "linear:none": raw,
+    "dbsf": dbsf,
+}
 DEPTHS = ((1, 1), (5, 4), (5, 1000), (100, 4))
 METHODS = (*NORMALIZED, "rrf", "rrf:0", "rrf:2.5")
 

@@ -19,7 +19,7 @@ from small_collections import WORDS, GivenVectors, animal_shard, csr, word_contr
 
 QUERY = "the cat and the dog at the well"
 MODES = ("dense", "sparse", "tokens", "hybrid", "hybrid+tokens")
-FUSIONS = ("linear", "linear:z-score", "linear:none", "rrf:3", "dbsf")
+FUSIONS = ("linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf")
 N_DOCS = 30
 
 

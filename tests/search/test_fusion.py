@@ -16,7 +16,7 @@ from lightir.search.modes import fusion_text, parse_fusion
 from lightir.types import Branch
 
 Scores = dict[int, float]
-METHODS = ("linear", "linear:z-score", "linear:none", "dbsf", "rrf", "rrf:5")
+METHODS = ("linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf", "rrf", "rrf:5")
 
 
 def listed(scores: Scores) -> BranchList:
@@ -42,8 +42,38 @@ def as_dict(result: Fused) -> Scores:
     return dict(zip(result.doc_ords.tolist(), result.scores.tolist(), strict=True))
 
 
-def test_linear_is_the_weighted_sum_of_min_max_scores() -> None:
-    result = fused({"dense": {1: 0.75, 2: 0.5, 3: 0.25}, "sparse": {3: 9.0, 4: 5.0}}, {"dense": {4: 0.5}})
+def test_linear_is_the_weighted_sum_of_scores_over_the_best_of_their_list() -> None:
+    result = fused({"dense": {1: 0.75, 2: 0.375, 3: 0.1875}, "sparse": {3: 8.0, 4: 4.0}}, {"dense": {4: 0.5625}})
+    assert as_dict(result) == {1: 0.5, 4: 0.5 * 0.75 + 0.25 * 0.5, 3: 0.5 * 0.25 + 0.25, 2: 0.25}
+    assert result.doc_ords.tolist() == [1, 4, 3, 2]
+    assert result.columns["dense"].ranks.tolist() == [1, 0, 3, 2]
+
+
+@pytest.mark.parametrize("n_listed", [1, 2, 5, 9])
+def test_how_long_a_list_is_changes_no_linear_score(n_listed: int) -> None:
+    scores = {doc: 1.0 / (1 + doc) for doc in range(10)}
+    whole = fused({"dense": scores, "sparse": {9: 8.0, 3: 5.0}})
+    cut = fused({"dense": dict(list(scores.items())[:n_listed]), "sparse": {9: 8.0, 3: 5.0}}, {"dense": scores})
+    assert as_dict(cut) == {doc: as_dict(whole)[doc] for doc in as_dict(cut)}
+
+
+@pytest.mark.parametrize(("least", "others"), [(0.0, [0.5, 0.0]), (-1.0, [0.75, 0.5]), (-4.0, [0.9, 0.8])])
+def test_where_scores_below_zero_are_listed_the_least_is_nothing(least: float, others: list[float]) -> None:
+    found: Scores = {1: 1.0, 2: 0.5, 3: 0.0, 4: least} if least else {1: 1.0, 2: 0.5, 3: 0.0}
+    result = fused({"dense": found, "sparse": {9: 1.0}}, {"dense": {9: -9.0}}, also=(9,))
+    dense = dict(zip(result.doc_ords.tolist(), result.columns["dense"].normalized.tolist(), strict=True))
+    assert [dense[2], dense[3]] == others
+    assert dense[9] == dense.get(4, 0.0) == 0.0
+
+
+def test_scores_that_are_all_below_zero_keep_their_order() -> None:
+    result = fused({"dense": {1: -1.0, 2: -2.0, 3: -3.0}, "sparse": {4: 1.0}}, {"dense": {4: -7.0}})
+    assert as_dict(result) == {1: 0.5, 2: 0.25, 4: 0.25, 3: 0.0}
+
+
+def test_min_max_puts_the_end_of_the_list_at_nothing() -> None:
+    lists: dict[Branch, Scores] = {"dense": {1: 0.75, 2: 0.5, 3: 0.25}, "sparse": {3: 9.0, 4: 5.0}}
+    result = fused(lists, {"dense": {4: 0.5}}, "linear:min-max")
     assert as_dict(result) == {1: 0.5, 2: 0.25, 3: 0.25, 4: 0.25}
     assert result.doc_ords.tolist() == [1, 2, 3, 4]
     assert result.columns["dense"].ranks.tolist() == [1, 2, 3, 0]
@@ -52,19 +82,20 @@ def test_linear_is_the_weighted_sum_of_min_max_scores() -> None:
 
 def test_a_missing_document_counts_by_its_true_score_and_never_below_zero() -> None:
     lists: dict[Branch, Scores] = {"dense": {1: 1.0, 2: 0.5}, "sparse": {3: 2.0, 1: 1.0, 4: 1.5}}
-    result = fused(lists, {"dense": {3: 0.75, 4: -9.0}, "sparse": {2: 0.0}})
+    result = fused(lists, {"dense": {3: 0.75, 4: -9.0}, "sparse": {2: 0.0}}, "linear:min-max")
     assert as_dict(result) == {1: 0.5, 3: 0.5, 4: 0.125, 2: 0.0}
     assert result.doc_ords.tolist() == [1, 3, 4, 2]
 
 
 @pytest.mark.parametrize("found", [{5: 3.0}, {5: 3.0, 6: 3.0}])
 def test_equal_scores_and_single_hits_count_one_and_lower_ones_nothing(found: Scores) -> None:
-    result = fused({"dense": found, "sparse": {7: 1.0, 8: 1.0}}, {"dense": {7: 3.0, 8: 2.0}})
+    lists: dict[Branch, Scores] = {"dense": found, "sparse": {7: 1.0, 8: 1.0}}
+    result = fused(lists, {"dense": {7: 3.0, 8: 2.0}}, "linear:min-max")
     assert as_dict(result) == {**dict.fromkeys(found, 0.5), 7: 0.75, 8: 0.25}
 
 
 def test_an_empty_list_adds_nothing() -> None:
-    assert as_dict(fused({"dense": {}, "sparse": {1: 2.0, 2: 1.0}})) == {1: 0.25, 2: 0.0}
+    assert as_dict(fused({"dense": {}, "sparse": {1: 2.0, 2: 1.0}})) == {1: 0.25, 2: 0.125}
     assert as_dict(fused({"dense": {}, "sparse": {}})) == {}
 
 
@@ -115,7 +146,7 @@ def test_without_normalization_raw_scores_are_summed() -> None:
 @pytest.mark.parametrize("found", [{5: 3.0}, {5: 3.0, 6: 3.0}, {5: 0.1, 6: 0.1, 7: 0.1}])
 @pytest.mark.parametrize(
     ("method", "listed_part", "lower_part"),
-    [("linear", 1.0, 0.0), ("linear:z-score", 0.0, -1.0), ("dbsf", 0.5, 0.0)],
+    [("linear", 1.0, 0.5), ("linear:min-max", 1.0, 0.0), ("linear:z-score", 0.0, -1.0), ("dbsf", 0.5, 0.0)],
 )
 def test_a_list_of_equal_scores_has_no_spread(
     found: Scores, method: str, listed_part: float, lower_part: float
@@ -165,6 +196,7 @@ def test_a_score_is_exactly_the_sum_of_its_columns(method: str) -> None:
     ("text", "fusion"),
     [
         ("linear", Fusion("linear", {})),
+        ("linear:min-max", Fusion("linear", {}, "min-max")),
         ("linear:z-score", Fusion("linear", {}, "z-score")),
         ("linear:none", Fusion("linear", {}, "none")),
         ("rrf:20", Fusion("rrf", {}, rrf_k=20.0)),
@@ -179,11 +211,13 @@ def test_a_fusion_is_written_in_one_word(text: str, fusion: Fusion) -> None:
 
 
 def test_shorter_words_mean_the_usual_settings() -> None:
-    assert parse_fusion("linear:min-max") == parse_fusion("linear")
+    assert parse_fusion("linear:max") == parse_fusion("linear")
     assert parse_fusion("rrf") == parse_fusion("rrf:60")
 
 
-@pytest.mark.parametrize("text", ["", "max", "linear:", "linear:max", "rrf:", "rrf:-1", "rrf:nan", "rrf:inf", "dbsf:3"])
+@pytest.mark.parametrize(
+    "text", ["", "max", "linear:", "linear:mean", "rrf:", "rrf:-1", "rrf:nan", "rrf:inf", "dbsf:3"]
+)
 def test_an_unknown_fusion_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="is unknown; expected linear"):
         parse_fusion(text)

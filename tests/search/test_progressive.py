@@ -134,7 +134,7 @@ def test_pending_documents_keep_the_order_of_the_tokens_branch(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("fusion", ["linear", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
+@pytest.mark.parametrize("fusion", ["linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
 def test_what_is_estimated_says_so_and_adds_up(half: Index, mode: str | None, fusion: str) -> None:
     searcher, waits = Searcher(half, encoder()), set(half.view.pending())
     hits = searcher.hits(QUERY, N_DOCS, mode=mode, fusion=fusion, depth=N_DOCS, explain=True)

@@ -22,6 +22,7 @@ from lightir.train.batch import batch_losses
 from lightir.train.batch_vectors import batch_terms, framed_queries, full_query_states, light_query_vectors
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Recipe, TeacherRecipe
+from lightir.train.settings import Evaluation
 from lightir.train.share import share_of
 from lightir.train.stage_data import make_mixture, open_sets
 from lightir.train.teacher import Teacher, load_teacher
@@ -219,7 +220,7 @@ def sparse_on_both_sides(recipe: Recipe, **heads: object) -> Recipe:
         dims=(),
     )
     changed = dataclasses.replace(recipe.heads, dense=False, standardize=False, **heads)
-    return dataclasses.replace(recipe, losses=losses, heads=changed, method="csplade")
+    return dataclasses.replace(recipe, losses=losses, heads=changed, evaluation=Evaluation(), method="csplade")
 
 
 def prepare(recipe: Recipe) -> tuple[LightRetriever, Batch]:

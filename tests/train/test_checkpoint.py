@@ -110,6 +110,7 @@ def test_ndcg_of_known_rankings() -> None:
     assert ndcg(np.zeros((0, 3), np.float32), grades[:0]) == 0.0
 
 
-def test_a_constant_branch_adds_nothing() -> None:
-    scores = {"dense": np.asarray([[0.2, 0.6]], np.float32), "sparse": np.asarray([[3.0, 3.0]], np.float32)}
-    assert fuse(scores, {"dense": 0.7, "sparse": 0.3}).tolist() == [[0.0, pytest.approx(0.7)]]
+def test_branches_are_joined_as_a_search_joins_them() -> None:
+    scores = {"dense": np.asarray([[-0.2, 0.3, 0.6]], np.float32), "sparse": np.asarray([[1.0, 4.0, 0.0]], np.float32)}
+    fused = fuse(scores | {"none": np.zeros((1, 3), np.float32)}, {"dense": 0.5, "sparse": 0.5, "none": 9.0})
+    assert fused.tolist() == [pytest.approx([0.125, 0.75, 0.5])]

@@ -24,7 +24,7 @@ from lightir.train.preparation import build_model, fit_heads, load_trainable
 from lightir.train.processes import average_gradients
 from lightir.train.query_likelihood import LikelihoodRecipe
 from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import CorpusRecipe, Optimisation
+from lightir.train.settings import CorpusRecipe, Evaluation, Optimisation
 from lightir.train.sidr_recipe import SidrLosses, SidrRecipe
 from lightir.train.stage_data import make_mixture, open_sets
 from processes import first_of, wake_lora
@@ -44,6 +44,7 @@ def changed(*, attention: str = "causal", heads: Heads | None = None, losses: Lo
             losses=losses,
             heads=heads or Heads(pooling="mean"),
             documents=dataclasses.replace(recipe.documents, **documents),
+            evaluation=Evaluation(),
         )
 
     return change

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         type=positive,
         metavar="N",
-        help="documents that each branch gives to the fusion (default 1000; with graphs fewer are found much faster, "
-        "at no cost where the ranks of two branches are joined: --fusion rrf --depth 100)",
+        help="documents that each branch gives to the fusion (default 200; 1000 where --fusion measures scores by the "
+        "list's end or spread: linear:min-max, linear:z-score, dbsf)",
     )
     add_tokens(parser)
     add_filter(parser)
@@ -100,12 +100,10 @@ def run(args: argparse.Namespace) -> None:
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
     from lightir.search.language_model import parse_smoothing
-    from lightir.search.searcher import DEPTH
 
     if args.run_file not in (None, "-"):
         check_writable(args.run_file)
     smoothing = parse_smoothing(args.tokens)
-    args.depth = args.depth or DEPTH
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index, exact=args.exact) as index, Demand(args.index) as demand:
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)

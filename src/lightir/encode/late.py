@@ -15,7 +15,7 @@ from lightir.search import Searcher
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import BranchList, fuse
 from lightir.search.modes import Mode, Plan
-from lightir.search.searcher import BATCH_QUERIES, DEPTH
+from lightir.search.searcher import BATCH_QUERIES
 from lightir.types import Branch, Query, Ranking, Run
 from lightir.vectors import QueryEncoder
 
@@ -62,7 +62,7 @@ class TwoStageSearcher(Searcher):
         mode: Mode = None,
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
-        depth: int = DEPTH,
+        depth: int | None = None,
         filter: Filter | None = None,
         exclude_same_id: bool = False,
         exclude: Mapping[str, Collection[str]] = MappingProxyType({}),

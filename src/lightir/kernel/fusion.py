@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lightir.errors import InvalidInput
 from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _native
 
-Scale: TypeAlias = Literal["none", "min-max", "z-score", "dbsf", "rrf"]
+Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
 """How a branch's scores are made comparable, see `lightir.search.fusion.fuse`."""
 
 DenseRows: TypeAlias = tuple[Rows, npt.NDArray[np.float32] | None, Copies | None]

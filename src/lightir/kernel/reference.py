@@ -144,6 +144,8 @@ def _normalized(score: float, rank: int, listed: list[float], scale: str, rrf_k:
     if scale == "none":
         return score
     least, most = min(listed), max(listed)
+    if scale == "max":
+        least, scale = min(least, 0.0), "min-max"
     if least == most:
         above, below = {"min-max": (1.0, 0.0), "z-score": (0.0, -1.0), "dbsf": (0.5, 0.0)}[scale]
         return above if score >= most else below

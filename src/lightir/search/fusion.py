@@ -97,6 +97,9 @@ def fuse(
     What a branch says is measured by its own list alone, so a further document changes nothing for the others. A
     document outside the list gets its true score, normalised as the listed ones are; an empty list says 0 of all.
 
+    "linear" with "max", the default: s / max, at least 0: what the best document has is 1, and a score of 0 says
+        nothing. So the list's length is no part of the result (Bruch, Gai & Ingber, TOIS 2023, with 0 as the least
+        score). A list that holds scores below 0 is taken as "min-max" takes it.
     "linear" with "min-max": (s - min) / (max - min), at least 0. In a list of equal scores, or of one hit, these
         count 1 and lower ones 0.
     "linear" with "z-score": (s - mean) / deviation (of a sample). In a list of equal scores these count 0 and lower
@@ -179,7 +182,10 @@ def normalized(scores: Scores, listed: Scores, ranks: npt.NDArray[np.int64], fus
         return _dbsf(scores, listed)
     if fusion.normalization == "z-score":
         return _z_score(scores, listed)
-    return scores.copy() if fusion.normalization == "none" else _min_max(scores, listed)
+    if fusion.normalization == "none":
+        return scores.copy()
+    least = float(listed.min())
+    return _between(scores, min(least, 0.0) if fusion.normalization == "max" else least, float(listed.max()))
 
 
 def _column(
@@ -204,8 +210,7 @@ def _reciprocal(ranks: npt.NDArray[np.int64], k: float) -> Scores:
     return said
 
 
-def _min_max(scores: Scores, listed: Scores) -> Scores:
-    least, most = float(listed.min()), float(listed.max())
+def _between(scores: Scores, least: float, most: float) -> Scores:
     if least == most:
         return (scores >= most).astype(np.float64)
     return np.clip((scores - least) / (most - least), 0.0, 1.0)

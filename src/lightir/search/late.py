@@ -17,7 +17,7 @@ from lightir.index.queue import Queue
 from lightir.index.queue_file import is_busy
 from lightir.index.worker import Encoded, deliver, encode_each, require_fit
 from lightir.search.modes import Mode
-from lightir.search.searcher import DEPTH, Searcher
+from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder
 from lightir.types import Document, Hit
 
@@ -102,7 +102,7 @@ class LateSearcher:
         mode: Mode = None,
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
-        depth: int = DEPTH,
+        depth: int | None = None,
         filter: Filter | None = None,
         exclude: Collection[str] = (),
         explain: bool = False,

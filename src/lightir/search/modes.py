@@ -19,7 +19,13 @@ DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens"
 """For sets of branches that the contract's fusion has no weights for; they are divided by their sum."""
 
 
-NORMALIZATIONS = ("min-max", "z-score", "none")
+NORMALIZATIONS = ("max", "min-max", "z-score", "none")
+
+DEPTH = 200
+"""Documents that a branch gives to a fusion that longer lists hardly change."""
+
+WHOLE_DEPTH = 1000
+"""Documents that a branch gives to a fusion that measures scores by the list's end or spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,11 @@ class Plan:
     branches: tuple[Branch, ...]
     fusion: Fusion
     estimates: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Documents that each branch gives to the fusion where nobody says how many; estimates go by lists' spread."""
+        return WHOLE_DEPTH if self.estimates else default_depth(self.fusion)
 
 
 def plan(
@@ -75,15 +86,15 @@ def plan(
 
 
 def parse_fusion(text: str) -> Fusion:
-    """The fusion, without weights, that "linear", "linear:z-score", "linear:none", "rrf", "rrf:20" or "dbsf" names.
+    """The fusion, without weights, that "linear", "linear:z-score", "rrf", "rrf:20" or "dbsf" names.
 
-    "linear" alone is min-max, and "rrf" alone has the constant 60.
+    "linear" alone is max; "linear:min-max" and "linear:none" are the others. "rrf" alone has the constant 60.
     """
     method, colon, detail = text.partition(":")
     if not colon and method in ("linear", "rrf", "dbsf"):
         return Fusion(cast(Literal["linear", "rrf", "dbsf"], method), {})
     if method == "linear" and detail in NORMALIZATIONS:
-        return Fusion("linear", {}, cast(Literal["min-max", "z-score", "none"], detail))
+        return Fusion("linear", {}, cast(Literal["max", "min-max", "z-score", "none"], detail))
     try:
         rrf_k = float(detail)
     except ValueError:
@@ -91,16 +102,22 @@ def parse_fusion(text: str) -> Fusion:
     if method == "rrf" and math.isfinite(rrf_k) and rrf_k >= 0:
         return Fusion("rrf", {}, rrf_k=rrf_k)
     raise InvalidInput(
-        f"fusion {text!r} is unknown; expected linear, linear:z-score, linear:none, rrf, rrf:K with a K of 0 or more, "
-        "or dbsf"
+        f"fusion {text!r} is unknown; expected linear, linear:min-max, linear:z-score, linear:none, rrf, rrf:K with a "
+        "K of 0 or more, or dbsf"
     )
 
 
 def fusion_text(fusion: Fusion) -> str:
     """The fusion's method as parse_fusion reads it."""
     if fusion.method == "linear":
-        return "linear" if fusion.normalization == "min-max" else f"linear:{fusion.normalization}"
+        return "linear" if fusion.normalization == "max" else f"linear:{fusion.normalization}"
     return "dbsf" if fusion.method == "dbsf" else f"rrf:{fusion.rrf_k:g}"
+
+
+def default_depth(fusion: Fusion) -> int:
+    """Documents that each branch gives to the fusion where nobody says how many."""
+    by_list = fusion.method == "dbsf" or (fusion.method == "linear" and fusion.normalization in ("min-max", "z-score"))
+    return WHOLE_DEPTH if by_list else DEPTH
 
 
 def weights_text(fusion: Fusion) -> str:

@@ -22,14 +22,11 @@ from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
 from lightir.search.fusion import Fused
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import Mode, Plan, plan
+from lightir.search.modes import WHOLE_DEPTH, Mode, Plan, plan
 from lightir.search.ranking import candidates, guide, joined, ranked, without
 from lightir.search.single import OfTexts, SingleSearch, single_search
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
 from lightir.vectors import QueryEncoder
-
-DEPTH = 1000
-"""Documents that each branch gives to the fusion."""
 
 PREPARED_KEPT = 64
 """So many plans are kept bound to a view."""
@@ -102,7 +99,7 @@ class Searcher:
         mode: Mode = None,
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
-        depth: int = DEPTH,
+        depth: int | None = None,
         filter: Filter | None = None,
         exclude_same_id: bool = False,
         exclude: Mapping[str, Collection[str]] = MappingProxyType({}),
@@ -117,10 +114,11 @@ class Searcher:
                 "hybrid", several joined by "+", or a tuple of branches; None for hybrid where the index has two.
                 Documents that wait for their vectors are found by modes with "hybrid" or "tokens" in them, see
                 lightir.search.progressive.
-            fusion: "linear", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`); None for the
-                contract's.
+            fusion: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`);
+                None for the contract's.
             weights: branch -> weight; None for the contract's.
-            depth: documents that each branch gives to the fusion.
+            depth: documents that each branch gives to the fusion; None for 200, and for 1,000 where the fusion measures
+                scores by its lists' ends or spread.
             filter: what the documents' metadata must meet, see lightir.index.filters; others are as good as absent.
             exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
             exclude: query_id -> doc_ids to leave out.
@@ -130,7 +128,7 @@ class Searcher:
         """
         view = self.index.view
         how = self._prepared(view, mode, fusion, weights)
-        _check_counts(k, depth)
+        depth = self._depth(how.plan, k, depth)
         plain = filter is None and self.demand is None and not exclude and not exclude_same_id
         if how.of_texts is not None and plain and len(queries) == 1:
             return self._ranking_of(queries[0], how.of_texts, k, depth)
@@ -157,7 +155,7 @@ class Searcher:
         mode: Mode = None,
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
-        depth: int = DEPTH,
+        depth: int | None = None,
         filter: Filter | None = None,
         exclude: Collection[str] = (),
         explain: bool = False,
@@ -171,7 +169,7 @@ class Searcher:
         view = self.index.view
         how = self._prepared(view, mode, fusion, weights)
         chosen = how.plan
-        _check_counts(k, depth)
+        depth = self._depth(chosen, k, depth)
         asked, matching = [Query("", query)], view.matching(filter)
         (fused,) = self._best(view, how, asked, k, depth, matching, [set(exclude)], columns=True)
         self._ask(view, fused)
@@ -193,7 +191,7 @@ class Searcher:
         mode: Mode = None,
         fusion: str | None = None,
         weights: Mapping[str, float] | None = None,
-        depth: int = DEPTH,
+        depth: int | None = None,
         filter: Filter | None = None,
     ) -> Explanation:
         """What makes one document's score for a query, whether a search finds the document or not.
@@ -207,7 +205,7 @@ class Searcher:
         """
         view = self.index.view
         chosen = self._plan(view, mode, fusion, weights)
-        _check_counts(1, depth)
+        depth = self._depth(chosen, 1, depth)
         doc_ord = view.doc_ord(doc_id)
         if doc_ord is None:
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
@@ -247,7 +245,7 @@ class Searcher:
         return terms
 
     def candidates(
-        self, queries: Sequence[Query], *, mode: Mode = None, depth: int = DEPTH
+        self, queries: Sequence[Query], *, mode: Mode = None, depth: int | None = None
     ) -> Iterator[tuple[list[str], Fused]]:
         """Each query's candidates, best first: their doc_ids, and what every branch says of them; to fit fusion on.
 
@@ -255,6 +253,7 @@ class Searcher:
         """
         view = self.index.view
         chosen = dataclasses.replace(self._plan(view, mode, None, None), estimates=False)
+        depth = self._depth(chosen, 1, depth)
         encoded = [~each.segment.pending for each in view.segments] if view.n_pending else None
         for start in range(0, len(queries), BATCH_QUERIES):
             batch = queries[start : start + BATCH_QUERIES]
@@ -281,6 +280,15 @@ class Searcher:
                 f"searching {needs_encoder[0]} needs a query encoder, and {self.index.folder} carries none; hand one in"
             )
         return chosen
+
+    def _depth(self, chosen: Plan, k: int, depth: int | None) -> int:
+        """Documents that each branch gives to the fusion."""
+        if depth is None:
+            negative = self.smoothing is not None and "tokens" in chosen.branches  # so their list's end measures them
+            depth = WHOLE_DEPTH if negative else chosen.depth
+        if not (1 <= k <= MOST and 1 <= depth <= MOST):
+            raise InvalidInput(f"k is {k} and depth is {depth}; both must be at least 1 and at most {MOST}")
+        return depth
 
     def _prepared(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> _Prepared:
         """The plan, bound to the view once for all queries that ask for the same."""
@@ -391,8 +399,3 @@ def _require_fit(index: Index, encoder: QueryEncoder) -> None:
         f"the index holds documents of {index.contract.document_fingerprint}, "
         f"but the query encoder is for {encoder.document_fingerprint}"
     )
-
-
-def _check_counts(k: int, depth: int) -> None:
-    if not (1 <= k <= MOST and 1 <= depth <= MOST):
-        raise InvalidInput(f"k is {k} and depth is {depth}; both must be at least 1 and at most {MOST}")

@@ -18,11 +18,14 @@ from lightir.eval.significance import randomization_test
 from lightir.search.evaluate import missing_documents
 from lightir.search.fusion import Fused, normalized
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import Mode, fusion_text, parse_fusion, plan, weights_text
-from lightir.search.searcher import DEPTH, Searcher
+from lightir.search.modes import WHOLE_DEPTH, Mode, default_depth, fusion_text, parse_fusion, plan, weights_text
+from lightir.search.searcher import Searcher
 from lightir.types import Branch, Qrels, Query
 
-METHODS = ("linear", "linear:z-score", "linear:none", "dbsf", "rrf:2", "rrf:10", "rrf:20", "rrf:60", "rrf:100")
+METHODS = (
+    *("linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf"),
+    *("rrf:2", "rrf:10", "rrf:20", "rrf:60", "rrf:100"),
+)
 """What is tried, each with every weight of weight_grid."""
 
 CUTOFF = 10
@@ -105,7 +108,7 @@ def tune(
     *,
     mode: Mode = None,
     folds: int = FOLDS,
-    depth: int = DEPTH,
+    depth: int | None = None,
     exclude_same_id: bool = False,
     seed: int = 0,
     progress: bool = True,
@@ -120,7 +123,7 @@ def tune(
         qrels: the judgements; a query without a relevant document counts 0 whatever the fusion.
         mode: two branches or more, as Searcher.search takes it.
         folds: parts of the cross-validation, drawn from the seed.
-        depth: documents that each branch gives to the fusion.
+        depth: documents that each branch gives to the fusion; None for each method's own, as a search takes it.
         exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
         seed: of folds, resamples and the randomisation test.
         progress: show a bar where a terminal looks.
@@ -152,18 +155,18 @@ def fusion_values(
     tried: Sequence[Fusion],
     *,
     mode: Mode = None,
-    depth: int = DEPTH,
+    depth: int | None = None,
     exclude_same_id: bool = False,
     progress: bool = True,
 ) -> Scores:
     """(n_queries, n_fusions) nDCG@10 of every query under every fusion, out of one search; arguments as in `tune`."""
     values = np.zeros((len(judged), len(tried)))
-    deep = max(CUTOFF, depth) + exclude_same_id  # as a search for ten documents asks each branch
-    found = searcher.candidates(judged, mode=mode, depth=deep)
+    depths = [max(CUTOFF, depth or _own_depth(searcher, fusion)) + exclude_same_id for fusion in tried]
+    found = searcher.candidates(judged, mode=mode, depth=max(depths))  # as searches for ten documents ask each branch
     shown = tqdm(found, "tuning", len(judged), unit="query", disable=None if progress else True)
     for i, (query, (doc_ids, fused)) in enumerate(zip(judged, shown, strict=True)):
         banned = query.query_id if exclude_same_id else None
-        values[i] = _ndcg(doc_ids, fused, qrels[query.query_id], tried, banned)
+        values[i] = _ndcg(doc_ids, fused, qrels[query.query_id], tried, depths, banned)
     return values
 
 
@@ -229,8 +232,17 @@ def _held_out(values: Scores, folds: int, rng: np.random.Generator) -> Scores:
     return held_out
 
 
+def _own_depth(searcher: Searcher, fusion: Fusion) -> int:
+    return default_depth(fusion) if searcher.smoothing is None or "tokens" not in fusion.weights else WHOLE_DEPTH
+
+
 def _ndcg(
-    doc_ids: Sequence[str], fused: Fused, grades: Mapping[str, int], tried: Sequence[Fusion], banned: str | None
+    doc_ids: Sequence[str],
+    fused: Fused,
+    grades: Mapping[str, int],
+    tried: Sequence[Fusion],
+    depths: Sequence[int],
+    banned: str | None,
 ) -> Scores:
     """(n_fusions,) nDCG@10 of one query's candidates under each fusion; the gain is the grade, as in trec_eval."""
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]
@@ -238,28 +250,33 @@ def _ndcg(
         return np.zeros(len(tried))
     order = sorted(range(len(doc_ids)), key=doc_ids.__getitem__)
     kept = [place for place in order if doc_ids[place] != banned]
-    scores, ids = _scores(fused, tried)[:, kept], [doc_ids[place] for place in kept]
+    scores, ids = _scores(fused, tried, depths)[:, kept], [doc_ids[place] for place in kept]
     gained = np.zeros(len(tried))
     for place, doc_id in enumerate(ids):
         if (grade := grades.get(doc_id, 0)) > 0:
             rank = 1 + (scores > scores[:, place, None]).sum(axis=1)
             rank += (scores[:, :place] == scores[:, place, None]).sum(axis=1)  # ties go to the smaller doc_id
-            gained += np.where(rank <= CUTOFF, grade / np.log2(rank + 1.0), 0.0)
+            found = (rank <= CUTOFF) & (scores[:, place] > -np.inf)
+            gained += np.where(found, grade / np.log2(rank + 1.0), 0.0)
     return gained / float(sum(grade / np.log2(rank + 1.0) for rank, grade in enumerate(ideal, 1)))
 
 
-def _scores(fused: Fused, tried: Sequence[Fusion]) -> Scores:
-    """(n_fusions, n_candidates): to the last bit what `fuse` would give each candidate."""
-    said: dict[tuple[Branch, str], Scores] = {}
+def _scores(fused: Fused, tried: Sequence[Fusion], depths: Sequence[int]) -> Scores:
+    """(n_fusions, n_candidates): to the last bit what `fuse` would give each candidate; -inf where no list has it."""
+    said: dict[tuple[Branch, str, int], Scores] = {}
     scores = np.zeros((len(tried), len(fused.doc_ords)))
-    for row, fusion in zip(scores, tried, strict=True):
+    for row, fusion, depth in zip(scores, tried, depths, strict=True):
+        nowhere = np.ones(len(row), dtype=bool)
         for branch, column in fused.columns.items():
-            key = (branch, fusion_text(fusion))
+            ranks = np.where(column.ranks <= depth, column.ranks, 0)
+            nowhere &= ranks == 0
+            key = (branch, fusion_text(fusion), depth)
             if key not in said:
-                listed = np.flatnonzero(column.ranks)
-                own = column.scores[listed[np.argsort(column.ranks[listed])]].astype(np.float64)
-                said[key] = normalized(column.scores.astype(np.float64), own, column.ranks, fusion)
+                listed = np.flatnonzero(ranks)
+                own = column.scores[listed[np.argsort(ranks[listed])]].astype(np.float64)
+                said[key] = normalized(column.scores.astype(np.float64), own, ranks, fusion)
             row += fusion.weights[branch] * said[key]
+        row[nowhere] = -np.inf
     return scores
 
 

@@ -91,11 +91,12 @@ def ndcg(scores: Scores, grades: Scores, *, k: int = 10) -> float:
 
 
 def fuse(branches: Mapping[str, Scores], weights: Mapping[str, float]) -> Scores:
-    """The weighted sum of each branch's scores after min-max over the whole reduced corpus; a constant row counts 0."""
+    """The weighted sum of each branch's scores, which are at least 0, over their largest: a search's "max"."""
     total: Scores | None = None
     for name, scores in branches.items():
-        low, high = scores.min(axis=1, keepdims=True), scores.max(axis=1, keepdims=True)
-        scaled = (scores - low) / np.where(high > low, high - low, 1) * np.float32(weights.get(name, 0.0))
+        above: Scores = np.maximum(scores, np.float32(0))
+        most: Scores = above.max(axis=1, keepdims=True)
+        scaled = (above / np.where(most > 0, most, 1) * weights.get(name, 0.0)).astype(np.float32)
         total = scaled if total is None else total + scaled
     if total is None:
         raise ValueError("no branch to fuse")

@@ -12,7 +12,7 @@ from lightir.data import Dataset
 from lightir.index import Index, build_index, document_shards
 from lightir.search import Searcher
 from lightir.search.language_model import Smoothing
-from lightir.search.searcher import DEPTH
+from lightir.search.modes import WHOLE_DEPTH
 from lightir.types import Query, Run
 
 
@@ -35,11 +35,11 @@ class IndexFinder:
 
     def find(self, queries: Sequence[Query], k: int) -> Run:
         """Each query's k best documents."""
-        return self._searcher.search(queries, k, mode=self._mode, depth=max(DEPTH, k))
+        return self._searcher.search(queries, k, mode=self._mode, depth=max(WHOLE_DEPTH, k))
 
     def score(self, query: Query, doc_id: str) -> float:
         """That of a search 1000 deep: a fused score depends on the lists that were joined."""
-        return self._searcher.explain(query.text, doc_id, mode=self._mode).score
+        return self._searcher.explain(query.text, doc_id, mode=self._mode, depth=WHOLE_DEPTH).score
 
 
 @contextmanager

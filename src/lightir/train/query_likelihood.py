@@ -208,7 +208,7 @@ def shipped_contract(recipe: LikelihoodRecipe) -> Contract:
         document=recipe.documents.policy,
         dense=DenseHead("eos"),
         sparse=None,
-        fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
+        fusion=Fusion(weights={"dense": 0.65, "tokens": 0.35}),
     )
 
 

@@ -128,7 +128,7 @@ def _contract(folder: Path, says: _SentenceTransformer, backbone: Backbone) -> C
         ),
         dense=DenseHead(pooling=says.pooling, dims=(backbone.hidden_size,)),
         sparse=None,
-        fusion=Fusion(weights={"dense": 0.5, "tokens": 0.5}),
+        fusion=Fusion(weights={"dense": 0.65, "tokens": 0.35}),
     )
 
 
