@@ -76,14 +76,14 @@ def test_a_default_that_changed_since_the_run_began_is_a_difference(tmp_path: Pa
         load_checkpoint(tmp_path, recipe=MINE)
 
 
-def test_a_checkpoint_from_before_the_datas_record_is_read_without(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 1, {}, recipe=MINE, data={"a": {"fingerprint": "1"}})
-    with pytest.raises(FormatError, match=r"other data: data\.a\.fingerprint was '1' and is '2'"):
-        load_checkpoint(tmp_path, recipe=MINE, data={"a": {"fingerprint": "2"}})
+def test_a_checkpoint_from_before_the_record_of_what_was_given_is_read_without(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {}, recipe=MINE, given={"data": {"a": "1"}, "backbone": "x"})
+    with pytest.raises(FormatError, match=r"another backbone: data\.a was '1' and is '2'; resume"):
+        load_checkpoint(tmp_path, recipe=MINE, given={"data": {"a": "2"}, "backbone": "x"})
     header = json.loads((tmp_path / "step-0000001" / "checkpoint.json").read_text())
-    del header["data"]
+    del header["given"]
     (tmp_path / "step-0000001" / "checkpoint.json").write_text(json.dumps(header))
-    assert load_checkpoint(tmp_path, recipe=MINE, data={"a": {"fingerprint": "2"}}) == {}
+    assert load_checkpoint(tmp_path, recipe=MINE, given={"data": {"a": "2"}, "backbone": "x"}) == {}
 
 
 def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:

@@ -232,19 +232,25 @@ def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
         train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
 
 
-def test_a_run_is_not_resumed_on_data_that_changed_since(recipe: Recipe, tmp_path: Path) -> None:
-    folder = write_dataset(tmp_path / "mine", "mine")
-    data = (DataRecipe(str(folder)), recipe.data[1])
-    recipe = dataclasses.replace(recipe, data=data)
+def test_a_run_is_not_resumed_on_data_or_weights_that_changed_since(recipe: Recipe, tmp_path: Path) -> None:
+    folder, base = write_dataset(tmp_path / "mine", "mine"), tmp_path / "llama"
+    save_tiny("llama", base)
+    model = dataclasses.replace(recipe.model, address=str(base))
+    recipe = dataclasses.replace(recipe, model=model, data=(DataRecipe(str(folder)), recipe.data[1]))
     cut(lambda: train(recipe, tmp_path / "model", device="cpu"))
-    corpus = folder / "corpus.jsonl"
-    before = corpus.read_text()
-    corpus.write_text(before.replace("text about the river", "text about a river"))
-    with pytest.raises(
-        FormatError, match=r"on other data: data\.mine\.fingerprint was '\w{16}' and is '\w{16}'; resume on"
-    ):
-        train(recipe, tmp_path / "model", resume=True, device="cpu")
-    corpus.write_text(before)
+
+    def refused(path: Path, changed: bytes, message: str) -> None:
+        before = path.read_bytes()
+        assert changed != before
+        path.write_bytes(changed)
+        with pytest.raises(FormatError, match=message):
+            train(recipe, tmp_path / "model", resume=True, device="cpu")
+        path.write_bytes(before)
+
+    corpus, weights = folder / "corpus.jsonl", base / "model.safetensors"
+    text = corpus.read_bytes().replace(b"text about the river", b"text about a river")
+    refused(corpus, text, r"belongs to other data .* data\.mine\.fingerprint was '\w{16}' and is '\w{16}'; resume")
+    refused(weights, weights.read_bytes()[:-4] + b"abcd", r"another backbone: backbone was '\w+' and is '\w+'; resume")
     train(recipe, tmp_path / "model", resume=True, device="cpu")
 
 

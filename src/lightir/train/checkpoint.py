@@ -43,7 +43,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 def save_checkpoint(
-    folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any, data: Mapping[str, Any] | None = None
+    folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any, given: Mapping[str, Any] | None = None
 ) -> Path:
     """Write the state after a step as folder/step-NNNNNNN, whole or not at all, and drop all but the last two.
 
@@ -52,7 +52,8 @@ def save_checkpoint(
         step: optimizer steps done.
         state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
         recipe: the run's; another recipe cannot resume from here.
-        data: what says which data it trains on, fingerprints for one, as JSON; other data cannot be resumed on.
+        given: what else the run was given, as JSON, such as fingerprints of its data and of the backbone's weights; it
+            cannot be resumed with others.
 
     Raises:
         WriteFailed: the system refused, a full disk for one; the checkpoints before are whole.
@@ -61,7 +62,7 @@ def save_checkpoint(
     try:
         with new_folder(target, overwrite=True) as aside:
             torch.save(dict(state), aside / _STATE)
-            header = {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe), "data": data}
+            header = {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe), "given": given}
             write_json(aside / _HEADER, header)
     except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as a RuntimeError about streams
         free = shutil.disk_usage(folder).free
@@ -79,16 +80,16 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / _HEADER).is_file())
 
 
-def load_checkpoint(folder: Path, *, recipe: Any, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The state of the folder's last checkpoint.
 
     The recipes are compared field by field. A field that the checkpoint's lacks, because it is newer than the run,
-    counts as its default there; a default that changed since is a difference. So are the data, unless the checkpoint is
-    older than their record.
+    counts as its default there; a default that changed since is a difference. So is what else was given, unless the
+    checkpoint is older than its record.
 
     Raises:
         NotFound: there is none.
-        FormatError: another version, or written under another recipe or on other data; what differs is named.
+        FormatError: another version, or of a run with another recipe, data or backbone; what differs is named.
     """
     found = checkpoints(folder)
     if not found:
@@ -107,11 +108,16 @@ def load_checkpoint(folder: Path, *, recipe: Any, data: Mapping[str, Any] | None
         raise FormatError(
             f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own"
         )
-    if header.get("data") is not None and data is not None:
-        moved = [f"{field} was {was!r} and is {now!r}" for field, was, now in differences("data", header["data"], data)]
-        if moved:
+    if header.get("given") is not None and given is not None:
+        other = [
+            f"{field} was {was!r} and is {now!r}"
+            for name in given
+            for field, was, now in differences(name, header["given"].get(name), given[name])
+        ]
+        if other:
             raise FormatError(
-                f"{found[-1]} was written on other data: {'; '.join(moved)}; resume on the run's own, or begin anew"
+                f"{found[-1]} belongs to other data or another backbone: {'; '.join(other)}; resume with the run's "
+                "own, or begin anew"
             )
     state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     return state

@@ -152,14 +152,14 @@ class Loop:
         torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
 
     @cached_property
-    def data(self) -> dict[str, Any]:
-        """Counts and fingerprints of what is trained on, as JSON; they are taken once, from all texts."""
-        found: dict[str, Any] = json.loads(json.dumps(self.stage.records().get("data", {})))
-        return found
+    def given(self) -> dict[str, Any]:
+        """What the run was given beside its recipe, as JSON: fingerprints of all texts and the backbone's weights."""
+        data = json.loads(json.dumps(self.stage.records().get("data", {})))
+        return {"data": data, "backbone": self.stage.retriever.contract.backbone.weights_hash}
 
     def restore(self) -> None:
         """Go back to the folder's last checkpoint."""
-        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, data=self.data)
+        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, given=self.given)
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
@@ -299,7 +299,7 @@ class Loop:
             "best_step": self.best.step,
             "best_parameters": self.best.parameters,
         }
-        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe, data=self.data)
+        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe, given=self.given)
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from lightir.models.encoder import LightRetriever
 from lightir.train.settings import Optimisation
 
 
@@ -51,6 +52,10 @@ class Measured:
 
 class Stage(Protocol):
     """What a stage brings to the loop: what it trains, its loss, and how its model is written."""
+
+    @property
+    def retriever(self) -> LightRetriever:
+        """The model; its contract names the backbone that it began with."""
 
     @property
     def trunk(self) -> nn.Module:
