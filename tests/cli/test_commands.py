@@ -546,6 +546,26 @@ def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
     assert largest.name in capsys.readouterr().err
 
 
+def test_the_rest_of_a_damaged_index_is_searched_if_asked_for_and_what_is_missing_is_said(tmp_path, capsys):
+    lines = [json.dumps({"_id": f"d{i}", "text": f"cat {i}"}) for i in range(30)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    index = tmp_path / "index"
+    assert main(["index", str(tmp_path / "corpus.jsonl"), "--out", str(index), "--segment-documents", "10"]) == 0
+    damaged = index / "segments" / "segment-000002" / "tokens.bin"
+    damaged.write_bytes(b"short")
+    capsys.readouterr()
+    assert main(["search", str(index), "cat", "-k", "30", "--json"]) == 1
+    assert str(damaged) in capsys.readouterr().err
+    assert main(["search", str(index), "cat", "-k", "30", "--json", "--skip-damaged"]) == 0
+    printed = capsys.readouterr()
+    assert {hit["doc_id"] for hit in json.loads(printed.out)["hits"]} == {f"d{i}" for i in range(30)} - {
+        f"d{i}" for i in range(10, 20)
+    }
+    assert str(damaged) in printed.err
+    assert "10 of 30 documents are missing" in printed.err
+    assert main(["search", str(tmp_path / "index"), "cat", "--doc-id", "d15", "--skip-damaged"]) == 1
+
+
 def test_a_reader_that_goes_away_is_no_error(bm25_index, dataset):
     command = f"{sys.executable} -m lightir search {bm25_index} --queries {dataset} -k 1000 --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

@@ -56,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact", action="store_true", help="scan dense rows also where the index has graphs over them"
     )
+    parser.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="search without the segments that cannot be opened, and say what is missing",
+    )
     parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
     parser.add_argument(
         "--doc-id", metavar="ID", help="explain this document for the query, found or not, among those of --filter"
@@ -105,7 +110,12 @@ def run(args: argparse.Namespace) -> None:
         check_writable(args.run_file)
     smoothing = parse_smoothing(args.tokens)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
-    with Index.open(args.index, exact=args.exact) as index, Demand(args.index) as demand:
+    with (
+        Index.open(args.index, skip_damaged=args.skip_damaged, exact=args.exact) as index,
+        Demand(args.index) as demand,
+    ):
+        for problem in index.view.problems():
+            say(problem)
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)
         late = None if args.late_m is None else late_searcher(searcher, args)
         if args.run_file is not None:

@@ -286,14 +286,12 @@ def verify_view(view: View) -> None:
         FormatError: names everything that is damaged.
     """
     view.store.check()
-    problems = list(view.damaged)
+    problems = view.problems()
     for each in view.segments:
         try:
             each.segment.verify()
         except FormatError as error:
             problems.append(str(error))
-    if view.damaged:
-        problems.append(f"{len(view.missing()):,} of {len(view.store.documents_by_key()):,} documents are missing")
     if problems:
         raise FormatError("; ".join(problems))
     _compare_with_store(view)

@@ -105,6 +105,15 @@ class View:
         there = set(keys.tolist())
         return [doc_id for key, doc_id in self.store.documents_by_key() if key not in there]
 
+    def problems(self) -> list[str]:
+        """What is wrong with the segments that were left out, and then how many documents are missing for it."""
+        if not self.damaged:
+            return []
+        return [
+            *self.damaged,
+            f"{len(self.missing()):,} of {len(self.store.documents_by_key()):,} documents are missing",
+        ]
+
     def __len__(self) -> int:
         """Number of documents."""
         return sum(each.n_live for each in self.segments)
