@@ -205,8 +205,15 @@ class TextTokenizer:
         return self.read(texts, text_policy(max_tokens=max_tokens), by_library, threads=1)
 
     def library_term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
-        """What `term_ids` gives, by the tokenizers library alone; the texts are not checked."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """What `term_ids` gives, by the tokenizers library alone; the texts are not checked.
+
+        Raises:
+            FormatError: the tokenizer lacks what it needs for a text, as the term for unknown words.
+        """
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # tokenizers raises the bare class
+            raise FormatError(f"the tokenizer cannot read these texts: {error}") from error
         return Ragged.from_lists([encoding.ids[:max_tokens] for encoding in encodings])
 
     def read(self, texts: Sequence[str], policy: TextPolicy, by_library: ByLibrary, *, threads: int) -> Ragged:

@@ -240,3 +240,10 @@ def test_dropping_terms_equals_filtering_each_row(rows: list[list[int]], drop: s
 def test_malformed_sparse_vectors_are_refused(indptr: list, term_ids: list, weights: list, expected: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(InvalidInput, match=expected):
         SparseVectors(np.array(indptr, np.int64), np.array(term_ids, np.uint32), np.array(weights, np.float32), 5)
+
+
+def test_a_tokenizer_without_a_term_for_unknown_words_says_so() -> None:
+    tokenizer = TextTokenizer(Tokenizer(models.WordPiece({"cat": 0}, unk_token="[UNK]")))
+    assert tokenizer.term_ids(["cat"]).row(0).tolist() == [0]
+    with pytest.raises(FormatError, match=r"cannot read these texts: .*\[UNK\]"):
+        tokenizer.term_ids(["cat", "dog"])

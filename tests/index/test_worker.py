@@ -74,6 +74,16 @@ def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Pa
     assert len(encoder.encoded) == 40
 
 
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"piece": 0}, {"batch_size": -1, "piece": 1}])
+def test_a_worker_without_work_at_a_time_is_refused(folder: Path, sizes: dict[str, int]) -> None:
+    with pytest.raises(InvalidInput, match="both must be at least 1"):
+        once(folder, FakeEncoder(), **sizes)
+
+
+def test_one_document_at_a_time_is_enough(folder: Path) -> None:
+    assert once(folder, FakeEncoder(), batch_size=1, piece=1).committed == 40
+
+
 def test_texts_of_like_lengths_go_to_the_encoder_together(folder: Path) -> None:
     pieces: list[list[int]] = []
     watching = FakeEncoder(watch=lambda batch: pieces.append([len(document.text) for document in batch]))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lightir.errors import AlreadyExists, FormatError, InvalidInput, LightirError, NotFound
+from lightir.analysis import Analyzer
+from lightir.errors import AlreadyExists, FormatError, IndexLocked, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index.view import FILTERS_KEPT
 from lightir.search import Searcher
 from lightir.shards import Shard
 from lightir.types import Document
@@ -310,6 +314,52 @@ def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_pat
         index.refresh()
         assert index.view.ids_ascend is False
         assert Searcher(index).search(["cat"], 13)["0"].doc_ids == ["a", *ids]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_compact_leaves_nothing_to_compact_whatever_came_before(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size, n = int(rng.integers(1, 5)), 0
+    documents = [Document(f"d{i:02d}", "cat " * int(rng.integers(1, 9))) for i in range(40)]
+    build_index(document_shards(documents[:4]), tmp_path / "i", segment_documents=size, progress=False)
+    with IndexWriter.open(tmp_path / "i") as writer:
+        n, gone = 4, int(rng.integers(0, 3))
+        while n < 12:
+            k = int(rng.integers(1, 5))
+            writer.add(documents[n : n + k])
+            n += k
+        assert writer.delete([f"d{i:02d}" for i in rng.choice(n, gone, replace=False)]) == gone
+        info = writer.compact()
+        view = writer.view
+        assert info.documents == n - gone
+        assert info.segments == -(-len(writer) // size)
+        assert all(each.deleted is None for each in view.segments)
+        assert {each.segment.mean_length for each in view.segments} == {view.mean_length}
+        writer.compact()
+        assert writer.view.generation == view.generation
+
+
+def test_a_writer_waits_for_a_brief_one_no_longer_than_it_is_told(folder: Path) -> None:
+    brief = IndexWriter.open(folder, brief=True)
+    threading.Timer(2.0, brief.close).start()
+    with pytest.raises(IndexLocked):
+        IndexWriter.open(folder, wait_s=0.0)
+    with IndexWriter.open(folder, wait_s=60.0) as patient:
+        assert len(patient) == 3
+
+
+def test_more_filters_than_are_kept_are_answered_again(folder: Path) -> None:
+    with Index.open(folder) as index:
+        for i in [*range(2 * FILTERS_KEPT), 0, 1, 2]:
+            (mask,) = index.view.matching({"page": i}) or []
+            assert mask.sum() == (i in (1, 2))
+
+
+def test_an_empty_index_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+    options = {"dense_dim": 2, "dense_dtype": "int8", "sparse_top_k": 3, "dense_graph": True}
+    with IndexWriter.create(tmp_path / "i", contract=word_contract(), analyzer="words", **options) as writer:  # type: ignore[arg-type]
+        assert dataclasses.asdict(writer.view.sizes) == options
+        assert writer.view.analyzer == Analyzer("words")
 
 
 @pytest.mark.parametrize("gone", [(), (0,), (0, 1, 5), (3, 4, 7, 8, 9), range(11)])
