@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from lightir.analysis import Analyzer
-from lightir.contract import DenseHead
+from lightir.contract import DenseHead, Fusion
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
@@ -204,6 +204,10 @@ def test_a_vectors_folder_brings_its_contract_and_its_query_encoder(tmp_path: Pa
     build_index(tmp_path / "vectors", tmp_path / "other", query_encoder=narrow_encoder(tmp_path), progress=False)
     with Index.open(tmp_path / "other") as index:
         assert index.query_encoder().tasks == ("narrow",)  # type: ignore[union-attr]
+    fused = word_contract(fusion=Fusion("rrf"))
+    build_index(tmp_path / "vectors", tmp_path / "fused", contract=fused, progress=False)
+    with Index.open(tmp_path / "fused") as index:
+        assert index.contract == fused
     with pytest.raises(NotFound, match="nowhere"):
         build_index(tmp_path / "nowhere", tmp_path / "index", progress=False)
 
