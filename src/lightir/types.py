@@ -20,6 +20,12 @@ Qrels: TypeAlias = dict[str, dict[str, int]]
 """Relevance judgements: query_id -> doc_id -> grade."""
 
 
+def refuse_str(values: object, name: str) -> None:
+    """Raise InvalidInput where one str stands for several, which Python would take letter by letter."""
+    if isinstance(values, str):
+        raise InvalidInput(f"{name} is one str, {values[:40]!r}; expected a list of them")
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """One document; metadata is any JSON object and comes back with every hit."""

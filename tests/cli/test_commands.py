@@ -121,6 +121,47 @@ def test_misuse_is_exit_code_2(arguments, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serach", "i"], "did you mean search?"),
+        (
+            ["search", "i", "q", "--modes", "x"],
+            "lightir search: error: unrecognized arguments: --modes x; did you mean --mode?",
+        ),
+        (["search", "i", "q", "--explian=1", "--mode", "x"], "did you mean --explain?"),
+        (["search", "i", "q", "--fusion", "liner"], "did you mean linear?"),
+        (["search", "i", "q", "--zzzz"], "unrecognized arguments: --zzzz\n"),
+        (["search", "i", "how", "do", "vaccines", "work"], "do vaccines work; words that belong together want quotes"),
+        (["search", "i", "q", "-k", "many"], "argument -k: 'many' is no whole number"),
+        (["search", "i", "q", "--filter", "lang=en"], """expected an object, such as '{"lang": "en"}'"""),
+    ],
+)
+def test_a_word_that_was_misspelled_is_told_with_the_one_that_was_meant(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    if arguments[0] == "search":
+        assert "usage: lightir search" in shown
+
+
+def test_options_may_stand_between_what_a_command_is_about(bm25_index, capsys):
+    """As in `lightir search index -k 3 "a question"`, which argparse alone refuses."""
+    between = ["search", str(bm25_index), "-k", "1", "about the river", "--json"]
+    before = ["search", "--json", "-k", "1", str(bm25_index), "about the river"]
+    found = []
+    for arguments in (between, before):
+        assert main(arguments) == 0
+        found.append([hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]])
+    assert found == [["d-river"]] * 2
+    parse = build_parser().parse_args
+    assert parse(["delete", "i", "a", "--json", "b"]).doc_ids == ["a", "b"]
+    assert parse(["bench", "engine", "--", "--docs", "3"]).options == ["--docs", "3"]
+    assert parse(["search", "i", "--", "-k"]).query == "-k"
+
+
 def test_search_wants_exactly_one_source_of_queries(bm25_index):
     for arguments in (
         ["search", bm25_index],
@@ -137,7 +178,8 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
     ("arguments", "said"),
     [
         (["search", "nowhere", "query"], "nowhere"),
-        (["info", "nowhere"], "nowhere"),
+        (["info", "nowhere"], "nowhere does not exist"),
+        (["info", "{tmp}"], "is neither an index nor"),
         (["verify", "nowhere"], "nowhere"),
         (["index", "nowhere.jsonl", "--out", "{tmp}/i"], "nowhere.jsonl"),
         (["evaluate", "nowhere", "--dataset", "{tmp}"], "{tmp}"),
@@ -166,8 +208,13 @@ def test_a_wrong_line_is_named_with_its_file_and_number(tmp_path, capsys):
 
 
 def test_an_index_is_not_overwritten_unless_asked(bm25_index, dataset, capsys):
-    assert main(["index", str(dataset), "--out", str(bm25_index)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    again = ["index", str(dataset), "--out", str(bm25_index)]
+    assert main(again) == 1
+    assert re.search("exists already; .*; --overwrite replaces it\n", capsys.readouterr().err)
+    assert main(["index", str(dataset), "--out", str(dataset), "--overwrite"]) == 1
+    shown = capsys.readouterr().err
+    assert "is something else and is not replaced" in shown
+    assert "--overwrite" not in shown
 
 
 def test_traceback_is_shown_when_asked_for(capsys):
@@ -296,6 +343,29 @@ def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
         assert len(opened) == 2
 
 
+@pytest.mark.parametrize("more", [[], ["--doc-id", "d-bread"]], ids=["hits", "explanations"])
+def test_several_answers_are_json_lines_and_one_is_an_object_for_people(
+    bm25_index, tmp_path, monkeypatch, capsys, more
+):
+    questions = tmp_path / "q.txt"
+    questions.write_text("bread\nriver\n")
+    monkeypatch.setattr("lightir.data.lines.stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
+    search = ["search", str(bm25_index), *more]
+    for several in (["-"], ["--queries", str(questions)]):
+        assert main([*search, *several, "--json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [json.loads(line)["query"] for line in lines] == ["bread", "river"]
+        assert main([*search, *several]) == 0
+        shown = capsys.readouterr().out
+        assert shown[0] != "\n"
+        assert "bread" in shown.partition("\n\n")[0]
+        assert "river" in shown
+    assert main([*search, "bread", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["query"] == "bread"
+    assert len(shown.splitlines()) > 5
+
+
 def test_a_corpus_from_stdin_is_indexed(lightir, tmp_path):
     index = tmp_path / "index"
     assert lightir("index", "-", "--out", index, stdin='{"_id": "x", "text": "only one"}\n').returncode == 0
@@ -417,6 +487,13 @@ def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, cap
     assert (found["dataset"], found["split"], found["n_queries"]) == ("topics", "test", 10)
     assert found["systems"]["tokens"]["nDCG@10"] == 1.0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["topics.test.tokens.trec"]
+    measures = "RR@10, nDCG(dcg='log2',judged_only=True)@5,P(rel=1)@1"
+    assert main([*arguments, "--measures", measures]) == 0
+    assert json.loads(capsys.readouterr().out)["systems"]["tokens"] == {
+        "RR@10": 1.0,
+        "nDCG(dcg='log2',judged_only=True)@5": 1.0,
+        "P(rel=1)@1": 1.0,
+    }
 
 
 def test_info_json_has_its_promised_shape(bm25_index, capsys):

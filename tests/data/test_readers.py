@@ -160,6 +160,7 @@ def test_a_bad_json_line_is_named(tmp_path: Path, line: bytes, message: str) -> 
         ('id,text\na,"x\ny"\nb,c,d\n', "line 4: 3 fields where the header has 2"),
         ('id,text\na,"x\n', "line 2: "),
         ("id,id\na,b\n", "twice"),
+        ("id;text\na;b\n", "line 1: the header 'id;text' is one field, with ';' in it; expected commas in a .csv file"),
         ("id,words\na,b\n", "line 2: no text"),
     ],
 )
@@ -174,6 +175,15 @@ def test_a_tsv_file_s_quotes_are_text_and_a_table_s_blank_lines_nothing(tmp_path
     assert [document.text for document in read_documents(tmp_path / "c.tsv")] == ['"half', 'an "inch"']
     (tmp_path / "c.csv").write_text('\nid,text\n\na,"one ""inch"""\n\n')
     assert [document.text for document in read_documents(tmp_path / "c.csv")] == ['one "inch"']
+
+
+def test_a_tsv_file_with_commas_is_told_what_it_should_have(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("id,text\na,b\n")
+    with pytest.raises(InvalidInput, match=r"'id,text' is one field, with ',' in it; expected tabs in a \.tsv file"):
+        list(read_documents(tmp_path / "c.tsv"))
+    (tmp_path / "c.csv").write_text("text\na\n")
+    with pytest.raises(InvalidInput, match="line 2: no id"):
+        list(read_documents(tmp_path / "c.csv"))
 
 
 def test_a_csv_field_may_be_huge(tmp_path: Path) -> None:

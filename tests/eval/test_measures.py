@@ -110,6 +110,11 @@ def test_parameters_may_be_the_least_the_most_or_false() -> None:
     assert list(evaluate(run_of(q=["a"]), {"q": {"a": 1}}, names).measures.values()) == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
+def test_one_measure_is_no_list_of_them() -> None:
+    with pytest.raises(InvalidInput, match=r"measures is one str, 'nDCG@10'"):
+        evaluate(run_of(q=["a"]), {"q": {"a": 1}}, "nDCG@10")
+
+
 def test_two_spellings_of_one_measure_both_come_back() -> None:
     found = evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", "NDCG@10"])
     assert found.measures == {"nDCG@10": 1.0, "NDCG@10": 1.0}

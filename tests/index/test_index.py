@@ -417,5 +417,9 @@ def test_other_versions_and_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "words" / "store.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(FormatError, match=r"store\.sqlite"):
         Index.open(tmp_path / "words")
+    (tmp_path / "file").touch()
+    for name, said in (("nowhere", "nowhere does not exist; expected an index"), ("file", "file is a file; expected")):
+        with pytest.raises(NotFound, match=said):
+            Index.open(tmp_path / name)
     with pytest.raises(NotFound, match="is not an index"):
         Index.open(tmp_path)

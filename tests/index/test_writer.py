@@ -230,6 +230,20 @@ def test_what_is_refused_is_named_and_changes_nothing(
         assert len(index) == 4
 
 
+def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        for change in (writer.delete, writer.keep_only):
+            with pytest.raises(InvalidInput, match="doc_ids is one str, 'ab'"):
+                change("ab")
+        for wrong in ({"doc_id": "x", "text": "y"}, "text"):
+            with pytest.raises(InvalidInput, match=rf"a document is {type(wrong).__name__}; expected Document"):
+                writer.add([wrong])  # type: ignore[list-item]
+            with pytest.raises(InvalidInput, match=rf"a shard is {type(wrong).__name__}; .*document_shards"):
+                build_index([wrong], folder.parent / "another", progress=False)  # type: ignore[list-item]
+        assert len(writer) == 3
+    assert not (folder.parent / "another").exists()
+
+
 def test_extremes_are_taken(folder: Path) -> None:
     longest, empty, huge = Document("ü" * 5000, "cat"), Document("empty", ""), Document("huge", "cat sleeps " * 900_000)
     null = Document("null", "a\0b cat", metadata={"deep": [[{"x": [None]}]]})

@@ -174,6 +174,19 @@ def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
     assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2
 
 
+def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index: Index) -> None:
+    searcher = Searcher(index)
+    for queries, said in (("cat", "queries is one str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):
+        with pytest.raises(InvalidInput, match=said):
+            searcher.search(queries)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="a query is int; expected str or Query"):
+        searcher.search(["cat", 3])  # type: ignore[list-item]
+    with pytest.raises(InvalidInput, match="doc_ids is one str, 'b'"):
+        index.documents("b")
+    with pytest.raises(InvalidInput, match=r"open it first: Searcher\(Index.open\('folder'\)\)"):
+        Searcher("folder")  # type: ignore[arg-type]
+
+
 def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
     searcher = Searcher(index)
     assert [term.term for term in searcher.hits("the cat at the well", 1, mode="sparse", explain=True)[0].terms] == [

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Protocol, cast
 
 import lightir
 from lightir.cli import terminal
-from lightir.errors import LightirError
+from lightir.errors import AlreadyExists, LightirError
 
 COMMANDS = (
     "demo",
@@ -62,6 +64,45 @@ class Command(Protocol):
         """Do it; None means 0."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose errors name the word that was meant, and whose options may stand between INDEX and QUERY."""
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, a command's options first: argparse alone takes a QUERY behind them for one too many."""
+        if self._mixing or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+    def error(self, message: str) -> NoReturn:
+        """End with argparse's message, and the nearest of the choices where it lists them."""
+        if choices := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            message += meant(choices[1], re.findall(r"[^\s',]+", choices[2]))
+        super().error(message)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A hint at the known word that is nearest, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; what a command does not know is told with that command's usage."""
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        options = [name for action in args.parser._actions for name in action.option_strings]
+        hints = (meant(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
+        hint = next(hints, "; words that belong together want quotes")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
+
+
 def load_command(name: str) -> Command:
     """The command's module; cheap, as every command imports what is heavy when it runs."""
     return cast(Command, importlib.import_module(f"lightir.cli.{name}"))
@@ -69,7 +110,7 @@ def load_command(name: str) -> Command:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of `lightir`, with one subparser a command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="lightir",
         description="Retrieval with no model at query time: train, cache, encode, index, search, evaluate.",
         epilog="Begin with: lightir demo. A command's own help: lightir COMMAND --help.",
@@ -99,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 after an error, 2 after misuse, 130 after Ctrl-C."""
     # torch's idle threads spin by default, which costs a busy neighbour tenfold; it must be said before torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    args = build_parser().parse_args(argv)
+    args = _parsed(argv)
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
     terminal.show_log()
     terminal.escape_what_cannot_be_written()
@@ -118,9 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LightirError, OSError, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exc()
-        terminal.say(f"lightir: error: {_one_line(error)}")
+        hint = "; --overwrite replaces it" if _may_overwrite(args, error) else ""
+        terminal.say(f"lightir: error: {_one_line(error)}{hint}")
         return 1
     return int(code or 0)
+
+
+def _may_overwrite(args: argparse.Namespace, error: Exception) -> bool:
+    return isinstance(error, AlreadyExists) and getattr(args, "overwrite", None) is False
 
 
 def _one_line(error: Exception) -> str:

@@ -37,7 +37,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def positive(text: str) -> int:
     """An argparse type: a whole number of at least 1 that 32 bits hold."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     if value > MOST:

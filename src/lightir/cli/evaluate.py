@@ -13,6 +13,7 @@ head, as a CSplade was trained, instead of counted terms. `beta` searches bags o
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "beta-bin, overlap, full-lex and full-bin, and FIRST:M:SECOND (default: all that there are, but ablations)",
     )
     parser.add_argument(
-        "--measures", type=lambda text: text.split(","), metavar="A,B,…", help="names as ir-measures has them"
+        "--measures",
+        type=lambda text: [name.strip() for name in re.split(r",(?![^(]*\))", text)],
+        metavar="A,B,…",
+        help="names as ir-measures has them",
     )
     parser.add_argument(
         "-k", type=positive, metavar="N", help="depth of the rankings (default: the measures' deepest cutoff)"

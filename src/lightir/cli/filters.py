@@ -22,4 +22,6 @@ def json_filter(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r} is not JSON: {error}; expected an object, such as " """'{"lang": "en"}'"""
+        ) from None

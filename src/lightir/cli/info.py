@@ -65,6 +65,8 @@ def kind_of(folder: Path) -> str:
     for kind, name in marks.items():
         if (folder / name).is_file():
             return kind
+    if not folder.exists():
+        raise NotFound(f"{folder} does not exist; expected an index, vectors, a query encoder or a model")
     raise NotFound(f"{folder} is neither an index nor vectors, a query encoder or a model")
 
 

@@ -8,6 +8,7 @@ import decimal
 import importlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,15 +75,20 @@ def table_records(path: Path, kind: str) -> Iterator[Record]:
         if not row:
             continue
         if header is None:
-            header = _checked_header(row, path)
+            header = _checked_header(row, path, kind)
         elif len(row) != len(header):
             raise InvalidInput(f"{path}, line {number}: {len(row)} fields where the header has {len(header)}")
         else:
             yield number, dict(zip(header, row, strict=True))
 
 
-def _checked_header(row: Sequence[str], path: Path) -> list[str]:
+def _checked_header(row: Sequence[str], path: Path, kind: str) -> list[str]:
     header = [name.strip() for name in row]
+    if len(header) == 1 and (other := re.search("[;\\t|,]", header[0])):
+        wanted = "tabs in a .tsv file" if kind == "tsv" else "commas in a .csv file"
+        raise InvalidInput(
+            f"{path}, line 1: the header {header[0]!r} is one field, with {other[0]!r} in it; expected {wanted}"
+        )
     if len(set(header)) < len(header):
         raise InvalidInput(f"{path}, line 1: the header {header} names a column twice")
     return header

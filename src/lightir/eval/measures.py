@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.types import Qrels, Run
+from lightir.types import Qrels, Run, refuse_str
 
 MOST_GRADE = 1_000_000
 DEFAULT_MEASURES = ("nDCG@10", "R@20", "R@50", "R@100", "RR@10")
@@ -86,6 +86,7 @@ def parsed_measures(measures: Sequence[str]) -> dict[str, Any]:
         MissingExtra: ir-measures is not installed.
         InvalidInput: an unknown measure.
     """
+    refuse_str(measures, "measures")
     ir_measures = _ir_measures()
     return {name: _parse(ir_measures, name) for name in measures}
 

@@ -148,6 +148,10 @@ class _Build:
         (self.folder / SEGMENTS_FOLDER).mkdir()
         with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
+                if not isinstance(shard, Shard):
+                    raise InvalidInput(
+                        f"a shard is {type(shard).__name__}; documents of text go in as document_shards(documents)"
+                    )
                 self._add(shard)
                 bar.update(len(shard.documents))
         self._flush(last=True)

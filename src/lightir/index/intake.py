@@ -153,7 +153,10 @@ def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, document
 
 
 def refuse_repeated(shard: Shard) -> None:
-    """Raise InvalidInput where a doc_id comes twice in a batch."""
+    """Raise InvalidInput where a doc_id comes twice in a batch, or something is no Document."""
+    for each in shard.documents:
+        if not isinstance(each, Document):
+            raise InvalidInput(f"a document is {type(each).__name__}; expected Document(doc_id, text)")
     counts = Counter(document.doc_id for document in shard.documents)
     if repeated := [doc_id for doc_id, count in counts.items() if count > 1]:
         raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
 from lightir.index.connections import Connection, connect
 from lightir.text import check_text
-from lightir.types import Document
+from lightir.types import Document, refuse_str
 
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
@@ -200,6 +200,7 @@ class Store:
         Raises:
             NotFound: there is no such document.
         """
+        refuse_str(doc_ids, "doc_ids")
         found = []
         for doc_id in doc_ids:
             rows = self._select(
@@ -356,8 +357,12 @@ class Store:
 
 
 def _require(path: Path) -> None:
-    if not path.is_file():
-        raise NotFound(f"{path} does not exist; {path.parent} is not an index")
+    if path.is_file():
+        return
+    if not path.parent.is_dir():
+        said = "is a file" if path.parent.exists() else "does not exist"
+        raise NotFound(f"{path.parent} {said}; expected an index, the folder that `lightir index` writes")
+    raise NotFound(f"{path.parent} is not an index: it has no {path.name}; `lightir index` makes one")
 
 
 def read_mode(path: Path) -> str:

@@ -40,7 +40,7 @@ from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
-from lightir.types import Document
+from lightir.types import Document, refuse_str
 from lightir.vectors import SparseVectors
 
 
@@ -231,12 +231,14 @@ class IndexWriter:
 
     def delete(self, doc_ids: Iterable[str]) -> int:
         """Take documents out; returns how many of them were there."""
+        refuse_str(doc_ids, "doc_ids")
         with self._threads:
             known = self._store.keys(set(doc_ids))
             return self._remove(np.array(sorted(known.values()), dtype=np.int64))
 
     def keep_only(self, doc_ids: Collection[str]) -> int:
         """Take out all documents but those with the given ids; returns how many they were."""
+        refuse_str(doc_ids, "doc_ids")
         kept = frozenset(doc_ids)
         with self._threads:
             gone = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
@@ -328,8 +330,8 @@ class IndexWriter:
     # One change
 
     def _put(self, shard: Shard, *, replace: bool) -> int:
-        stored = [store_row(document) for document in shard.documents]
         refuse_repeated(shard)
+        stored = [store_row(document) for document in shard.documents]
         with self._threads:
             _require_same_kinds(self._view, shard)
             known = self._store.keys(row[0] for row in stored)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -25,7 +26,7 @@ from lightir.search.language_model import Smoothing
 from lightir.search.modes import WHOLE_DEPTH, Mode, Plan, plan
 from lightir.search.ranking import candidates, guide, joined, ranked, without
 from lightir.search.single import OfTexts, SingleSearch, single_search
-from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore
+from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, refuse_str
 from lightir.vectors import QueryEncoder
 
 PREPARED_KEPT = 64
@@ -73,6 +74,8 @@ class Searcher:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
             InvalidInput: a task, but no encoder; or a smoothing, but an index that counts no words.
         """
+        if isinstance(index, str | Path):
+            raise InvalidInput(f"the index is {str(index)!r}; open it first: Searcher(Index.open({str(index)!r}))")
         self._number = next(_NUMBERS)
         self.index = index
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
@@ -126,6 +129,9 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a query_id that comes twice, a branch that the index lacks, a bad filter.
         """
+        refuse_str(queries, "queries")
+        if isinstance(queries, dict):
+            raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
         view = self.index.view
         how = self._prepared(view, mode, fusion, weights)
         depth = self._depth(how.plan, k, depth)
@@ -133,6 +139,8 @@ class Searcher:
         if how.of_texts is not None and plain and len(queries) == 1:
             return self._ranking_of(queries[0], how.of_texts, k, depth)
         named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
+        for query in named:
+            _id_and_text(query)
         ids = {query.query_id for query in named}
         if len(ids) < len(named):
             raise InvalidInput("a query_id comes twice; each query needs its own")
@@ -309,7 +317,7 @@ class Searcher:
         return found
 
     def _ranking_of(self, query: Query | str, of_texts: OfTexts, k: int, depth: int) -> Run:
-        query_id, text = ("0", query) if isinstance(query, str) else (query.query_id, query.text)
+        query_id, text = ("0", query) if isinstance(query, str) else _id_and_text(query)
         try:
             return {query_id: of_texts(query_id, text, k, max(k, depth), self.threads)}
         except InvalidInput:
@@ -399,3 +407,9 @@ def _require_fit(index: Index, encoder: QueryEncoder) -> None:
         f"the index holds documents of {index.contract.document_fingerprint}, "
         f"but the query encoder is for {encoder.document_fingerprint}"
     )
+
+
+def _id_and_text(query: object) -> tuple[str, str]:
+    if not isinstance(query, Query):
+        raise InvalidInput(f"a query is {type(query).__name__}; expected str or Query")
+    return query.query_id, query.text
