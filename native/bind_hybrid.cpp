@@ -47,7 +47,9 @@ public:
     }
 
     // queries: one a branch as `fuse` takes them. allowed: a list of bitmaps a branch, in place of the bound ones, or None.
-    nb::tuple search(nb::list queries, nb::handle allowed, size_t k, size_t depth, size_t n_threads, bool columns) const {
+    // given: a branch's (doc_ords, scores) in place of what it would list, or None; or None for all.
+    nb::tuple search(nb::list queries, nb::handle allowed, nb::handle given, size_t k, size_t depth, size_t n_threads,
+                     bool columns) const {
         same_length("queries and branches", queries.size(), branches_.size());
         std::vector<std::unique_ptr<BranchQuery>> asked;
         for (size_t i = 0; i < branches_.size(); ++i) {
@@ -56,14 +58,20 @@ public:
                 throw InvalidInput("a query is for other documents than those that are searched");
             }
         }
-        return to_numpy(run(asked, allowed, {k, depth, n_threads, columns}));
+        std::vector<Given> lists(branches_.size());
+        if (!given.is_none()) {
+            const auto all = nb::cast<nb::list>(given);
+            same_length("given and branches", all.size(), branches_.size());
+            for (size_t i = 0; i < lists.size(); ++i) lists[i] = given_list(all[i]);
+        }
+        return to_numpy(run(asked, allowed, lists, {k, depth, n_threads, columns}));
     }
 
     // The best documents for a text's vectors; without columns.
     FusedTop best(const QueryOfText& query, const Asked& how) const {
         std::vector<std::unique_ptr<BranchQuery>> asked;
         for (const Bound& branch : branches_) asked.push_back(std::make_unique<BranchQuery>(branch.documents, query));
-        return run(asked, nb::none(), how);
+        return run(asked, nb::none(), std::vector<Given>(branches_.size()), how);
     }
 
 private:
@@ -74,10 +82,23 @@ private:
         std::unique_ptr<AllowedOfAll> allowed;
     };
 
-    FusedTop run(const std::vector<std::unique_ptr<BranchQuery>>& asked, nb::handle given, const Asked& how) const {
+    using Given = std::optional<std::vector<Hit>>;
+
+    static Given given_list(nb::handle list) {
+        if (list.is_none()) return std::nullopt;
+        const auto parts = nb::cast<nb::tuple>(list);
+        const Array doc_ords(parts[0], "doc_ords", 1), scores(parts[1], "scores", 1);
+        same_length("doc_ords and scores", doc_ords.size(), scores.size());
+        std::vector<Hit> hits;
+        for (size_t i = 0; i < doc_ords.size(); ++i) hits.push_back({doc_ords.span<uint32_t>()[i], scores.span<float>()[i]});
+        return hits;
+    }
+
+    FusedTop run(const std::vector<std::unique_ptr<BranchQuery>>& asked, nb::handle allowed_now,
+                 const std::vector<Given>& given, const Asked& how) const {
         std::vector<std::unique_ptr<AllowedOfAll>> filters;
-        if (!given.is_none()) {
-            const auto lists = nb::cast<nb::list>(given);
+        if (!allowed_now.is_none()) {
+            const auto lists = nb::cast<nb::list>(allowed_now);
             same_length("allowed and branches", lists.size(), branches_.size());
             for (size_t i = 0; i < asked.size(); ++i) {
                 filters.push_back(std::make_unique<AllowedOfAll>(lists[i], asked[i]->firsts()));
@@ -95,8 +116,9 @@ private:
             const BranchQuery& query = *asked[i];
             const std::vector<Bitmap>& allowed = (filters.empty() ? branches_[i].allowed : filters[i])->bitmaps;
             scorers.push_back(query.scorer());
-            auto top = [&query, &allowed, &how](size_t k, Watched* watched) {
-                return query.top(k, how.n_threads, allowed, watched);
+            const Given& known = given[i];
+            auto top = [&query, &allowed, &known, &how](size_t k, Watched* watched) {
+                return known ? *known : query.top(k, how.n_threads, allowed, watched);
             };
             branches.push_back({std::move(top), scorers.back().get(), branches_[i].weight, branches_[i].complete});
         }
@@ -143,7 +165,8 @@ void bind_hybrid(nb::module_& m) {
     nb::class_<HybridSearch>(m, "HybridSearch")
         .def(nb::init<nb::list, const std::string&, double, nb::object>(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg().none())
-        .def("search", &HybridSearch::search, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
+        .def("search", &HybridSearch::search, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg());
     nb::class_<TextSearch>(m, "TextSearch")
         .def(nb::init<nb::object, nb::object, nb::callable, std::optional<uint32_t>, nb::object, nb::handle>(), nb::arg(),
              nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())

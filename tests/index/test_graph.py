@@ -17,9 +17,11 @@ from lightir.index import Index, IndexWriter, build_index, graph, segment_writer
 from lightir.index import build as build_module
 from lightir.index import writer as writer_module
 from lightir.index.graph import Graph, build_graph
+from lightir.search import Searcher
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.shards import Shard
-from lightir.types import Document
+from lightir.types import Document, Query
+from small_collections import GivenVectors
 
 DIM = 8
 N = 300
@@ -125,6 +127,33 @@ def test_an_index_with_graphs_finds_nearly_what_one_without_finds(tmp_path: Path
         assert dense_top(index, queries, 10) == true
         index.refresh()
         assert index.view.exact
+
+
+@pytest.mark.parametrize("fusion", ["linear", "linear:min-max", "linear:none", "rrf"])
+@pytest.mark.parametrize("mode", ["dense", "dense+tokens"])
+@pytest.mark.usefixtures("small_graphs")
+def test_a_query_alone_has_the_results_of_a_batch(tmp_path: Path, mode: str, fusion: str) -> None:
+    build(tmp_path / "index", shard(unit_rows(3 * N, 1)), segment_documents=N, analyzer="words")
+    texts = [f"text {i} {i + 7}" for i in range(12)]
+    rows = unit_rows(len(texts), 2).astype(np.float32)
+    rows[0] = 0.0
+    vectors = dict(zip(texts, rows, strict=True))
+    queries = [Query(str(i), text) for i, text in enumerate(texts)]
+    exclude = {"3": ["d0010", "d0003"], "4": ["d0011"]}
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.delete([f"d{i:04d}" for i in range(0, 3 * N, 5)])
+        writer.add([Document("new", "text 3 4")], dense=unit_rows(1, 9))
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index, GivenVectors(make_contract(sparse=None), vectors, {text: {} for text in texts}))
+        for how in ({}, {"filter": {"n": {"lt": 7}}}, {"depth": 15}, {"exclude": exclude}):
+            asked: dict[str, Any] = {"k": 20, "mode": mode, "fusion": fusion, **how}
+            batch = searcher.search(queries, **asked)
+            for query in queries:
+                alone = searcher.search([query], **asked)[query.query_id]
+                assert list(alone.doc_ids) == list(batch[query.query_id].doc_ids)
+                assert alone.scores.tolist() == batch[query.query_id].scores.tolist()
+        hits = searcher.hits(texts[5], 5, mode=mode, fusion=fusion)
+        assert [hit.score for hit in hits] == batch["5"].scores[:5].tolist()
 
 
 @pytest.mark.usefixtures("small_graphs")

@@ -362,6 +362,7 @@ def test_a_search_refuses_queries_of_others() -> None:
         "queries and branches differ": lambda: search.search(asked[:1], **how),
         "for other documents": lambda: search.search([asked[0], other.query(u32(3), f32(1))], **how),
         "allowed and branches differ": lambda: search.search(asked, allowed=[None], **how),
+        "given and branches differ": lambda: search.search(asked, given=[None], **how),
         "allowed and segments differ": lambda: search.search(asked, allowed=[[], None], **how),
         "neither may be negative": lambda: search.search(asked, k=-1, depth=1),
         "less than the 3 columns": lambda: search.search([DENSE.query(np.ones(3, F32)), asked[1]], **how),

@@ -125,6 +125,7 @@ class HybridSearch:
         self,
         queries: list[tuple[Any, ...]],
         allowed: list[Any] | None,
+        given: list[Any] | None,
         k: int,
         depth: int,
         n_threads: int,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.kernel import DocOrds, _native
+from lightir.kernel import DocOrds, Scores, _native
 from lightir.kernel.fusion import Allowed, BranchQuery, Column, DenseSegments, DocumentIds, Scale, SparseSegments
 from lightir.kernel.query import TextEncoder
 
@@ -65,6 +65,7 @@ class HybridSearch:
         depth: int,
         threads: int = 1,
         allowed: Sequence[Allowed] | None = None,
+        given: Sequence[tuple[DocOrds, Scores] | None] | None = None,
         columns: bool = True,
     ) -> Found:
         """The k best documents, score down, then id up: `fuse` of the lists of `depth` that the branches' top_k give.
@@ -75,6 +76,7 @@ class HybridSearch:
             depth: length of the branches' lists, which are cut in the order of a ranking; one branch alone gives k.
             threads: at most this many work at the same time.
             allowed: the documents that may be found, a branch, in place of those that were bound.
+            given: a branch's list, score down, in place of what it would find; None for none.
             columns: whether to say what each branch says of the k.
 
         Raises:
@@ -82,7 +84,8 @@ class HybridSearch:
         """
         _check(k, depth)
         bitmaps = None if allowed is None else list(allowed)
-        return self.native.search(list(queries), bitmaps, k, depth, threads, columns)
+        lists = None if given is None else list(given)
+        return self.native.search(list(queries), bitmaps, lists, k, depth, threads, columns)
 
 
 def text_search(

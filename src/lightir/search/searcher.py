@@ -355,7 +355,7 @@ class Searcher:
         banned: set[str],
         columns: bool,
     ) -> Fused:
-        searched = BranchSearch(view, self._encode(view, [query], chosen), threads=self.threads)
+        searched = BranchSearch(view, self._encode(view, [query], chosen), matching=matching, threads=self.threads)
         fused = single.ranked(
             searched,
             allowed=single.allowed(view, matching),

@@ -29,6 +29,7 @@ class SingleSearch:
     def __init__(self, view: View, chosen: Plan) -> None:
         """Bind them; see `single_search` for what can be searched so."""
         self.branches = chosen.branches
+        self._walks = "dense" in chosen.branches and has_graphs(view)
         self.weights = [float(chosen.fusion.weights[branch]) for branch in chosen.branches]
         searched = BranchSearch(view, EncodedQueries(0, None, None, None))
         complete = searched.complete(chosen.branches)
@@ -50,15 +51,19 @@ class SingleSearch:
         """The k best documents of a batch of one query.
 
         Args:
-            searched: the query.
+            searched: the query, with the filter where graphs are walked.
             allowed: see `allowed`.
             k: number wanted.
             depth: documents that each branch gives to the fusion; one branch alone gives k.
             columns: whether to say what the branches say of the k.
         """
         queries = [searched.query(branch, 0) for branch in self.branches]
+        given = None
+        if self._walks:
+            (walked,) = searched.top("dense", k if len(self.branches) == 1 else depth)
+            given = [(walked.doc_ords, walked.scores) if branch == "dense" else None for branch in self.branches]
         found = self._kernel.search(
-            queries, k=k, depth=depth, threads=searched.threads, allowed=allowed, columns=columns
+            queries, k=k, depth=depth, threads=searched.threads, allowed=allowed, given=given, columns=columns
         )
         return self._fused(found)
 
@@ -77,13 +82,13 @@ class SingleSearch:
     def of_texts(self, view: View, encoder: QueryEncoder | None, task: str | None) -> OfTexts | None:
         """From query_id, text, k, depth and threads to a ranking, as `ranked` gives it for the text's vectors.
 
-        None where vectors are made by more than the kernel: for words, bigrams or expansions, by an encoder of another
-        kind, or in another width than the index's.
+        None where graphs are walked, or vectors are made by more than the kernel: for words, bigrams or expansions, by
+        an encoder of another kind, or in another width than the index's.
 
         Raises:
             NotFound: the encoder has no table for the task.
         """
-        if "tokens" in self.branches or not isinstance(encoder, CachedQueryEncoder):
+        if self._walks or "tokens" in self.branches or not isinstance(encoder, CachedQueryEncoder):
             return None
         of_texts = encoder.text_encoder(task)
         if of_texts is None or ("sparse" in self.branches and not of_texts.counts_terms):
@@ -96,11 +101,11 @@ class SingleSearch:
 def single_search(view: View, chosen: Plan, smoothing: Smoothing | None) -> SingleSearch | None:
     """What searches for single queries, or None where that takes more than the kernel.
 
-    Pending documents are estimated, graphs are walked and a language model is computed outside it.
+    Pending documents are estimated and a language model is computed outside it; graphs are walked before its call.
     """
     if chosen.estimates or (smoothing is not None and "tokens" in chosen.branches):
         return None
-    return None if "dense" in chosen.branches and has_graphs(view) else SingleSearch(view, chosen)
+    return SingleSearch(view, chosen)
 
 
 def _documents(view: View, branch: Branch) -> DenseSegments | SparseSegments:
