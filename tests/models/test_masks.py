@@ -138,3 +138,5 @@ def test_no_tokens_give_no_rows_and_misfits_are_refused() -> None:
         token_states(backbone, PROMPT, TOKENS, pooling="max")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="positions"):
         block_mask(torch.tensor([3]), torch.tensor([3]), width=2, length=8)
+    with pytest.raises(InvalidInput, match="padded 'middle'"):
+        block_mask(torch.tensor([3]), torch.tensor([3]), width=2, length=9, padding_side="middle")

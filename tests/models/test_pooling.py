@@ -28,6 +28,33 @@ def test_padding_on_either_side_does_not_matter(pooling: Pooling, left: int) -> 
     assert torch.equal(many, pooled.expand(3, -1))
 
 
+def slow_pool(states: list[list[float]], text: list[bool], pooling: Pooling, ends: int) -> list[float]:
+    """One row without padding, straight from the documentation."""
+    own = [state for state, mine in zip(states, text, strict=True) if mine] or states
+    chosen = {"eos": states[-ends:], "last": own[-1:], "mean": own, "mean_all": states, "first": states[:1]}[pooling]
+    return [sum(column) / len(chosen) for column in zip(*chosen, strict=True)]
+
+
+@pytest.mark.parametrize("ends", [1, 2, 4])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_different_lengths_are_pooled_each_by_itself(pooling: Pooling, side: str, ends: int) -> None:
+    """With several end tokens, eos is the mean of their states, or of all where there are fewer."""
+    generator = torch.Generator().manual_seed(0)
+    lengths, longest = [1, 2, 3, 5, 8], 9
+    states = torch.randn(len(lengths), longest, 3, generator=generator)
+    attention = torch.zeros(len(lengths), longest, dtype=torch.bool)
+    text = torch.zeros(len(lengths), longest, dtype=torch.bool)
+    expected = []
+    for row, length in enumerate(lengths):
+        span = slice(longest - length, longest) if side == "left" else slice(0, length)
+        attention[row, span] = True
+        text[row, span] = torch.rand(length, generator=generator) < 0.5
+        expected.append(slow_pool(states[row, span].tolist(), text[row, span].tolist(), pooling, ends))
+    pooled = pool(states, attention_mask=attention, text_mask=text, pooling=pooling, ends=ends)
+    torch.testing.assert_close(pooled, torch.tensor(expected))
+
+
 def test_a_text_without_tokens_of_its_own_takes_its_frame() -> None:
     attention, text = torch.tensor([[True, True, False, False]]), torch.zeros(1, 4, dtype=torch.bool)
     for pooling, expected in (("mean", [6.0, 1.5]), ("last", [2.0, 2.0]), ("eos", [2.0, 2.0])):
@@ -57,7 +84,7 @@ def test_misfits_are_refused() -> None:
     with pytest.raises(InvalidInput, match="at least 2"):
         Standardization.fit(torch.ones(1, 4))
     with pytest.raises(InvalidInput, match="above 0"):
-        Standardization(torch.zeros(2), torch.zeros(2))
+        Standardization(torch.zeros(2), torch.tensor([1.0, 0.0]))
     mask = torch.ones(1, 4, dtype=torch.bool)
     with pytest.raises(InvalidInput, match="pooling"):
         pool(STATES[None], attention_mask=mask, text_mask=mask, pooling="max")  # type: ignore[arg-type]
