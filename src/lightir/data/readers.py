@@ -308,7 +308,10 @@ def _first_field(record: Mapping[str, Any], names: Sequence[str], what: str, whe
     for name in names:
         if name in record:
             return name
-    raise InvalidInput(f"{where}: no {what}: the fields are {sorted(record)}, expected one of {list(names)}")
+    other = next((f"; {each!r} is written in lower case" for each in record if each.lower() in names), "")
+    raise InvalidInput(
+        f"{where}: no {what}: expected one of {list(names)}, the other fields are {sorted(record)}{other}"
+    )
 
 
 def _metadata(rest: dict[str, Any], where: str) -> dict[str, Any]:
