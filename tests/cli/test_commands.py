@@ -535,6 +535,9 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert (found["rank"], found["candidates"]) == (2, 3)
     assert main([*explained, "n0"]) == 1
     assert "'n0' does not match the filter" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["delete", str(index), "--filter", "{}"])
+    assert "{} matches every document" in capsys.readouterr().err
     assert main(["delete", str(index), "--filter", wanted, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == 3
     assert main(["snapshot", str(index), str(tmp_path / "backup")]) == 0

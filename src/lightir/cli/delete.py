@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> None:
     """Delete and say how many documents went."""
     if sum([bool(args.doc_ids), args.ids is not None, args.filter is not None]) != 1:
         args.parser.error("give one of ID…, --ids and --filter")
+    if args.filter == {}:
+        args.parser.error("--filter {} matches every document; name a condition, or remove the index's folder")
     from lightir.index import IndexWriter
 
     doc_ids = None if args.filter is not None else args.doc_ids or read_ids(args.ids)
