@@ -371,6 +371,7 @@ def test_more_filters_than_are_kept_are_answered_again(folder: Path) -> None:
 
 
 def test_an_empty_index_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+    pytest.importorskip("usearch")
     options = {"dense_dim": 2, "dense_dtype": "int8", "sparse_top_k": 3, "dense_graph": True}
     with IndexWriter.create(tmp_path / "i", contract=word_contract(), analyzer="words", **options) as writer:  # type: ignore[arg-type]
         assert dataclasses.asdict(writer.view.sizes) == options
