@@ -98,8 +98,8 @@ def fuse(
     document outside the list gets its true score, normalised as the listed ones are; an empty list says 0 of all.
 
     "linear" with "max", the default: s / max, at least 0: what the best document has is 1, and a score of 0 says
-        nothing. So the list's length is no part of the result (Bruch, Gai & Ingber, TOIS 2023, with 0 as the least
-        score). A list that holds scores below 0 is taken as "min-max" takes it.
+        nothing. So a score does not hang on the list's length, which still decides what is a candidate (Bruch, Gai &
+        Ingber, TOIS 2023, with 0 as the least score). A list that holds scores below 0 is taken as "min-max" takes it.
     "linear" with "min-max": (s - min) / (max - min), at least 0. In a list of equal scores, or of one hit, these
         count 1 and lower ones 0.
     "linear" with "z-score": (s - mean) / deviation (of a sample). In a list of equal scores these count 0 and lower
