@@ -66,6 +66,18 @@ struct Avx2 {
         for (size_t l = 0; l < scan_width; ++l) mask |= static_cast<uint64_t>(scores[l] > threshold) << l;
         return mask;
     }
+    using Offsets = __m256i;
+    static Offsets highest_offsets() { return _mm256_set1_epi16(-1); }
+    static Offsets lower(Offsets lowest, const uint16_t* offsets) {
+        const __m256i* v = reinterpret_cast<const __m256i*>(offsets);
+        const __m256i low = _mm256_min_epu16(_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1));
+        const __m256i high = _mm256_min_epu16(_mm256_loadu_si256(v + 2), _mm256_loadu_si256(v + 3));
+        return _mm256_min_epu16(lowest, _mm256_min_epu16(low, high));
+    }
+    static bool any_below(Offsets lowest, uint16_t first) {
+        const __m256i under = _mm256_subs_epu16(_mm256_set1_epi16(static_cast<short>(first)), lowest);
+        return _mm256_testz_si256(under, under) == 0;
+    }
     static uint64_t above_f32(const float* scores, float threshold) {
         const __m256 limit = _mm256_set1_ps(threshold);
         uint64_t mask = 0;

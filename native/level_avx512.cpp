@@ -77,6 +77,14 @@ struct Avx512 {
         const uint64_t mask = _mm512_cmpgt_epu16_mask(high, limit);
         return mask << 32 | _mm512_cmpgt_epu16_mask(low, limit);
     }
+    using Offsets = __m512i;
+    static Offsets highest_offsets() { return _mm512_set1_epi16(-1); }
+    static Offsets lower(Offsets lowest, const uint16_t* offsets) {
+        return _mm512_min_epu16(lowest, _mm512_min_epu16(_mm512_loadu_si512(offsets), _mm512_loadu_si512(offsets + 32)));
+    }
+    static bool any_below(Offsets lowest, uint16_t first) {
+        return _mm512_cmplt_epu16_mask(lowest, _mm512_set1_epi16(static_cast<short>(first))) != 0;
+    }
     static uint64_t above_f32(const float* scores, float threshold) {
         const __m512 limit = _mm512_set1_ps(threshold);
         uint64_t mask = 0;

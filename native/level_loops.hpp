@@ -1,7 +1,9 @@
 // The loops behind a Level, written once over a small vector type V of the including file:
 //   V::width, V::Floats, zero(), load_half(p), load_bfloat16(p), load_int8(p), load_uint8(p), load_float(p), set(x),
-//   add(a, b), mul(a, b), magnitude(a), store(p, a), stream(p, a), above_u16(scores, threshold) and above_f32(scores, threshold): bit
-//   l says whether entry l of scan_width is above the threshold; coarse_dot(row, query), see CoarseQuery;
+//   add(a, b), mul(a, b), magnitude(a), store(p, a), stream(p, a), above_u16(scores, threshold) and
+//   above_f32(scores, threshold): bit l says whether entry l of scan_width is above the threshold; V::Offsets,
+//   highest_offsets(), lower(lowest, offsets): the smaller ones, lane by lane, of 64 offsets, any_below(lowest, first);
+//   coarse_dot(row, query), see CoarseQuery;
 //   has_coarse_dots, and if so coarse_dots(rows, row_bytes, query, products) of four rows.
 // V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
 // same reason nothing from the standard library is called that is not a macro or a builtin.
@@ -226,14 +228,9 @@ inline void add_last(uint16_t* scores, const uint16_t* offsets, const uint8_t* i
     }
 }
 
+// The postings from number i on.
 template <typename Product>
-void add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, const Product& product) {
-    size_t i = 0;
-    for (; i + fetch_step <= n; i += fetch_step) {
-        LIGHTIR_FETCH_AHEAD(offsets, i)
-        if constexpr (Product::reads_impacts) LIGHTIR_FETCH_AHEAD(impacts, i)
-        for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets, impacts, j, product);
-    }
+void add_few(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t i, size_t n, const Product& product) {
     for (; i + 8 <= n; i += 8) add_eight(scores, offsets, impacts, i, product);
     if (i < n && n >= 8) {
         add_last(scores, offsets, impacts, n - 8, n - i, product);
@@ -245,18 +242,46 @@ void add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impa
     }
 }
 
-void add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) {
+// Stops at the first of fetch_step postings that lies behind the portion: where exactly it ends costs more to find than
+// some postings of the next one cost that are added early. One before the portion, which only damage can have put there,
+// would stay in accumulators that are taken for clear.
+template <typename V, typename Product>
+size_t add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                    const Product& product) {
+    typename V::Offsets lowest = V::highest_offsets();
+    size_t i = 0;
+    for (; i + fetch_step <= n && offsets[i] < portion.end; i += fetch_step) {
+        LIGHTIR_FETCH_AHEAD(offsets, i)
+        if constexpr (Product::reads_impacts) LIGHTIR_FETCH_AHEAD(impacts, i)
+        if (portion.first > 0) lowest = V::lower(lowest, offsets + i);
+        for (size_t j = i; j < i + fetch_step; j += 8) add_eight(scores, offsets, impacts, j, product);
+    }
+    if (portion.first > 0 && V::any_below(lowest, static_cast<uint16_t>(portion.first))) return not_ascending;
+    if (i + fetch_step <= n) return i;
+    for (size_t j = i; portion.first > 0 && j < n; ++j) {
+        if (offsets[j] < portion.first) return not_ascending;
+    }
+    add_few(scores, offsets, impacts, i, n, product);
+    return n;
+}
+
+template <typename V>
+size_t add_u8_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                     float weight) {
     const uint16_t factor = static_cast<uint16_t>(weight);
-    if (factor == 1) add_products(scores, offsets, impacts, n, Once{});
-    else add_products(scores, offsets, impacts, n, Times{factor});
+    return factor == 1 ? add_products<V>(scores, offsets, impacts, n, portion, Once{})
+                       : add_products<V>(scores, offsets, impacts, n, portion, Times{factor});
 }
 
-void add_256ths_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, uint16_t weight) {
-    add_products(scores, offsets, impacts, n, Parts{weight});
+template <typename V>
+size_t add_256ths_to_u16(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                         uint16_t weight) {
+    return add_products<V>(scores, offsets, impacts, n, portion, Parts{weight});
 }
 
-void add_same_to_u16(uint16_t* scores, const uint16_t* offsets, size_t n, uint16_t weight) {
-    add_products(scores, offsets, nullptr, n, Same{weight});
+template <typename V>
+size_t add_same_to_u16(uint16_t* scores, const uint16_t* offsets, size_t n, Portion portion, uint16_t weight) {
+    return add_products<V>(scores, offsets, nullptr, n, portion, Same{weight});
 }
 
 template <typename V>
@@ -409,9 +434,9 @@ constexpr Level make_level(const char* name) {
          sum_rows<V, Element::bfloat16>},
         sum_of_squares<V>,
         scale<V>,
-        add_u8_to_u16,
-        add_256ths_to_u16,
-        add_same_to_u16,
+        add_u8_to_u16<V>,
+        add_256ths_to_u16<V>,
+        add_same_to_u16<V>,
         add_to_f32<V, uint8_t>,
         add_to_f32<V, float>,
     };

@@ -74,6 +74,21 @@ struct Scalar {
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         return mask_of<uint16_t>(scores, [=](uint16_t score) { return score > threshold; });
     }
+    struct Offsets {
+        uint16_t lane[8];
+    };
+    static Offsets highest_offsets() { return {{65535, 65535, 65535, 65535, 65535, 65535, 65535, 65535}}; }
+    static Offsets lower(Offsets lowest, const uint16_t* offsets) {
+        for (size_t l = 0; l < fetch_step; ++l) {
+            if (offsets[l] < lowest.lane[l % 8]) lowest.lane[l % 8] = offsets[l];
+        }
+        return lowest;
+    }
+    static bool any_below(const Offsets& lowest, uint16_t first) {
+        bool any = false;
+        for (const uint16_t offset : lowest.lane) any |= offset < first;
+        return any;
+    }
     static uint64_t above_f32(const float* scores, float threshold) {
         return mask_of<uint32_t>(scores, [=](float score) { return !(score <= threshold); });
     }

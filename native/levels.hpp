@@ -56,6 +56,13 @@ struct RowSum {
     size_t dim;
 };
 
+// Accumulators first .. end of a block.
+struct Portion {
+    size_t first, end;
+};
+
+constexpr size_t not_ascending = SIZE_MAX;
+
 struct Level {
     const char* name;
 
@@ -78,12 +85,16 @@ struct Level {
     float (*sum_of_squares)(const float* values, size_t n);
     // out[j] = factor * values[j]; past the caches if asked, which takes a fence before another thread may read.
     void (*scale)(const float* values, size_t n, float factor, float* out, bool stream);
-    // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
-    void (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
+    // scores[offsets[i]] += weight * impacts[i] for the postings of a portion, and perhaps for some behind it; offsets
+    // ascend. Returns how many it were, or not_ascending if one lies before the portion.
+    size_t (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                            float weight);
     // scores[offsets[i]] += weight * impacts[i] / 256, rounded up.
-    void (*add_256ths_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, uint16_t weight);
+    size_t (*add_256ths_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n,
+                                Portion portion, uint16_t weight);
     // scores[offsets[i]] += weight.
-    void (*add_same_to_u16)(uint16_t* scores, const uint16_t* offsets, size_t n, uint16_t weight);
+    size_t (*add_same_to_u16)(uint16_t* scores, const uint16_t* offsets, size_t n, Portion portion, uint16_t weight);
+    // scores[offsets[i]] += weight * impacts[i] in ascending i; the offsets of one call differ.
     void (*add_u8_to_f32)(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight);
     void (*add_f32_to_f32)(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight);
 };

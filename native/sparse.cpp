@@ -84,6 +84,12 @@ struct Cursor {
     float weight;
 };
 
+// A query term's postings in one block, from the next one that is to be added.
+struct Run {
+    size_t next, end;
+    float weight;
+};
+
 template <typename W>
 std::pair<size_t, size_t> run_span(const PostingsView<W>& postings, size_t run) {
     const int64_t begin = postings.run_indptr[run], end = postings.run_indptr[run + 1];
@@ -161,45 +167,53 @@ std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vec
     return cursors;
 }
 
-// How a term's postings come into the accumulators, by the types of both.
+// How a term's postings come into the accumulators, by the types of both. Sums of integers are the same in any order, so
+// that they can be made portion by portion; floats are added in the order of the terms, a block at once.
 template <typename Score, typename W>
 struct Adding;
 
 template <>
 struct Adding<uint16_t, uint8_t> {
     static constexpr bool reads_weights = true;
-    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
-        level().add_u8_to_u16(scores, offsets, impacts, n, weight);
+    size_t operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                      float weight) const {
+        return level().add_u8_to_u16(scores, offsets, impacts, n, portion, weight);
     }
 };
 
 template <>
 struct Adding<float, uint8_t> {
     static constexpr bool reads_weights = true;
-    void operator()(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
+    size_t operator()(float* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion,
+                      float weight) const {
         level().add_u8_to_f32(scores, offsets, impacts, n, weight);
+        return n;
     }
 };
 
 template <>
 struct Adding<float, float> {
     static constexpr bool reads_weights = true;
-    void operator()(float* scores, const uint16_t* offsets, const float* weights, size_t n, float weight) const {
+    size_t operator()(float* scores, const uint16_t* offsets, const float* weights, size_t n, Portion,
+                      float weight) const {
         level().add_f32_to_f32(scores, offsets, weights, n, weight);
+        return n;
     }
 };
 
 struct AddingParts {
     static constexpr bool reads_weights = true;
-    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, float weight) const {
-        level().add_256ths_to_u16(scores, offsets, impacts, n, static_cast<uint16_t>(weight));
+    size_t operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
+                      float weight) const {
+        return level().add_256ths_to_u16(scores, offsets, impacts, n, portion, static_cast<uint16_t>(weight));
     }
 };
 
 struct AddingSame {
     static constexpr bool reads_weights = false;
-    void operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t*, size_t n, float weight) const {
-        level().add_same_to_u16(scores, offsets, n, static_cast<uint16_t>(weight));
+    size_t operator()(uint16_t* scores, const uint16_t* offsets, const uint8_t*, size_t n, Portion portion,
+                      float weight) const {
+        return level().add_same_to_u16(scores, offsets, n, portion, static_cast<uint16_t>(weight));
     }
 };
 
@@ -239,32 +253,32 @@ struct Accumulators {
     uint32_t positions[most_chunk];
     float values[most_chunk];
 
-    // The scores of the watched among the block's n documents, the first of which is number first among all.
-    void note(size_t first, size_t n, Watched& watched) const {
+    // The scores of the watched among a portion's documents; the block's first one is number first among all.
+    void note(size_t first, Portion portion, Watched& watched) const {
         const auto& ords = watched.doc_ords;
-        auto each = std::lower_bound(ords.begin(), ords.end(), first);
-        for (; each != ords.end() && *each < first + n; ++each) {
+        auto each = std::lower_bound(ords.begin(), ords.end(), first + portion.first);
+        for (; each != ords.end() && *each < first + portion.end; ++each) {
             watched.scores[static_cast<size_t>(each - ords.begin())] = static_cast<float>(scores[*each - first]);
         }
     }
 
-    // first_ord: the number of the postings' first document among all.
-    void collect(size_t first_doc, size_t n_docs, size_t first_ord, Bitmap allowed, TopK& best, Guesses& guesses) {
-        const size_t n = std::min(block_size, n_docs - first_doc);
-        const size_t n_scanned = (n + scan_width - 1) / scan_width * scan_width;
-        for (size_t first = 0, size = 0; first < n_scanned; first += size) {
-            const size_t n_seen = first_ord + first_doc + first;
-            size = std::min(std::clamp(n_seen, least_chunk, most_chunk), n_scanned - first);
-            const size_t n_found = take_above(scores + first, size, best.threshold(), positions, values);
+    // Takes what is above the threshold, and clears the portion. The block's first document is number first among all, and
+    // number first_doc of the n_docs of its segment.
+    void collect(size_t first, size_t first_doc, size_t n_docs, Portion portion, Bitmap allowed, TopK& best,
+                 Guesses& guesses) {
+        const size_t end = (portion.end + scan_width - 1) / scan_width * scan_width;
+        for (size_t at = portion.first, size = 0; at < end; at += size) {
+            size = std::min(std::clamp(first + at, least_chunk, most_chunk), end - at);
+            const size_t n_found = take_above(scores + at, size, best.threshold(), positions, values);
             for (size_t i = 0; i < n_found; ++i) {
-                const size_t doc = first_doc + first + positions[i];
-                if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(first_ord + doc), values[i]);
+                const size_t doc = first_doc + at + positions[i];
+                if (doc < n_docs && allowed(doc)) best.push(static_cast<uint32_t>(first + at + positions[i]), values[i]);
             }
             best.shrink();
-            guesses.look(n_seen + size, best);
+            guesses.look(first + at + size, best);
         }
         // Damaged postings may point behind the last document; the next query must not find their traces.
-        std::fill(scores + n_scanned, scores + block_size, Score{0});
+        if (first_doc + portion.end == n_docs) std::fill(scores + end, scores + block_size, Score{0});
     }
 };
 
@@ -292,27 +306,66 @@ struct Wanted {
     float slack = 0.0f;
 };
 
-// Adds all postings of a query, block by block; first_ord is the number of their first document among all.
+template <typename Score>
+constexpr bool by_portions = std::is_integral_v<Score>;
+template <typename Score>
+constexpr size_t portion_size = by_portions<Score> ? 16384 : block_size;  // 32 KiB of a first-level cache
+constexpr size_t long_run = 512;  // postings
+
+// Adds a block's runs but for those in `left`, which are so long that they are better added portion by portion.
+// Returns whether there are any.
+template <typename Score, typename W, typename Add>
+bool add_block(const PostingsView<W>& postings, std::vector<Cursor>& cursors, size_t block, Score* scores, const Add& add,
+               std::vector<Run>& left) {
+    bool any = false;
+    left.clear();
+    for (size_t i = 0; i < cursors.size(); ++i) {
+        Cursor& cursor = cursors[i];
+        if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != block) continue;
+        if (i + runs_ahead < cursors.size()) fetch_run<Add::reads_weights>(postings, cursors[i + runs_ahead]);
+        const auto [begin, end] = run_span(postings, cursor.run++);
+        prefetch(postings, end);  // where the same term goes on in the next block
+        any = true;
+        if (by_portions<Score> && end - begin >= long_run) {
+            left.push_back({begin, end, cursor.weight});
+        } else {
+            const Portion whole{0, block_size};
+            add(scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, whole, cursor.weight);
+        }
+    }
+    return any;
+}
+
+// Adds the postings of a portion, and leaves the runs that go on behind it.
+template <typename Score, typename W, typename Add>
+void add_portion(const PostingsView<W>& postings, std::vector<Run>& left, Portion portion, Score* scores, const Add& add) {
+    const auto is_done = [&](Run& run) {
+        const size_t n = add(scores, postings.offsets.data + run.next, postings.weights.data + run.next,
+                             run.end - run.next, portion, run.weight);
+        if (n == not_ascending) throw DamagedArrays("postings are damaged: offsets do not ascend within a run");
+        run.next += n;
+        return run.next == run.end;
+    };
+    left.erase(std::remove_if(left.begin(), left.end(), is_done), left.end());
+}
+
+// Adds all postings of a query, block by block and portion by portion; first_ord is the number of their first document
+// among all.
 template <typename Score, typename W, typename Add>
 void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t first_ord, Bitmap allowed, const Add& add,
           TopK& best, Guesses& guesses, Watched* watched = nullptr) {
     Accumulators<Score>& kept = thread_accumulators<Score>();
     CleanOnFailure<Score> guard{kept};
+    std::vector<Run> left;
     for (size_t first_doc = 0; first_doc < postings.n_docs; first_doc += block_size) {
-        bool touched = false;
-        for (size_t i = 0; i < cursors.size(); ++i) {
-            Cursor& cursor = cursors[i];
-            if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != first_doc / block_size) continue;
-            if (i + runs_ahead < cursors.size()) fetch_run<Add::reads_weights>(postings, cursors[i + runs_ahead]);
-            const auto [begin, end] = run_span(postings, cursor.run++);
-            prefetch(postings, end);  // where the same term goes on in the next block
-            add(kept.scores, postings.offsets.data + begin, postings.weights.data + begin, end - begin, cursor.weight);
-            touched = true;
+        if (!add_block(postings, cursors, first_doc / block_size, kept.scores, add, left)) continue;
+        const size_t n = std::min(block_size, postings.n_docs - first_doc), first = first_ord + first_doc;
+        for (Portion portion{0, 0}; portion.end < n; portion.first = portion.end) {
+            portion.end = std::min(portion.first + portion_size<Score>, n);
+            add_portion(postings, left, portion, kept.scores, add);
+            if (watched != nullptr) kept.note(first, portion, *watched);
+            kept.collect(first, first_doc, postings.n_docs, portion, allowed, best, guesses);
         }
-        if (touched && watched != nullptr) {
-            kept.note(first_ord + first_doc, std::min(block_size, postings.n_docs - first_doc), *watched);
-        }
-        if (touched) kept.collect(first_doc, postings.n_docs, first_ord, allowed, best, guesses);
     }
     guard.done = true;
 }

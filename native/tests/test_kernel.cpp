@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dense.hpp"
@@ -101,8 +102,8 @@ void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary
     expect(k > n_matching || n_best == 0, "the best and all that tie with them are candidates");
 }
 
-// A run of n postings of other documents each, by a plain loop.
-void additions_are_those_of_a_plain_loop(size_t n) {
+// A run of n postings of other documents each, a portion of the block after the other, by a plain loop.
+void additions_are_those_of_a_plain_loop(size_t n, size_t portion_size) {
     std::mt19937 random(static_cast<unsigned>(n));
     std::vector<uint16_t> offsets, start(block_size);
     std::vector<uint8_t> impacts;
@@ -111,24 +112,45 @@ void additions_are_those_of_a_plain_loop(size_t n) {
         impacts.push_back(static_cast<uint8_t>(random()));
     }
     for (uint16_t& score : start) score = static_cast<uint16_t>(random() % 1000);
-    const auto same = [&](const std::function<void(uint16_t*)>& add, const std::function<uint32_t(uint32_t)>& product) {
+    using Add = std::function<size_t(uint16_t*, const uint16_t*, const uint8_t*, size_t, Portion)>;
+    const auto same = [&](const Add& add, const std::function<uint32_t(uint32_t)>& product) {
         std::vector<uint16_t> scores = start, expected = start;
-        add(scores.data());
+        size_t next = 0;
+        for (size_t first = 0; first < block_size; first += portion_size) {
+            const size_t end = first + portion_size;
+            next += add(scores.data(), offsets.data() + next, impacts.data() + next, n - next, {first, end});
+            expect(next == n || offsets[next] >= end, "a portion's postings are added with it");
+        }
         for (size_t i = 0; i < n; ++i) {
             expected[offsets[i]] = static_cast<uint16_t>(expected[offsets[i]] + product(impacts[i]));
         }
         return scores == expected;
     };
-    const uint16_t* at = offsets.data();
-    const uint8_t* read = impacts.data();
     for (const uint32_t weight : {1u, 3u, 200u}) {
         const auto times = [=](uint32_t impact) { return weight * impact; };
         const auto parts = [=](uint32_t impact) { return (weight * impact + 255) / 256; };
         const auto once = [=](uint32_t) { return weight; };
         const uint16_t whole = static_cast<uint16_t>(weight);
-        expect(same([=](uint16_t* scores) { level().add_u8_to_u16(scores, at, read, n, whole); }, times), "whole weights");
-        expect(same([=](uint16_t* scores) { level().add_256ths_to_u16(scores, at, read, n, whole); }, parts), "256ths");
-        expect(same([=](uint16_t* scores) { level().add_same_to_u16(scores, at, n, whole); }, once), "the same for all");
+        const Add u8 = [=](uint16_t* to, const uint16_t* at, const uint8_t* read, size_t size, Portion portion) {
+            return level().add_u8_to_u16(to, at, read, size, portion, whole);
+        };
+        const Add part = [=](uint16_t* to, const uint16_t* at, const uint8_t* read, size_t size, Portion portion) {
+            return level().add_256ths_to_u16(to, at, read, size, portion, whole);
+        };
+        const Add equal = [=](uint16_t* to, const uint16_t* at, const uint8_t*, size_t size, Portion portion) {
+            return level().add_same_to_u16(to, at, size, portion, whole);
+        };
+        expect(same(u8, times), "whole weights");
+        expect(same(part, parts), "256ths");
+        expect(same(equal, once), "the same for all");
+    }
+    std::vector<uint16_t> scores(block_size);
+    for (size_t i = 0; i < n; ++i) {  // one posting lies before its portion
+        const uint16_t kept = std::exchange(offsets[i], uint16_t{4});
+        const Portion portion{8, block_size};
+        const size_t added = level().add_u8_to_u16(scores.data(), offsets.data(), impacts.data(), n, portion, 1.0f);
+        expect(added == not_ascending, "a posting before its portion is told");
+        offsets[i] = kept;
     }
 }
 
@@ -205,8 +227,8 @@ int main() {
                 coarse_sums_bound_what_pair_scores_say(n_docs, k, true);
             }
         }
-        for (size_t n = 0; n < 150; ++n) additions_are_those_of_a_plain_loop(n);
-        additions_are_those_of_a_plain_loop(1500);
+        for (size_t n = 0; n < 150; ++n) additions_are_those_of_a_plain_loop(n, block_size);
+        for (const size_t n : {1u, 64u, 65u, 700u, 1500u}) additions_are_those_of_a_plain_loop(n, 4096);
         for (const Element element : {Element::float16, Element::float32, Element::int8}) {
             for (const size_t n_rows : {0, 1, 255, 257}) {
                 for (const size_t width : {1, 15, 16, 33, 130}) {

@@ -92,6 +92,29 @@ def test_sparse_search_crosses_blocks_and_keeps_the_total_order(level) -> None:
             np.testing.assert_array_equal(scores, np.float32(weight) * impacts[order])
 
 
+def test_long_runs_count_whole_wherever_their_postings_lie(level) -> None:
+    """Long runs are added a part of a block at a time; every document's sum is that of a plain addition."""
+    n_docs, rng = 2 * kernel.BLOCK_SIZE + 30_001, np.random.default_rng(6)
+    every = np.arange(n_docs)
+    lists = [every, every[::2], every[-700:], every[kernel.BLOCK_SIZE :][:512], every[:511], every[16_383::16_384]]
+    lists += [np.flatnonzero(rng.random(n_docs) < share) for share in (0.001, 0.008, 0.03, 0.2)]
+    terms, docs = np.repeat(np.arange(len(lists)), list(map(len, lists))), np.concatenate(lists)
+    order = np.lexsort((terms, docs))
+    impacts = rng.integers(1, 256, len(docs)).astype(np.uint8)
+    indptr = np.searchsorted(docs[order], np.arange(n_docs + 1))
+    postings = kernel.invert(indptr, U32(terms[order]), impacts[order], vocab_size=len(lists), n_docs=n_docs)
+    for chosen in (every[: len(lists)], np.array([2, 3, 4, 5]), np.array([1, 8])):
+        weights = rng.integers(1, 4, len(chosen))
+        sums = np.zeros(n_docs)
+        for term, weight in zip(chosen, weights, strict=True):
+            np.add.at(sums, docs[terms == term], weight * impacts[terms == term].astype(np.float64))
+        ranked = np.lexsort((every, -sums))[: np.count_nonzero(sums)]
+        for k in (10, 3000, n_docs):
+            doc_ords, scores = kernel.sparse_top_k(postings, U32(chosen), F32(weights), k=k)
+            np.testing.assert_array_equal(doc_ords, ranked[:k])
+            np.testing.assert_array_equal(scores, sums[ranked[:k]])
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("order", ["best first", "best last", "best in one place", "mixed"])
 def test_a_wrong_guess_of_the_threshold_loses_no_hit(level, order: str, dtype: type) -> None:
@@ -422,6 +445,15 @@ def test_damaged_postings_are_refused_and_leave_nothing_behind(level) -> None:
     far = kernel.invert(I64([0] * 50_001 + [1]), U32([1]), U8([7]), vocab_size=10, n_docs=50_001)
     assert kernel.sparse_top_k(far, U32([1]), F32([1]), k=2)[1].tolist() == [7]
     assert kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=2)[1].tolist() == [9, 4]
+    n_docs = 40_000
+    many = kernel.invert(np.arange(n_docs + 1), U32([3] * n_docs), U8([1] * n_docs), vocab_size=10, n_docs=n_docs)
+    offsets = many.offsets.copy()
+    offsets[30_000] = 7
+    with pytest.raises(FormatError, match="do not ascend"):
+        kernel.sparse_top_k(
+            kernel.Postings(10, n_docs, **{**many.arrays(), "offsets": offsets}), U32([3]), F32([1]), k=2
+        )
+    assert kernel.sparse_top_k(many, U32([3]), F32([1]), k=n_docs)[1].max() == 1
 
 
 @pytest.mark.parametrize("name", LEVELS)
