@@ -244,6 +244,19 @@ def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> Non
     assert not (folder.parent / "another").exists()
 
 
+def test_a_generator_of_documents_goes_in_whole(folder: Path) -> None:
+    texts = {f"g{i}": f"generated zebra {i}" for i in range(5)}
+    with IndexWriter.open(folder) as writer:
+        before = len(writer)
+        assert writer.add(Document(doc_id, text) for doc_id, text in texts.items()) == 5
+        assert writer.upsert(Document(doc_id, text + "!") for doc_id, text in texts.items()) == 5
+        changed = (Document(doc_id, text + "!") for doc_id, text in texts.items())
+        assert writer.set_vectors(changed, dense=ones(5), sparse=impacts(5)) == []
+        assert (len(writer), writer.info().pending) == (before + 5, 0)
+        with pytest.raises(InvalidInput, match="documents is one Document, 'one'; expected a list"):
+            writer.add(Document("one", "cat"))  # type: ignore[arg-type]
+
+
 def test_extremes_are_taken(folder: Path) -> None:
     longest, empty, huge = Document("ü" * 5000, "cat"), Document("empty", ""), Document("huge", "cat sleeps " * 900_000)
     null = Document("null", "a\0b cat", metadata={"deep": [[{"x": [None]}]]})

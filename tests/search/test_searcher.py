@@ -174,6 +174,12 @@ def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
     assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2
 
 
+@pytest.mark.parametrize("texts", [["cat"], ["cat", "dog zebra"]])
+def test_queries_may_be_generated(index: Index, texts: list[str]) -> None:
+    found, expected = Searcher(index).search(text for text in texts), Searcher(index).search(texts)
+    assert {q: list(r.doc_ids) for q, r in found.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
+
+
 def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index: Index) -> None:
     searcher = Searcher(index)
     for queries, said in (("cat", "queries is one str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -56,7 +56,7 @@ class TwoStageSearcher(Searcher):
 
     def search(
         self,
-        queries: Sequence[Query | str],
+        queries: Iterable[Query | str],
         k: int = 10,
         *,
         mode: Mode = None,

@@ -169,7 +169,7 @@ class IndexWriter:
 
     def add(
         self,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         *,
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
@@ -180,7 +180,8 @@ class IndexWriter:
         has a contract. Vectors of zeros are taken: dense, they score 0 for every query; sparse, they are never found.
 
         Args:
-            documents: n documents; a doc_id must not be there yet, nor twice in the batch.
+            documents: n documents, all of which go in by one change; a doc_id must not be there yet, nor twice in the
+                batch. For a stream that is larger than memory there is `add_shards`.
             dense: (n, dim) float16, as the contract says.
             sparse: n rows of uint8 impacts.
 
@@ -190,11 +191,11 @@ class IndexWriter:
             ContractMismatch: vectors of another width or vocabulary.
             WriteFailed: the disk is full or broken.
         """
-        return self._put(Shard(documents, dense, sparse), replace=False)
+        return self._put(Shard(_listed(documents), dense, sparse), replace=False)
 
     def upsert(
         self,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         *,
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
@@ -207,7 +208,7 @@ class IndexWriter:
         Returns:
             The number of documents that are new or changed; all of them where they come with vectors.
         """
-        return self._put(Shard(documents, dense, sparse), replace=True)
+        return self._put(Shard(_listed(documents), dense, sparse), replace=True)
 
     def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
         """Put the documents of all shards in, `size` at a time, each time one change.
@@ -255,7 +256,7 @@ class IndexWriter:
 
     def set_vectors(
         self,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         *,
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
@@ -272,13 +273,13 @@ class IndexWriter:
         Raises:
             As `add`; and InvalidInput without any vectors.
         """
-        shard = Shard(documents, dense, sparse)
+        shard = Shard(_listed(documents), dense, sparse)
         if dense is None and sparse is None:
             raise InvalidInput("set_vectors was given no vectors")
         refuse_repeated(shard)
         with self._threads:
             _require_same_kinds(self._view, shard)
-            same, left = self._unchanged(documents)
+            same, left = self._unchanged(shard.documents)
             rows = self._intake.vectors(shard).take(np.array(same, dtype=np.int64))
             if same:
                 keys = self._store.keys(rows.doc_ids)
@@ -431,6 +432,13 @@ class IndexWriter:
                 number, sizes = self._store.next_segment(), self._view.sizes
                 written = write_joined(self.folder, parts, number=number, mean=mean, sizes=sizes, told=bar.update)
                 self._store.add_segment(written)
+
+
+def _listed(documents: Iterable[Document]) -> list[Document]:
+    """The documents as a list, for they are looked at more than once, which a generator would not bear."""
+    if isinstance(documents, Document):
+        raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of them")
+    return list(documents)
 
 
 def _require_same_kinds(view: View, shard: Shard) -> None:

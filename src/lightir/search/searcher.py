@@ -96,7 +96,7 @@ class Searcher:
 
     def search(
         self,
-        queries: Sequence[Query | str],
+        queries: Iterable[Query | str],
         k: int = 10,
         *,
         mode: Mode = None,
@@ -132,6 +132,7 @@ class Searcher:
         refuse_str(queries, "queries")
         if isinstance(queries, dict):
             raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
+        queries = queries if isinstance(queries, list) else list(queries)  # a generator too
         view = self.index.view
         how = self._prepared(view, mode, fusion, weights)
         depth = self._depth(how.plan, k, depth)
