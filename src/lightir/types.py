@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -18,6 +19,9 @@ BRANCHES: tuple[Branch, ...] = ("dense", "sparse", "tokens")
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
 """Relevance judgements: query_id -> doc_id -> grade."""
+
+_TO_ESCAPE = re.compile(r"[\s%]")
+_ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def refuse_str(values: object, name: str) -> None:
@@ -141,3 +145,28 @@ class Hit:
     def estimated(self) -> bool:
         """Whether any branch's score is an estimate, since the document waits for its vectors."""
         return any(branch.estimated for branch in self.branches.values())
+
+
+def escaped_id(each_id: str) -> str:
+    """The id as TREC's files hold it, between blanks: blanks and "%" are written %XX, as in a URL.
+
+    Raises:
+        InvalidInput: an empty id, which has no place there.
+    """
+    if not each_id:
+        raise InvalidInput("an empty id cannot stand in a TREC file")
+    return _TO_ESCAPE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), each_id)
+
+
+def unescaped_id(text: str) -> str:
+    """The id that escaped_id wrote; escapes of other characters, as foreign ids may hold them, stay."""
+    return _ESCAPED.sub(lambda match: _restored(match[0]), text)
+
+
+def _restored(escapes: str) -> str:
+    """The escapes' characters where they are ones that escaped_id escapes; the others as they stand."""
+    restored = bytes.fromhex(escapes.replace("%", "")).decode(errors="surrogateescape")
+    return "".join(
+        each if _TO_ESCAPE.fullmatch(each) else "".join(f"%{b:02X}" for b in each.encode(errors="surrogateescape"))
+        for each in restored
+    )

@@ -301,7 +301,7 @@ def test_a_query_from_stdin_is_searched_in_the_index_as_it_is_then(bm25_index, t
             writer.add([Document("new", "a zeppelin")])
         yield 2, "zeppelin"
 
-    monkeypatch.setattr("lightir.data.lines.stdin_lines", typed)
+    monkeypatch.setattr("lightir.lines.stdin_lines", typed)
     assert main(["search", str(index), "-", "--json"]) == 0
     found = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
     assert [[hit["doc_id"] for hit in hits] for hits in found] == [[], ["new"]]
@@ -349,7 +349,7 @@ def test_several_answers_are_json_lines_and_one_is_an_object_for_people(
 ):
     questions = tmp_path / "q.txt"
     questions.write_text("bread\nriver\n")
-    monkeypatch.setattr("lightir.data.lines.stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
+    monkeypatch.setattr("lightir.lines.stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
     search = ["search", str(bm25_index), *more]
     for several in (["-"], ["--queries", str(questions)]):
         assert main([*search, *several, "--json"]) == 0
@@ -437,6 +437,22 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     assert re.search(rf"{good} +1\.0000", shown.out)
     assert f"against {good}, paired randomisation test, p < 0.05: {bad} below (p 0.0" in shown.out
     assert "lacks" not in shown.err
+    values = tmp_path / "values.tsv"
+    arguments = ["evaluate", str(good), str(bad), "--dataset", str(dataset), "--measures", "ndcg_cut_10,RR@10"]
+    assert main([*arguments, "--per-query", str(values), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["significance"]["reference"] == str(good)
+    assert {measure: list(p) for measure, p in found["significance"]["p"].items()} == {
+        "ndcg_cut_10": [str(bad)],
+        "RR@10": [str(bad)],
+    }
+    assert found["significance"]["p"]["RR@10"][str(bad)] < 0.05
+    rows = [line.split("\t") for line in values.read_text().splitlines()]
+    assert len(rows) == 2 * 2 * 10
+    for system, means in found["systems"].items():
+        for measure, mean in means.items():
+            each = [float(row[3]) for row in rows if row[:2] == [system, measure]]
+            assert sum(each) / len(each) == pytest.approx(mean, abs=1e-5)
     assert main(["evaluate", str(bm25_index), "--dataset", str(dataset), "--json"]) == 0
     by_index = json.loads(capsys.readouterr().out)["systems"]["tokens"]
     pairs = [line.split("\t") for line in (dataset / "qrels" / "test.tsv").read_text().splitlines()[1:]]

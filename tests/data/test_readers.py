@@ -274,6 +274,20 @@ def test_whole_grades_may_be_written_as_decimals_as_trec_eval_reads_them(tmp_pat
     assert read_qrels(tmp_path / "qrels") == {"q": {"a": 1, "b": -2, "c": 0}}
 
 
+def test_judgements_in_trec_s_form_have_ids_as_run_files_have_them(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("query%201\t0\ta%2520b\t1\nquery%201 0 http://x/%C3%A4 1\n")
+    assert read_qrels(tmp_path / "qrels") == {"query 1": {"a%20b": 1, "http://x/%C3%A4": 1}}
+    (tmp_path / "qrels").write_text("query%201\ta%20b\t1\n")  # BEIR's holds ids as they are
+    assert read_qrels(tmp_path / "qrels") == {"query%201": {"a%20b": 1}}
+
+
+def test_a_line_that_is_no_judgement_is_shown_in_part(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("\r".join(f"q\td{i}\t1" for i in range(1000)))  # an old Mac's line ends
+    with pytest.raises(InvalidInput, match=r"line 1: .*; expected query id") as told:
+        read_qrels(tmp_path / "qrels")
+    assert len(str(told.value)) < 400
+
+
 def test_a_first_line_with_a_broken_grade_is_no_header(tmp_path: Path) -> None:
     (tmp_path / "qrels").write_text("q\ta\t0.5\nq\tb\t1\n")
     with pytest.raises(InvalidInput, match=r"line 1: the grade is '0\.5'"):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from lightir.data import read_qrels
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval import ranking_of, read_run, write_qrels, write_run
-from lightir.eval.runs import _escaped, _unescaped
-from lightir.types import Ranking
+from lightir.types import Ranking, escaped_id, unescaped_id
 
 
 def ranking(query_id: str, *pairs: tuple[str, float]) -> Ranking:
@@ -42,10 +41,28 @@ def test_written_ranks_start_at_1_and_scores_fall_strictly_in_single_precision(t
 def test_ids_with_blanks_survive_and_keep_the_file_at_six_columns(tmp_path: Path) -> None:
     run = {"query 1": ranking("query 1", ("Geneva Durben", 2.0), ("50% of\tall", 1.0), ("a%20b", 0.5), ("\u3000", 0.1))}
     write_run(tmp_path / "run.trec", run)
-    write_qrels(tmp_path / "qrels.trec", {"query 1": {"Geneva Durben": 1}})
     assert all(len(line.split()) == 6 for line in (tmp_path / "run.trec").read_text().splitlines())
     assert list(read_run(tmp_path / "run.trec")["query 1"].doc_ids) == list(run["query 1"].doc_ids)
-    assert read_qrels(tmp_path / "qrels.trec") == {"query%201": {"Geneva%20Durben": 1}}  # one spelling in both files
+
+
+def test_written_judgements_come_back_and_fit_the_run_whatever_the_ids(tmp_path: Path) -> None:
+    qrels = {"query 1": {"Geneva Durben": 2, "50% of\tall": 0, "a%20b": 1}}
+    write_qrels(tmp_path / "qrels.trec", qrels)
+    write_run(tmp_path / "run.trec", {"query 1": ranking("query 1", ("Geneva Durben", 2.0), ("a%20b", 0.5))})
+    assert (tmp_path / "qrels.trec").read_text().splitlines()[0] == "query%201 0 Geneva%20Durben 2"
+    assert read_qrels(tmp_path / "qrels.trec") == qrels
+    assert set(read_run(tmp_path / "run.trec")["query 1"].doc_ids) <= set(qrels["query 1"])
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(b"\xef\xbb\xbfq1 Q0 a 1 2.0 t\r\nq1 Q0 b 2 1.0 t\r\n")
+    assert {query_id: found.doc_ids for query_id, found in read_run(tmp_path / "run").items()} == {"q1": ["a", "b"]}
+
+
+def test_utf_16_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("q1 Q0 a 1 2.0 t\n", encoding="utf-16")
+    with pytest.raises(InvalidInput, match=r"line 1: not UTF-8 .* looks like UTF-16, which `iconv"):
+        read_run(tmp_path / "run")
 
 
 def test_other_escapes_in_foreign_ids_are_left_alone(tmp_path: Path) -> None:
@@ -59,9 +76,9 @@ def test_escaping_is_undone_for_every_id(each_id: str) -> None:
         each_id.encode()
     except UnicodeEncodeError:
         return
-    escaped = _escaped(each_id)
+    escaped = escaped_id(each_id)
     assert len(escaped.split()) == 1
-    assert _unescaped(escaped) == each_id
+    assert unescaped_id(escaped) == each_id
 
 
 def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tmp_path: Path) -> None:

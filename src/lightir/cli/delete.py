@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
 def read_ids(file: str) -> list[str]:
     """The lines of a file, or of stdin, without blank ones."""
-    from lightir.data.lines import numbered_lines, stdin_lines
     from lightir.data.readers import STDIN
+    from lightir.lines import numbered_lines, stdin_lines
 
     return [line for _, line in (stdin_lines() if file == STDIN else numbered_lines(Path(file)))]

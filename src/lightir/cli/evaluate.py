@@ -15,12 +15,15 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
 from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.terminal import Misuse, duration, print_json, say, table
+from lightir.files import check_writable, write_bytes
+from lightir.types import escaped_id
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -33,7 +36,7 @@ EXAMPLES = """
   lightir evaluate index --dataset nfcorpus/ --modes tokens --tokens jelinek-mercer:0.1
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
   lightir evaluate bm25.trec reranked.trec --dataset scifact/
-  lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,AP,R@1000
+  lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,map,R@1000 --per-query values.tsv
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
   lightir evaluate sidr-model --dataset nq-utd/ --work nq-sidr --modes tokens,beta,beta:20:full-sparse,full-sparse
@@ -65,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measures",
         type=lambda text: [name.strip() for name in re.split(r",(?![^(]*\))", text)],
         metavar="A,B,…",
-        help="names as ir-measures has them",
+        help="measures as ir-measures or trec_eval name them (default nDCG@10,R@20,R@50,R@100,RR@10)",
     )
     parser.add_argument(
         "-k", type=positive, metavar="N", help="depth of the rankings (default: the measures' deepest cutoff)"
@@ -80,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
     parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+    parser.add_argument(
+        "--per-query", metavar="FILE", help="write each query's values: system, measure, query id, value between tabs"
+    )
     add_device(parser)
     add_json(parser)
 
@@ -88,16 +94,23 @@ def run(args: argparse.Namespace) -> None:
     """Search the split's queries in each mode, measure and print."""
     from lightir.data import Dataset
 
+    if args.per_query is not None:
+        check_writable(args.per_query)
     if any(Path(each).exists() and not Path(each).is_dir() for each in args.target):
         report = measure_runs(args)
     elif len(args.target) > 1:
         raise Misuse("name one index or one model; several systems are compared as run files (--run-dir writes them)")
     elif args.dataset is None or args.qrels is not None:
-        raise Misuse("an index or a model is measured on a --dataset; --qrels is for run files")
+        raise Misuse(
+            "an index or a model is measured on a --dataset; --qrels is for run files, which "
+            "`lightir search INDEX --queries FILE -k 100 --run OUT` writes"
+        )
     else:
         report = measure(Dataset.open(args.dataset), args)
+    if args.per_query is not None:
+        write_bytes(Path(args.per_query), "".join(per_query_lines(report)).encode())
     if args.json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), **significance(report)})
     else:
         print_table(report)
 
@@ -176,7 +189,9 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     searching = ("modes", "k", "task", "fusion", "weights", "run_dir", "work")
     switches = (args.exclude_same_id, args.exact, args.tokens != "bm25", args.device != "auto", args.threads != 1)
     if any(getattr(args, name) is not None for name in searching) or any(switches):
-        raise Misuse("run files are measured as they are: of the options --measures and --json alone go with them")
+        raise Misuse(
+            "run files are measured as they are: of the options --measures, --per-query and --json alone go with them"
+        )
     if (args.dataset is None) == (args.qrels is None) or (args.qrels is not None and args.split is not None):
         raise Misuse("run files want judgements: those of a --dataset's --split, or a file of --qrels")
     if args.dataset is None:
@@ -193,6 +208,31 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     return report
 
 
+def reference_of(report: EvaluationReport) -> str:
+    """The system that the others are held against: hybrid, or the first where there is none."""
+    return "hybrid" if "hybrid" in report.systems else next(iter(report.systems))
+
+
+def significance(report: EvaluationReport) -> dict[str, Any]:
+    """What --json says of differences: for each measure the other systems' p, corrected for their number (Holm)."""
+    if len(report.systems) < 2:
+        return {}
+    reference = reference_of(report)
+    p = {}
+    for measure in report.systems[reference].measures:
+        by_system = report.comparison(reference=reference, measure=measure).p_values
+        p[measure] = {system: by_set[report.dataset] for system, by_set in by_system.items()}
+    return {"significance": {"reference": reference, "p": p}}
+
+
+def per_query_lines(report: EvaluationReport) -> Iterator[str]:
+    """A line for each system, measure and judged query; ids are escaped as in run files."""
+    for system, evaluation in report.systems.items():
+        for measure, values in evaluation.per_query.items():
+            for query_id, value in values.items():
+                yield f"{system}\t{measure}\t{escaped_id(query_id)}\t{value:.6g}\n"
+
+
 def print_table(report: EvaluationReport) -> None:
     """One line a mode, and what differs significantly from hybrid, or from the first mode where there is no hybrid."""
     systems = report.systems
@@ -202,13 +242,12 @@ def print_table(report: EvaluationReport) -> None:
     print(f"{report.dataset}{report.split and ' '}{report.split}: {report.n_queries:,} queries")
     print(table(rows))
     if len(systems) > 1:
-        reference = "hybrid" if "hybrid" in systems else next(iter(systems))
-        compared = report.comparison(reference=reference, measure=measures[0])
+        compared = report.comparison(reference=(reference := reference_of(report)), measure=measures[0])
         marks = {mode: compared.mark(mode, report.dataset) for mode in systems}
         p = {mode: by_set[report.dataset] for mode, by_set in compared.p_values.items()}
-        sides = {"+": "above", "-": "below"}
+        sides, least = {"+": "above", "-": "below"}, min(p.values())
         listed = [f"{mode} {sides[mark]} (p {p[mode]:.2g})" for mode, mark in marks.items() if mark]
-        found = ", ".join(listed) or f"no difference (p {min(p.values()):.2g}{' or more' * (len(p) > 1)})"
+        found = ", ".join(listed) or f"no difference (p {least:.2g}{' or more' * (least < 1 and len(p) > 1)})"
         print(f"  {measures[0]} against {reference}, paired randomisation test, p < 0.05: {found}")
     if report.missing_documents:
         say(f"{report.missing_documents:,} relevant documents are not in the index and cannot be found")

@@ -147,7 +147,7 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
     if args.queries is not None:
         yield from (query.text for query in given_queries(args))
     elif args.query == "-":
-        from lightir.data.lines import stdin_lines
+        from lightir.lines import stdin_lines
 
         yield from (line.strip() for _, line in stdin_lines())
     else:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lightir.data.examples import TrainingExample, given_document, given_scores
-from lightir.data.lines import numbered_lines
 from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
+from lightir.lines import numbered_lines
 from lightir.text import check_text
 from lightir.types import Document
 

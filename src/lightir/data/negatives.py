@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lightir.data.lines import numbered_lines
 from lightir.data.records import json_records, list_field, place_name
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
+from lightir.lines import numbered_lines
 from lightir.text import check_text
 from lightir.types import Qrels, Ranking, Run
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from lightir.data.lines import count_lines, numbered_lines, read_text
 from lightir.data.records import (
     Record,
     json_records,
@@ -18,8 +17,9 @@ from lightir.data.records import (
     table_records,
 )
 from lightir.errors import InvalidInput, NotFound
+from lightir.lines import count_lines, numbered_lines, read_text
 from lightir.text import check_text
-from lightir.types import Document, Qrels, Query
+from lightir.types import Document, Qrels, Query, unescaped_id
 
 Source: TypeAlias = str | Path | Sequence[str | Path]
 """A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
@@ -80,8 +80,9 @@ def read_qrels(path: Path | str) -> Qrels:
     """Relevance judgements: query_id -> doc_id -> grade, in the file's order.
 
     Two forms are known: BEIR's, three columns between tabs, with or without a header line (ids may hold blanks);
-    and TREC's, four columns between blanks: query id, anything, document id, grade. Either may be gzipped. A grade is
-    a whole number, which tables of other tools may write as a decimal: 1.0 is 1, as trec_eval reads it.
+    and TREC's, four columns between blanks: query id, anything, document id, grade, with ids escaped as in run files
+    (%20 is a blank, see lightir.eval.read_run). Either may be gzipped. A grade is a whole number, which tables of other
+    tools may write as a decimal: 1.0 is 1, as trec_eval reads it.
 
     Raises:
         NotFound: there is no such file.
@@ -99,10 +100,10 @@ def read_qrels(path: Path | str) -> Qrels:
             columns = line.split()
             if len(columns) != 4:
                 raise InvalidInput(
-                    f"{path}, line {number}: {line!r}; expected query id, document id and grade between tabs, "
+                    f"{path}, line {number}: {line[:80]!r}; expected query id, document id and grade between tabs, "
                     f"or the four columns of TREC"
                 )
-            columns = [columns[0], columns[2], columns[3]]
+            columns = [unescaped_id(columns[0]), unescaped_id(columns[2]), columns[3]]
         elif first and not _is_number(columns[2]):
             first = False
             continue

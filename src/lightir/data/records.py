@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightir.data.lines import lines_of, stdin_lines
 from lightir.errors import InvalidInput, MissingExtra
+from lightir.lines import lines_of, stdin_lines
 
 Record: TypeAlias = tuple[int, dict[str, Any]]
 """A line (or row) number, from 1, and its fields."""

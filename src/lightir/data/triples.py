@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightir.data.examples import Row, given_document, read_rows
-from lightir.data.lines import numbered_lines
 from lightir.data.placed_documents import DocumentPlaces, PlacedDocuments
 from lightir.data.training import TrainingSet
 from lightir.errors import InvalidInput, NotFound
+from lightir.lines import numbered_lines
 from lightir.types import Document
 
 COLLECTION = ("collection.tsv", "collection.tsv.gz")
@@ -67,7 +67,7 @@ def _queries(path: Path) -> dict[str, str]:
     for number, line in numbered_lines(path):
         query_id, tab, text = line.partition("\t")
         if not (tab and query_id.strip() and text.strip()):
-            raise InvalidInput(f"{path}, line {number}: {line!r}; expected a query's id and text between tabs")
+            raise InvalidInput(f"{path}, line {number}: {line[:80]!r}; expected a query's id and text between tabs")
         if found.setdefault(query_id.strip(), text.strip()) != text.strip():
             raise InvalidInput(f"{path}, line {number}: query {query_id.strip()!r} came before with another text")
     return found

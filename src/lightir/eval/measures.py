@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
     Args:
         run: what a system found.
         qrels: the judgements.
-        measures: names as ir-measures writes them; names it knows and gives another spelling keep yours.
+        measures: names as ir-measures writes them (nDCG@10), in capitals or not, or as trec_eval does (ndcg_cut_10);
+            results keep your spelling.
 
     Raises:
         MissingExtra: ir-measures is not installed.
@@ -117,7 +119,7 @@ def _ir_measures() -> Any:
 
 def _parse(ir_measures: Any, name: str) -> Any:
     try:
-        measure = ir_measures.parse_measure(name)
+        measure = _named(ir_measures, name)
         _check_parameters(measure)
         measure.validate_params()
     except (ValueError, NameError, SyntaxError, AssertionError) as error:
@@ -127,6 +129,22 @@ def _parse(ir_measures: Any, name: str) -> Any:
     if not ir_measures.DefaultPipeline.supports(measure):
         raise InvalidInput(f"measure {name!r} needs a package that ir-measures does not bring; see its documentation")
     return measure
+
+
+def _named(ir_measures: Any, name: str) -> Any:
+    """The measure of a name that ir-measures has, in capitals or not, or that trec_eval has (ndcg_cut_10)."""
+    own = {each.lower(): each for each in ir_measures.measures.registry}
+    word = str(re.split(r"\W", name, maxsplit=1)[0])
+    try:
+        return ir_measures.parse_measure(own.get(word.lower(), word) + name[len(word) :])
+    except (ValueError, NameError, SyntaxError):
+        try:
+            (measure,) = ir_measures.parse_trec_measure(name)
+        except ValueError:  # not known, or several
+            pass
+        else:
+            return measure
+        raise
 
 
 def _check_parameters(measure: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,8 @@ import numpy as np
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
-from lightir.types import Qrels, Ranking, Run
-
-_TO_ESCAPE = re.compile(r"[\s%]")
-_ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
+from lightir.lines import lines_of
+from lightir.types import Qrels, Ranking, Run, escaped_id, unescaped_id
 
 
 def write_run(path: Path | str, run: Run, *, tag: str = "lightir") -> None:
@@ -37,7 +33,7 @@ def write_run(path: Path | str, run: Run, *, tag: str = "lightir") -> None:
 
 def _run_lines(run: Run, tag: str) -> Iterator[str]:
     for query_id, ranking in run.items():
-        name = _escaped(query_id)
+        name = escaped_id(query_id)
         if len(set(ranking.doc_ids)) < len(ranking):
             raise InvalidInput(f"query {query_id!r}: a document stands twice in its ranking")
         if not np.all(np.isfinite(ranking.scores)) or np.any(np.diff(ranking.scores) > 0):
@@ -45,7 +41,7 @@ def _run_lines(run: Run, tag: str) -> Iterator[str]:
         last = np.float32(np.inf)
         for rank, (doc_id, score) in enumerate(zip(ranking.doc_ids, ranking.scores, strict=True), 1):
             last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-            yield f"{name} Q0 {_escaped(doc_id)} {rank} {last!s} {tag}\n"
+            yield f"{name} Q0 {escaped_id(doc_id)} {rank} {last!s} {tag}\n"
 
 
 def read_run(path: Path | str) -> Run:
@@ -55,11 +51,12 @@ def read_run(path: Path | str) -> Run:
 
     Raises:
         NotFound: there is no such file.
-        InvalidInput: file and line are named: not six columns, a score that is no number, a document twice.
+        InvalidInput: file and line are named: not six columns, a score that is no number, a document twice, bytes that
+            are not UTF-8, a broken gzip stream.
     """
     found: dict[str, dict[str, float]] = {}
     for number, columns in _columns(Path(path), 6):
-        query_id, doc_id = _unescaped(columns[0]), _unescaped(columns[2])
+        query_id, doc_id = unescaped_id(columns[0]), unescaped_id(columns[2])
         where = f"{path}, line {number}"
         try:
             score = float(columns[4])
@@ -81,9 +78,9 @@ def ranking_of(query_id: str, scores: dict[str, float]) -> Ranking:
 
 
 def write_qrels(path: Path | str, qrels: Qrels) -> None:
-    """Write judgements in TREC's four columns, ids escaped as write_run does, so that both fit together."""
+    """Write judgements in TREC's four columns, ids escaped as write_run does; read_qrels undoes it."""
     lines = [
-        f"{_escaped(query_id)} 0 {_escaped(doc_id)} {grade}\n"
+        f"{escaped_id(query_id)} 0 {escaped_id(doc_id)} {grade}\n"
         for query_id, grades in qrels.items()
         for doc_id, grade in grades.items()
     ]
@@ -93,35 +90,9 @@ def write_qrels(path: Path | str, qrels: Qrels) -> None:
 def _columns(path: Path, n_columns: int) -> Iterator[tuple[int, list[str]]]:
     if not path.exists() or path.is_dir():  # a pipe may be read, as a shell's <(zcat run.gz) is one
         raise NotFound(f"{path} does not exist; a TREC file is needed")
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                columns = line.decode().split()
-                if columns and len(columns) != n_columns:
-                    raise InvalidInput(f"{path}, line {number}: {len(columns)} columns; expected {n_columns}")
-                if columns:
-                    yield number, columns
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{path}, line {number}: not UTF-8") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
-
-
-def _escaped(each_id: str) -> str:
-    if not each_id:
-        raise InvalidInput("an empty id cannot stand in a TREC file")
-    return _TO_ESCAPE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), each_id)
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: _restored(match[0]), text)
-
-
-def _restored(escapes: str) -> str:
-    """The escapes' characters where they are ones that _escaped escapes; the others as they stand."""
-    restored = bytes.fromhex(escapes.replace("%", "")).decode(errors="surrogateescape")
-    return "".join(
-        each if _TO_ESCAPE.fullmatch(each) else "".join(f"%{b:02X}" for b in each.encode(errors="surrogateescape"))
-        for each in restored
-    )
+    for number, line in lines_of(path):
+        columns = line.split()
+        if columns and len(columns) != n_columns:
+            raise InvalidInput(f"{path}, line {number}: {len(columns)} columns; expected {n_columns}")
+        if columns:
+            yield number, columns

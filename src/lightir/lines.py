@@ -68,6 +68,8 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
         try:
             yield number, line.decode()
         except UnicodeDecodeError as error:
+            utf_16 = number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff"))
+            hint = "; it looks like UTF-16, which `iconv -f UTF-16 -t UTF-8` makes UTF-8" * utf_16
             raise InvalidInput(
-                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start})"
+                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start}){hint}"
             ) from None
