@@ -688,6 +688,27 @@ def test_bash_completes_commands_options_and_choices(lightir):
         assert done.stdout.split() == [expected], done.stderr
 
 
+def test_zsh_s_specs_have_a_value_or_none_and_every_choice_whole(capsys):
+    """As zsh's _arguments reads them: fields end at colons without a backslash, but for those between brackets."""
+    assert main(["completion", "zsh"]) == 0
+    specs = re.findall(r"^      '(.*?)'", capsys.readouterr().out, flags=re.MULTILINE)
+    fields = {spec: re.split(r"(?<!\\):", re.sub(r"^(-[^[]*)\[[^\]]*\]", r"\1", spec)) for spec in specs}
+    assert len(specs) > 200
+    assert {spec for spec, each in fields.items() if len(each) not in (1, 3)} == set()
+    fusion = next(each for spec, each in fields.items() if spec.startswith("--fusion["))
+    assert fusion[2] == r"(linear linear\:min-max linear\:z-score linear\:none rrf dbsf)"
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_options_and_choices(lightir):
+    script = lightir("completion", "fish").stdout
+    for line, expected in (("sea", ["search"]), ("search --exp", ["--explain"]), ("search --fusion d", ["dbsf"])):
+        asked = subprocess.run(
+            ["fish", "--no-config"], input=f"{script}\ncomplete -C 'lightir {line}'\n", capture_output=True, text=True
+        )
+        assert [each.split("\t")[0] for each in asked.stdout.splitlines()] == expected, asked.stderr
+
+
 @needs_torch
 def test_the_generated_pages_are_current():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")

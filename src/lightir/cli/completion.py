@@ -82,7 +82,7 @@ def zsh(parsers: dict[str, argparse.ArgumentParser]) -> str:
         cases.append(
             "\n".join([f"    {name}) _arguments \\", " \\\n".join([*specs, "      '*:file:_files'"]), "    ;;"])
         )
-    described = [f"    '{name}:{_plain(load_help(name))}'" for name in parsers]
+    described = [f"    '{name}:{_zsh_quoted(load_help(name))}'" for name in parsers]
     return "\n".join(
         [
             "#compdef lightir",
@@ -105,16 +105,14 @@ def fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
     """A fish completion: one line a command and one an option."""
     lines = []
     for name, parser in parsers.items():
-        lines.append(f"complete -c lightir -n __fish_use_subcommand -f -a {name} -d '{_plain(load_help(name))}'")
+        lines.append(f"complete -c lightir -n __fish_use_subcommand -f -a {name} -d '{_fish_quoted(load_help(name))}'")
         for action in parser._actions:
             given = f"complete -c lightir -n '__fish_seen_subcommand_from {name}'"
             flags = "".join(f" -{'l' if s.startswith('--') else 's'} {s.lstrip('-')}" for s in action.option_strings)
             choices = f" -x -a '{_choices(action)}'" if action.choices else ""
             takes_value = " -r" if flags and not choices and action.nargs != 0 else ""
             if flags or choices:
-                lines.append(
-                    f"{given}{flags}{choices}{takes_value} -d '{_plain(action.help or '', default=action.default)}'"
-                )
+                lines.append(f"{given}{flags}{choices}{takes_value} -d '{_fish_quoted(_help(action))}'")
     return "\n".join(lines)
 
 
@@ -126,10 +124,11 @@ def load_help(name: str) -> str:
 
 
 def _zsh_specs(action: argparse.Action) -> Iterator[str]:
-    values = f"({_choices(action)})" if action.choices else "_files"
+    escaped = _choices(action).replace(":", "\\:")  # a bare colon would end what the spec says of a value
+    values = f"({escaped})" if action.choices else "_files"
     takes_value = f":value:{values}" if action.nargs != 0 else ""
     for string in action.option_strings:
-        yield f"{string}[{_plain(action.help or '', default=action.default)}]{takes_value}"
+        yield f"{string}[{_zsh_quoted(_help(action))}]{takes_value}"
     if action.choices and not action.option_strings:
         yield f"1:value:{values}"
 
@@ -138,6 +137,15 @@ def _choices(action: argparse.Action) -> str:
     return " ".join(str(choice) for choice in action.choices or ())
 
 
-def _plain(text: str, *, default: object = "") -> str:
-    """Help text that every shell takes between single quotes and brackets."""
-    return (text % {"default": default}).translate(str.maketrans("'", "’", "[]:\\"))
+def _help(action: argparse.Action) -> str:
+    return (action.help or "") % {"default": action.default}
+
+
+def _zsh_quoted(text: str) -> str:
+    """Help text as it stands between single quotes, and there between brackets."""
+    return text.replace("\\", "").replace("'", "’").replace("[", "(").replace("]", ")")
+
+
+def _fish_quoted(text: str) -> str:
+    """Help text as it stands between single quotes."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
