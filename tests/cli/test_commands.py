@@ -586,6 +586,41 @@ def test_what_a_changing_command_cannot_do_is_said_in_one_line(bm25_index, tmp_p
         assert re.search(r"is being written by process \d+ on \S+ since", capsys.readouterr().err)
 
 
+def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
+    corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
+    rows = [{"_id": f"n{i}", "text": "river", "price": 5.5 + i, "tags": ["a"], "note": {"by": "x"}} for i in range(3)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["index", str(corpus), "--out", index]) == 0
+    capsys.readouterr()
+    fields = "there are note.by, price, tags"
+    for wanted, said in (
+        ({"prize": {"lt": 9}}, [f"no document has the field 'prize'; did you mean price?; {fields}"]),
+        ({"price": {"lt": "9"}}, ["the field 'price' is compared with \"9\", a text; document 'n0' has 5.5 there"]),
+        ({"tags": {"in": [1, 2]}}, ["the field 'tags' is compared with 1, a number; document 'n0' has [\"a\"] there"]),
+        ({"note.of": "x"}, [f"no document has the field 'note.of'; did you mean note.by?; {fields}"]),
+        (
+            {"or": [{"year": 1}, {"note.by": 3}]},
+            [f"no document has the field 'year'; {fields}", "'note.by' is compared"],
+        ),
+        ({"price": {"gt": 99}}, []),
+        ({"not": {"year": 1}, "price": {"gt": 99}, "prize": {"exists": False}}, []),
+    ):
+        for command in (["search", index, "river", "--json"], ["delete", index]):
+            assert main([*command, "--filter", json.dumps(wanted)]) == 0
+            lines = [line for line in capsys.readouterr().err.splitlines() if "0 documents deleted; it" not in line]
+            assert len(lines) == len(said)
+            assert [expected for expected, line in zip(said, lines, strict=True) if expected not in line] == [], lines
+    assert (
+        main(["search", index, "mountain", "--filter", '{"price": {"lt": 9}}']) == 0
+    )  # it is the words that find none
+    queries = tmp_path / "q.txt"
+    queries.write_text("mountain\n")
+    assert capsys.readouterr().err == ""
+    arguments = ["search", index, "--queries", str(queries), "--run", str(tmp_path / "run"), "--filter", '{"prize": 1}']
+    assert main(arguments) == 0
+    assert "no document has the field 'prize'" in capsys.readouterr().err
+
+
 def test_doctor_json_has_its_promised_shape(capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

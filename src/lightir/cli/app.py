@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 import lightir
@@ -82,14 +81,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with argparse's message, and the nearest of the choices where it lists them."""
         if choices := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            message += meant(choices[1], re.findall(r"[^\s',]+", choices[2]))
+            message += terminal.meant(choices[1], re.findall(r"[^\s',]+", choices[2]))
         super().error(message)
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that is nearest, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -97,7 +90,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         options = [name for action in args.parser._actions for name in action.option_strings]
-        hints = (meant(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
+        hints = (terminal.meant(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
         hint = next(hints, "; words that belong together want quotes")
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args

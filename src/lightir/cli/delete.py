@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from lightir.cli.arguments import add_json
-from lightir.cli.filters import add_filter
-from lightir.cli.terminal import print_json, say
+from lightir.cli.filters import add_filter, why_nothing
+from lightir.cli.terminal import print_json, say, visible
 
 HELP = "delete documents from an index"
 EXAMPLES = """
@@ -36,13 +36,16 @@ def run(args: argparse.Namespace) -> None:
 
     doc_ids = None if args.filter is not None else args.doc_ids or read_ids(args.ids)
     with IndexWriter.open(args.index) as writer:
+        for line in why_nothing(writer.view, args.filter):
+            say(visible(line))
         deleted = writer.delete_where(args.filter) if doc_ids is None else writer.delete(doc_ids)
         left = len(writer)
     missing = 0 if doc_ids is None else len(set(doc_ids)) - deleted
     if args.json:
         print_json({"deleted": deleted, "not_there": missing, "documents": left})
         return
-    say(f"{args.index}: {deleted:,} documents deleted, {missing:,} not there; it holds {left:,}")
+    not_there = "" if doc_ids is None else f", {missing:,} not there"
+    say(f"{args.index}: {deleted:,} documents deleted{not_there}; it holds {left:,}")
 
 
 def read_ids(file: str) -> list[str]:

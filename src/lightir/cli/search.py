@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from lightir.cli.arguments import add_json, positive
-from lightir.cli.filters import add_filter
+from lightir.cli.filters import add_filter, why_nothing
 from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import print_json, print_json_line, say
+from lightir.cli.terminal import print_json, print_json_line, say, visible
 
 if TYPE_CHECKING:
     from lightir.search import LateSearcher, Searcher
@@ -171,6 +171,8 @@ def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argp
     if report is not None:
         hits = report.marked(hits)
     took_s = time.perf_counter() - start
+    if not hits:
+        say_why_nothing(searcher, args)
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
     if not args.json:
         print_result(query, mode, took_s, hits, explain=args.explain)
@@ -181,6 +183,12 @@ def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argp
     (print_json_line if streams else print_json)(
         result_json(query, mode, took_s, hits, explain=args.explain, late=report)
     )
+
+
+def say_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
+    """Where it is the filter that leaves no document, say what about it."""
+    for line in why_nothing(searcher.index.view, args.filter):
+        say(visible(line))
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -209,6 +217,8 @@ def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Name
             late.encode_for(query.text, filter=args.filter)
     found = searcher.search(queries, args.k, **search_options(args))
     took_s = time.perf_counter() - start
+    if not any(map(len, found.values())):
+        say_why_nothing(searcher, args)
     if args.run_file == "-":
         with tempfile.TemporaryDirectory() as folder:
             write_run(Path(folder, "run"), found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 import io
 import json
 import logging
@@ -98,6 +99,12 @@ def highlight(text: str, words: Iterable[str], *codes: str) -> str:
         return text
     parts = [re.escape(word) if _UNSPACED.search(word) else rf"(?<!\w){re.escape(word)}(?!\w)" for word in wanted]
     return re.sub("|".join(parts), lambda match: paint(match.group(), *codes), text)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A hint at the known word that is nearest, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def shorten(text: str, columns: int) -> str:

@@ -192,11 +192,12 @@ class Index:
 
         Raises:
             AlreadyExists: `out` is there and overwrite is off.
-            InvalidInput: `out` is the index itself.
+            InvalidInput: `out` is the index itself, or lies in it.
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
-        if Path(out).resolve() == self.folder.resolve():
-            raise InvalidInput(f"{out} is the index itself; a snapshot goes to another folder")
+        if Path(out).resolve().is_relative_to(self.folder.resolve()):
+            which = "is" if Path(out).resolve() == self.folder.resolve() else "lies in"
+            raise InvalidInput(f"{out} {which} the index itself; a snapshot goes to another folder")
         view = self.view
         with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
             view.store.backup(folder / STORE_FILE)
