@@ -586,6 +586,28 @@ def test_what_a_changing_command_cannot_do_is_said_in_one_line(bm25_index, tmp_p
         assert re.search(r"is being written by process \d+ on \S+ since", capsys.readouterr().err)
 
 
+def test_a_corpus_with_fields_of_its_own_names_is_indexed_and_added(tmp_path, capsys):
+    corpus, index, fields = tmp_path / "c.csv", str(tmp_path / "index"), "id=sku,title=name,text=description"
+    corpus.write_text("sku,name,description,price\n7,Kettle,boils water,5\n")
+    assert main(["index", str(corpus), "--out", index]) == 1
+    assert "no id: expected one of" in (said := capsys.readouterr().err)
+    assert "; --fields id=NAME says which" in said
+    assert main(["index", str(corpus), "--out", index, "--fields", fields]) == 0
+    corpus.write_text("sku,name,description,price\n8,Cooker,boils rice,9\n")
+    assert main(["add", index, str(corpus), "--fields", fields]) == 0
+    capsys.readouterr()
+    assert main(["search", index, "boils", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert [(hit["doc_id"], hit["title"], hit["metadata"]) for hit in hits] == [
+        ("7", "Kettle", {"price": "5"}),
+        ("8", "Cooker", {"price": "9"}),
+    ]
+    for wrong in ("sku", "id=", "id=a,id=b", "=sku"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["index", str(corpus), "--out", index, "--fields", wrong])
+        assert f"'{wrong}' is not of the form id=sku,text=description" in capsys.readouterr().err
+
+
 def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
     corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
     rows = [{"_id": f"n{i}", "text": "river", "price": 5.5 + i, "tags": ["a"], "note": {"by": "x"}} for i in range(3)]

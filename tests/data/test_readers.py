@@ -89,6 +89,29 @@ def test_a_folder_of_text_files_has_paths_as_ids(tmp_path: Path) -> None:
     assert count_documents(tmp_path) == 2
 
 
+def test_fields_of_other_names_are_taken_where_they_are_named(tmp_path: Path) -> None:
+    row = {"sku": 7, "id": "not it", "name": "Kettle", "title": "its own", "description": "boils water", "price": 5.5}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    fields = {"id": "sku", "title": "name", "text": "description"}
+    rest = {"id": "not it", "title": "its own", "price": 5.5}
+    assert list(read_documents(tmp_path / "c.jsonl", fields=fields)) == [Document("7", "boils water", "Kettle", rest)]
+    (tmp_path / "c.csv").write_text("sku,description,title\n7,boils water,Kettle\n")
+    fields = {"id": "sku", "text": "description"}
+    assert list(read_documents(tmp_path / "c.csv", fields=fields)) == [Document("7", "boils water", "Kettle")]
+    (tmp_path / "notes.txt").write_text("a note")
+    assert list(read_documents(tmp_path / "notes.txt", fields=fields)) == [Document("notes.txt", "a note")]
+    for wrong, said in (
+        ({}, r"no id: .*'_id'.*; --fields id=NAME says which of them it is \(in Python: fields={'id': 'NAME'}\)"),
+        ({"id": "sku"}, r"no text: .*; --fields text=NAME"),
+        ({"id": "sku", "text": "description", "title": "nmae"}, r"no title: expected one of \['nmae'\]"),
+        ({"id": "SKU", "text": "description"}, r"no id: expected one of \['SKU'\]"),
+        ({"key": "sku"}, "fields name 'key'; what can be named are id, text and title"),
+        ({"id": "sku", "text": "sku"}, "one field twice"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            list(read_documents(tmp_path / "c.csv", fields=wrong))
+
+
 def test_several_files_are_one_stream_with_one_set_of_ids(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     write_table(tmp_path / "b.csv", "excel")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import CORPUS_HELP, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, add_fields, add_json, positive
 from lightir.cli.pipeline import shards_of
 from lightir.cli.terminal import print_json, say
 from lightir.contract import require_same_documents
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "corpus", nargs="+", metavar="FILES", help=f"folders that `lightir encode` wrote, or {CORPUS_HELP}"
     )
+    add_fields(parser)
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
     doc_ids: list[str] = []
     n_removed = 0
-    shards, contract = shards_of(args.corpus, size=args.batch)
+    shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
     with IndexWriter.open(args.index) as writer:
         if contract is not None:
             if writer.view.contract is None:

@@ -30,6 +30,25 @@ def add_encoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
 
 
+def add_fields(parser: argparse.ArgumentParser) -> None:
+    """Declare --fields, of a command that reads a corpus."""
+    parser.add_argument(
+        "--fields",
+        type=field_names,
+        metavar="PART=NAME,…",
+        help="which fields of a corpus are a document's id, text and title, as id=sku,text=description,title=name "
+        "(default: _id, doc_id, docid or id; text, contents, content or body; title); the others are its metadata",
+    )
+
+
+def field_names(text: str) -> dict[str, str]:
+    """An argparse type: `id=sku,text=description`; which parts there are is checked where they are used."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(part and name for part, _, name in pairs) or len({part for part, _, _ in pairs}) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form id=sku,text=description,title=name")
+    return {part.strip(): name.strip() for part, _, name in pairs}
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout instead of text for people")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.arguments import CORPUS_HELP, add_device, add_json
+from lightir.cli.arguments import CORPUS_HELP, add_device, add_fields, add_json
 from lightir.cli.terminal import print_json, say
 
 HELP = "fit a query table to a frozen document encoder (needs the extra `train`)"
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; again for more"
     )
+    add_fields(parser)
     parser.add_argument(
         "--queries",
         action="append",
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> None:
         args.teacher,
         args.corpus,
         out=args.out,
+        fields=args.fields,
         queries=args.queries,
         test=args.test,
         spans=args.spans,

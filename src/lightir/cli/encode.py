@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_json
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_fields, add_json
 from lightir.cli.terminal import print_json, say
 
 HELP = "encode a corpus into vectors (needs the extra `train`)"
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
+    add_fields(parser)
     parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="folder to write")
     parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder was cut off")
     add_encoding(parser)
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 
     report = encode_corpus(
         args.model,
-        read_documents(args.corpus),
+        read_documents(args.corpus, fields=args.fields),
         args.out,
         batch_tokens=args.batch_tokens,
         dtype=args.dtype,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_fields, add_json, positive
 from lightir.cli.terminal import print_json, print_json_line, say
 
 HELP = "generate queries that documents answer (needs the extra `train`)"
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}; best one of the stage query_likelihood")
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
+    add_fields(parser)
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl", help="the file to write, or - for stdout")
     parser.add_argument("--training", action="store_true", help="write training examples instead of documents")
     parser.add_argument("-n", type=positive, default=5, metavar="N", help="queries a document (default %(default)s)")
@@ -73,7 +74,7 @@ def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     for document, queries in generate_queries(
         args.model,
-        read_documents(args.corpus),
+        read_documents(args.corpus, fields=args.fields),
         n=args.n,
         max_tokens=args.max_tokens,
         batch_size=args.batch_size,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.add import say_pending
-from lightir.cli.arguments import add_json, positive
+from lightir.cli.arguments import add_fields, add_json, positive
 from lightir.cli.pipeline import are_vectors, index_vectors
 from lightir.cli.terminal import Misuse, print_json, say, size
 
@@ -28,6 +28,7 @@ EXAMPLES = """
   lightir index vectors --out index
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out bm25-index --analyzer german
+  lightir index products.csv --out index --fields id=sku,title=name,text=description
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
   lightir index corpus.jsonl --out index --model minilm
 """
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "vectors", nargs="+", metavar="VECTORS", help="folders that `lightir encode` wrote, or a corpus"
     )
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
+    add_fields(parser)
     parser.add_argument(
         "--model", metavar="MODEL", help="of a plain corpus: the model that `lightir worker` will encode it with"
     )
@@ -102,6 +104,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model is for a plain corpus; the vectors' contract says which model is theirs")
+        if args.fields:
+            raise Misuse("--fields is for a plain corpus; vectors hold documents that have been read")
         own = args.query_encoder and Path(args.query_encoder)
         return index_vectors(folders, Path(args.out), query_encoder=own, **options)
     contract, query_encoder = None, args.query_encoder
@@ -116,7 +120,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     from lightir.data import read_documents
     from lightir.index import build_index, document_shards
 
-    shards = document_shards(read_documents(args.vectors))
+    shards = document_shards(read_documents(args.vectors, fields=args.fields))
     return build_index(shards, args.out, contract=contract, query_encoder=query_encoder, **options)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightir.cli.terminal import Misuse
 from lightir.errors import ContractMismatch, InvalidInput
 
 if TYPE_CHECKING:
@@ -92,12 +93,20 @@ def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
     return readers
 
 
-def shards_of(paths: Sequence[str], *, size: int) -> tuple[Iterator[Shard], Contract | None]:
-    """The shards of vectors folders with their contract, or those of a corpus, `size` documents each, without one."""
+def shards_of(
+    paths: Sequence[str], *, size: int, fields: Mapping[str, str] | None
+) -> tuple[Iterator[Shard], Contract | None]:
+    """The shards of vectors folders with their contract, or those of a corpus, `size` documents each, without one.
+
+    Raises:
+        Misuse: fields are named of documents that have been read.
+    """
     from lightir.data import read_documents
     from lightir.index import document_shards
 
     if are_vectors(paths):
+        if fields:
+            raise Misuse("--fields is for a plain corpus; vectors hold documents that have been read")
         readers = read_vectors(paths)
         return (shard for reader in readers for shard in reader), readers[0].contract
-    return document_shards(read_documents(paths), size=size), None
+    return document_shards(read_documents(paths, fields=fields), size=size), None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_fields, add_json, positive
 from lightir.cli.terminal import Misuse, duration, print_json, say
 from lightir.types import Run
 
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", help="of the BEIR folder that --queries names, with --negatives (default train)")
     parser.add_argument("--corpus", nargs="+", required=True, metavar="CORPUS", help=CORPUS_HELP)
+    add_fields(parser)
     parser.add_argument("--queries", required=True, metavar="FILE", help="the queries' texts: a BEIR folder or a file")
     parser.add_argument("-o", "--out", required=True, metavar="OUT.trec", help="the run to write")
     parser.add_argument(
@@ -125,7 +126,7 @@ def _by_model(args: argparse.Namespace) -> Run:
 
     first = _first_run(args)
     assert first is not None  # one of the two was named
-    texts = (first, read_documents(args.corpus), read_queries(args.queries))
+    texts = (first, read_documents(args.corpus, fields=args.fields), read_queries(args.queries))
     if args.method == "ql":
         return rerank(
             args.model,
@@ -154,7 +155,7 @@ def _by_words(args: argparse.Namespace) -> Run:
     if args.model or args.no_stop or args.max_tokens is not None:
         raise Misuse(f"--method {args.method} counts words: leave out the MODEL, --no-stop and --max-tokens")
     smoothing = Smoothing(args.method, DEFAULTS[args.method] if args.smoothing is None else args.smoothing)
-    model = LanguageModel(read_documents(args.corpus), analyzer=args.analyzer)
+    model = LanguageModel(read_documents(args.corpus, fields=args.fields), analyzer=args.analyzer)
     queries = list(read_queries(args.queries))
     if (first := _first_run(args)) is not None:
         return model.rerank(first, queries, smoothing=smoothing, depth=args.depth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -30,18 +31,25 @@ TEXT_FIELDS = ("text", "contents", "content", "body")
 QUERY_TEXT_FIELDS = ("text", "query", "question")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+HINT = "--fields {0}=NAME says which of them it is (in Python: fields={{'{0}': 'NAME'}})"
+TITLE_FIELDS = ("title",)
 STDIN = "-"
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 
 
-def read_documents(source: Source) -> Iterator[Document]:
+def read_documents(source: Source, *, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
     """The source's documents, in order, read as they are asked for.
 
     Id, title and text are found under their usual names (DOC_ID_FIELDS, "title", TEXT_FIELDS: the first that is
     there); a field "metadata" that holds an object, and every other field, become metadata. CSV and TSV have a header
-    line; CSV is quoted, TSV is not. A folder with corpus.jsonl or corpus.jsonl.gz is a BEIR folder; of any other one
-    the text files (TEXT_SUFFIXES, recursively, hidden ones left out) are one document each, with the path inside
-    the folder as id. From stdin come JSON lines, or plain lines with the line number as id. Blank lines are skipped.
+    line and hold texts alone; CSV is quoted, TSV is not. A folder with corpus.jsonl, plain or gzipped, is a BEIR one;
+    of any other one the text files (TEXT_SUFFIXES, recursively, hidden ones left out) are one document each, with the
+    path inside the folder as id. From stdin come JSON lines, or plain lines with the line number as id. Blank lines are
+    skipped.
+
+    Args:
+        source: what to read.
+        fields: names in place of the usual ones, such as {"id": "sku", "title": "name", "text": "description"}.
 
     Raises:
         NotFound: a path does not exist (at once, before the first document).
@@ -50,7 +58,7 @@ def read_documents(source: Source) -> Iterator[Document]:
         MissingExtra: Parquet without pyarrow.
     """
     parts = [_Part.of(each, "corpus") for each in _as_list(source)]
-    return _documents(parts)
+    return _documents(parts, _Fields.of(fields or {}))
 
 
 def read_queries(source: Source) -> Iterator[Query]:
@@ -244,7 +252,29 @@ class _SeenIds:
         self._places[each_id] = (name, number)
 
 
-def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The names under which a record's id, text and title are looked for, the first that is there."""
+
+    id: Sequence[str] = DOC_ID_FIELDS
+    text: Sequence[str] = TEXT_FIELDS
+    title: Sequence[str] = TITLE_FIELDS
+
+    @classmethod
+    def of(cls, named: Mapping[str, str]) -> _Fields:
+        """The usual ones, but for those that are named.
+
+        Raises:
+            InvalidInput: something else than id, text or title is named, or one field for two of them.
+        """
+        if unknown := sorted(named.keys() - {"id", "text", "title"}):
+            raise InvalidInput(f"fields name {unknown[0]!r}; what can be named are id, text and title")
+        if len(set(named.values())) < len(named):
+            raise InvalidInput(f"fields name one field twice: {dict(named)}")
+        return cls(**{part: (name,) for part, name in named.items()})
+
+
+def _documents(parts: Sequence[_Part], fields: _Fields) -> Iterator[Document]:
     seen = _SeenIds()
     for part in parts:
         if part.kind in ("folder", "text"):
@@ -255,8 +285,8 @@ def _documents(parts: Sequence[_Part]) -> Iterator[Document]:
                 seen.add(doc_id, str(file), 1)
                 yield Document(doc_id, read_text(file))
             continue
-        for number, record in part.records(DOC_ID_FIELDS[0], TEXT_FIELDS[0]):
-            document = _document(record, place_name(part.name, number))
+        for number, record in part.records(fields.id[0], fields.text[0]):
+            document = _document(record, fields, place_name(part.name, number))
             seen.add(document.doc_id, part.name, number)
             yield document
 
@@ -275,12 +305,15 @@ def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
             yield query
 
 
-def _document(record: Mapping[str, Any], where: str) -> Document:
+def _document(record: Mapping[str, Any], fields: _Fields, where: str) -> Document:
     rest = dict(record)
-    doc_id = _take_id(rest, DOC_ID_FIELDS, where)
-    text = _take_text(rest, TEXT_FIELDS, where)
-    title = rest.pop("title", None)
-    return Document(doc_id, text, "" if title is None else check_text(title, f"{where}: title"), _metadata(rest, where))
+    doc_id = _take_id(rest, fields.id, where, HINT)
+    text = _take_text(rest, fields.text, where, HINT)
+    name = fields.title[0] if fields.title is TITLE_FIELDS else _first_field(rest, fields.title, "title", where, "")
+    title = rest.pop(name, None)
+    return Document(
+        doc_id, text, "" if title is None else check_text(title, f"{where}: {name}"), _metadata(rest, where)
+    )
 
 
 def _query(record: Mapping[str, Any], where: str) -> Query:
@@ -289,8 +322,8 @@ def _query(record: Mapping[str, Any], where: str) -> Query:
     return Query(query_id, _take_text(rest, QUERY_TEXT_FIELDS, where), _metadata(rest, where))
 
 
-def _take_id(record: dict[str, Any], names: Sequence[str], where: str) -> str:
-    name = _first_field(record, names, "id", where)
+def _take_id(record: dict[str, Any], names: Sequence[str], where: str, hint: str = "") -> str:
+    name = _first_field(record, names, "id", where, hint)
     value = record.pop(name)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -300,18 +333,19 @@ def _take_id(record: dict[str, Any], names: Sequence[str], where: str) -> str:
     return each_id
 
 
-def _take_text(record: dict[str, Any], names: Sequence[str], where: str) -> str:
-    name = _first_field(record, names, "text", where)
+def _take_text(record: dict[str, Any], names: Sequence[str], where: str, hint: str = "") -> str:
+    name = _first_field(record, names, "text", where, hint)
     return check_text(record.pop(name), f"{where}: {name}")
 
 
-def _first_field(record: Mapping[str, Any], names: Sequence[str], what: str, where: str) -> str:
+def _first_field(record: Mapping[str, Any], names: Sequence[str], what: str, where: str, hint: str) -> str:
     for name in names:
         if name in record:
             return name
     other = next((f"; {each!r} is written in lower case" for each in record if each.lower() in names), "")
     raise InvalidInput(
         f"{where}: no {what}: expected one of {list(names)}, the other fields are {sorted(record)}{other}"
+        + (hint and f"; {hint.format(what)}")
     )
 
 

@@ -48,6 +48,7 @@ def distill(
     corpora: Sequence[Path | str],
     *,
     out: Path | str,
+    fields: Mapping[str, str] | None = None,
     queries: Sequence[Path | str] = (),
     test: Sequence[Path | str] = (),
     spans: int = 8000,
@@ -65,6 +66,7 @@ def distill(
         corpora: what is searched later, or something like it; the teacher ranks these documents for every query. A
             vectors folder (of `lightir encode`) is taken as it is: its documents are not encoded again.
         out: the new model folder.
+        fields: of the corpora, as read_documents takes them.
         queries: BEIR folders, whose train split brings labels, or files of queries. Labels count for a corpus of the
             same name.
         test: BEIR folders whose queries of all splits but train must not be met in training: close ones are left out.
@@ -85,7 +87,7 @@ def distill(
     names, config = _corpus_names(corpora), config or FitConfig()
     model = load_teacher(teacher, device=device)
     terms = None if tokenizer is None else _other_terms(model, _tokenizer(tokenizer))
-    read = {name: _read_corpus(path, model.contract) for name, path in zip(names, corpora, strict=True)}
+    read = {name: _read_corpus(path, model.contract, fields) for name, path in zip(names, corpora, strict=True)}
     documents = {name: each for name, (each, _) in read.items()}
     encoded = {name: rows for name, (_, rows) in read.items() if rows is not None}
     gathered = [*labelled_queries(queries), *pseudo_queries(documents, spans, config.seed)]
@@ -231,11 +233,13 @@ def fitted_query_table(
     return FittedTable(rows[:n_terms], None if bigrams is None else BigramTable(bigrams, rows[n_terms:]))
 
 
-def _read_corpus(path: Path | str, contract: Contract) -> tuple[list[Document], Floats | None]:
+def _read_corpus(
+    path: Path | str, contract: Contract, fields: Mapping[str, str] | None
+) -> tuple[list[Document], Floats | None]:
     """A corpus's documents, and their vectors where the path is a vectors folder of the same document encoder."""
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
-        return list(read_documents(path)), None
+        return list(read_documents(path, fields=fields)), None
     reader = VectorsReader(folder)
     require_same_documents(reader.contract, contract, names=(str(folder), "the teacher"))
     documents: list[Document] = []
