@@ -779,6 +779,24 @@ def test_the_parser_has_every_command():
     assert set(commands(build_parser())) == set(COMMANDS)
 
 
+def test_every_number_and_choice_says_its_default():
+    silent = [
+        f"{name} {action.option_strings[-1]}"
+        for name, parser in commands(build_parser()).items()
+        for action in parser._actions
+        if action.option_strings and not action.required and action.nargs != 0
+        if (action.choices or action.type is not None) and "default" not in (action.help or "")
+    ]
+    assert [each for each in silent if not each.endswith("--filter")] == []
+
+
+def test_the_measures_that_help_names_are_the_default():
+    from lightir.eval import DEFAULT_MEASURES
+
+    option = next(a for a in commands(build_parser())["evaluate"]._actions if "--measures" in a.option_strings)
+    assert f"(default {','.join(DEFAULT_MEASURES)})" in str(option.help)
+
+
 def test_options_that_contradict_each_other_or_would_do_nothing_are_misuse(bm25_index, dataset, tmp_path, capsys):
     out = tmp_path / "out"
     for said, *arguments in (

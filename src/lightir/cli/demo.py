@@ -66,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help=f"an installed model or a model folder (default {DEFAULT_MODEL})"
     )
-    parser.add_argument("--question", action="append", metavar="TEXT", help="ask this instead; again for more")
+    parser.add_argument(
+        "--question",
+        action="append",
+        metavar="TEXT",
+        help=f"ask this (default: {len(QUESTIONS)} questions of its own); again for more",
+    )
     add_json(parser)
 
 

@@ -31,17 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="queries, or a BEIR folder whose train labels help",
+        help="queries, or a BEIR folder whose train labels help (default: spans alone)",
     )
     parser.add_argument(
         "--test",
         action="append",
         default=[],
         metavar="DIR",
-        help="BEIR folder whose dev and test queries must not be met",
+        help="BEIR folder whose dev and test queries must not be met: close ones are left out (default: none are)",
     )
     parser.add_argument(
-        "--spans", type=int, default=8000, metavar="N", help="spans of each corpus as queries (default %(default)s)"
+        "--spans",
+        type=int,
+        default=8000,
+        metavar="N",
+        help="titles and spans of each corpus as queries, 0 for none (default %(default)s)",
     )
     parser.add_argument(
         "--bigrams",
@@ -57,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tokenizer.json (or its folder) whose terms the table shall have (default: the teacher's own)",
     )
     parser.add_argument("--dtype", choices=("fp16", "int8"), default="int8", help="of the table (default %(default)s)")
-    parser.add_argument("--work", metavar="DIR", help="keep the teacher's vectors here, so that another run is quick")
+    parser.add_argument(
+        "--work",
+        metavar="DIR",
+        help="keep the teacher's vectors here, so that another run is quick (default: not kept)",
+    )
     parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
     add_device(parser)
     add_json(parser)

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantize",
         choices=("int8", "int8-dynamic", "int4", "nf4"),
-        help="round the layers' weights, with -dynamic the activations too: less memory (needs the extra `quantize`, "
-        "nf4, QLoRA's 4 bits, the extra `nf4`)",
+        help="round the layers' weights, with -dynamic the activations too: less memory (default: not; needs the extra "
+        "`quantize`, nf4, QLoRA's 4 bits, the extra `nf4`)",
     )
     add_device(parser)
     add_json(parser)

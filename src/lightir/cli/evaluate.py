@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fusion(parser)
     add_tokens(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="write each mode's TREC run here")
-    parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
+    parser.add_argument(
+        "--work", metavar="DIR", help="for a model: keep vectors, query table and index here (default: not kept)"
+    )
     parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
     parser.add_argument(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_fields, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
 from lightir.cli.terminal import print_json, print_json_line, say
 
 HELP = "generate queries that documents answer (needs the extra `train`)"
@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=positive, default=16, metavar="N", help="documents at a time (default %(default)s)"
     )
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="of the weights")
+    parser.add_argument(
+        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"of the weights ({DTYPE_AUTO})"
+    )
     add_device(parser)
     add_json(parser)
 

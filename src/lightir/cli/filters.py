@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FILTER_HELP = (
     'a metadata filter as JSON, such as {"lang": "en", "year": {"gte": 2000}}; '
-    "tests are gt, gte, lt, lte, in and exists, joined by and, or, not"
+    "tests are gt, gte, lt, lte, in and exists, joined by and, or, not; a number is not a text, and a CSV holds texts"
 )
 
 SAMPLE = 100

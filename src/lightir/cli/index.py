@@ -43,12 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
     add_fields(parser)
     parser.add_argument(
-        "--model", metavar="MODEL", help="of a plain corpus: the model that `lightir worker` will encode it with"
+        "--model",
+        metavar="MODEL",
+        help="of a plain corpus: the model that `lightir worker` will encode it with (default: none, BM25 alone)",
     )
     parser.add_argument(
-        "--query-encoder", metavar="DIR", help="put this one (or this model's) in, not the one beside the vectors"
+        "--query-encoder",
+        metavar="DIR",
+        help="put this one (or this model's) in, not the one beside the vectors (default: that)",
     )
-    parser.add_argument("--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka)")
+    parser.add_argument(
+        "--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka; default: all)"
+    )
     parser.add_argument(
         "--dense-dtype",
         choices=("fp16", "int8", "fp16+int8"),
@@ -63,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most documents of a segment (default 1048576)",
     )
-    parser.add_argument("--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms")
+    parser.add_argument(
+        "--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms (default: all)"
+    )
     parser.add_argument(
         "--analyzer",
         default="english",

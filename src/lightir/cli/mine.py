@@ -62,7 +62,9 @@ def _add_searcher(parser: argparse.ArgumentParser) -> None:
         help="with an index as search has it; with a model as evaluate has it (full: queries through the model), or "
         "bag-of-tokens, which encodes no document (default: hybrid where there are two branches)",
     )
-    parser.add_argument("--work", metavar="DIR", help="for a model: keep vectors, query table and index here")
+    parser.add_argument(
+        "--work", metavar="DIR", help="for a model: keep vectors, query table and index here (default: not kept)"
+    )
     parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument(
         "--analyzer", default="english", metavar="NAME", help="how BM25 cuts text (default %(default)s)"
@@ -82,19 +84,21 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
         "--margin",
         type=float,
         metavar="SHARE",
-        help="leave out what scores above this share of the best relevant document",
+        help="leave out what scores above this share, such as 0.95, of the best relevant document (default: no limit)",
     )
     parser.add_argument(
         "--absolute-margin",
         type=float,
         metavar="X",
-        help="leave out what scores above the best relevant document's score less this",
+        help="leave out what scores above the best relevant document's score less this (default: no limit)",
     )
     parser.add_argument(
         "--skip-answers", action="store_true", help="leave out what holds one of the query's answers, word for word"
     )
     parser.add_argument(
-        "--teacher", metavar="MODEL", help="a model folder or a sentence-transformers one whose scores filter"
+        "--teacher",
+        metavar="MODEL",
+        help="a model folder or a sentence-transformers one whose scores filter (default: none)",
     )
     parser.add_argument(
         "--teacher-share",

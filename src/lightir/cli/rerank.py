@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_fields, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
 from lightir.cli.terminal import Misuse, duration, print_json, say
 from lightir.types import Run
 
@@ -77,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, metavar="N", help="of a pair that a cross-encoder reads (default 512)"
     )
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="of the weights")
+    parser.add_argument(
+        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"of the weights ({DTYPE_AUTO})"
+    )
     add_device(parser)
     parser.add_argument("--tag", metavar="WORD", help="the run's name (default: lightir- and the method)")
     add_json(parser)

@@ -42,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", metavar="INDEX", help="an index folder")
     parser.add_argument("query", nargs="?", metavar="QUERY", help="the query, or - for one a line from stdin")
     parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
-    parser.add_argument("--mode", metavar="MODE", help="hybrid, dense, sparse, tokens, or several joined by +")
+    parser.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="hybrid, dense, sparse, tokens, or several joined by + (default: hybrid, or the one that there is)",
+    )
     add_fusion(parser)
     parser.add_argument(
         "--depth",
@@ -76,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     late = parser.add_argument_group(
         "late re-ranking", "encode what is pending while its query waits, once and for good"
     )
-    late.add_argument("--late-m", type=positive, metavar="M", help="look at the M best documents that tokens find")
+    late.add_argument(
+        "--late-m",
+        type=positive,
+        metavar="M",
+        help="encode what is pending among the M best documents that tokens find (default: nothing)",
+    )
     late.add_argument(
         "--budget-ms", type=positive, metavar="B", help=f"milliseconds a query for it (default {BUDGET_MS})"
     )
