@@ -186,6 +186,7 @@ void translate(const std::exception_ptr& failure, void*) {
 
 NB_MODULE(_native, m) {
     if (PyArray_ImportNumPyAPI() < 0) nb::raise_python_error();
+    nb::set_leak_warnings(false);  // a daemon thread that searches as the process ends is no leak
     nb::register_exception_translator(translate);
     use_level_from_environment();
     m.def("dispatch", [] { return std::string(level().name); });

@@ -22,6 +22,7 @@ PYPI_PREFIX = "pypi:"
 QUERY_ENCODER = "query-encoder"
 """The folder of a model, of vectors and of an index in which their query encoder lies."""
 
+NONE_INSTALLED = "none is installed; `pip install --no-deps packages/lightir-minilm` in a checkout installs one"
 CHECKSUMS = "SHA256SUMS"
 CHECKSUM_OF_GGUF = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>[^/]+\.gguf)")
 
@@ -52,7 +53,7 @@ def resolve_local(address: str | os.PathLike[str]) -> Path | None:
     if text in (shipped := shipped_models()):
         return shipped[text]
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
-        names = ", ".join(shipped) or "none installed"
+        names = ", ".join(shipped) or NONE_INSTALLED
         raise NotFound(f"{text} is no folder, and no model that is shipped ({names})")
     return None
 
@@ -65,7 +66,7 @@ def resolve_model_folder(address: str | os.PathLike[str]) -> Path:
     """
     path = resolve_local(address)
     if path is None or not (path / "lightir.json").is_file():
-        names = ", ".join(shipped_models()) or "none installed"
+        names = ", ".join(shipped_models()) or NONE_INSTALLED
         raise NotFound(
             f"{os.fspath(address)} is no lightir model (a folder with lightir.json). Shipped models: {names}. "
             "Make one with `lightir train` or `lightir distill`"

@@ -267,6 +267,10 @@ def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_
         CachedQueryEncoder.load("nope")
     with pytest.raises(NotFound, match=r"org/model is no folder"):
         CachedQueryEncoder.load("org/model")
+    with monkeypatch.context() as bare:
+        bare.setattr("lightir.addresses.shipped_models", dict)
+        with pytest.raises(NotFound, match=r"none is installed; `pip install --no-deps packages/lightir-minilm`"):
+            CachedQueryEncoder.load("minilm")
     shutil.rmtree(model / "query-encoder")
     with pytest.raises(NotFound, match="`lightir cache shipped`"):
         resolve_query_encoder("shipped")
