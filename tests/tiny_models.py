@@ -10,6 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    ElectraConfig,
+    ElectraForMaskedLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -18,12 +22,18 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    MPNetConfig,
+    MPNetForMaskedLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from lightir.models.backbones import Attention, Backbone, wrap_model
@@ -32,6 +42,8 @@ from lightir.text import TextTokenizer
 BOS, EOS, VOCAB_SIZE, HIDDEN = 0, 1, 258, 32
 CAUSAL = ("llama", "qwen2", "qwen2-window", "qwen3", "mistral", "mistral-window", "gemma2", "gemma3")
 NAMES = (*CAUSAL, "bert")
+ENCODERS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "xlm-roberta")
+PAD = 5  # of encoders other than BERT; RoBERTa counts positions from behind it
 
 
 def tiny_backbone(
@@ -39,11 +51,11 @@ def tiny_backbone(
 ) -> Backbone:
     """A random backbone of two layers, evaluation mode; ids 0 and 1 begin and end a text, 2-257 are its bytes."""
     torch.manual_seed(seed)
-    model = _model(name, implementation or ("eager" if name == "gemma2" else "sdpa")).eval()
+    model = _model(name, implementation or ("eager" if name in ("gemma2", "mpnet") else "sdpa")).eval()
     for parameter in model.parameters():  # larger than the usual start, so that errors would show
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    ids = {"cls": BOS, "sep": EOS} if name == "bert" else {"bos": BOS if bos else None, "eos": EOS}
+    ids = {"cls": BOS, "sep": EOS} if name in ENCODERS else {"bos": BOS if bos else None, "eos": EOS}
     return wrap_model(model, tiny_tokenizer(), special_ids=ids, address=f"tiny-{name}", attention=attention)
 
 
@@ -52,7 +64,9 @@ def save_tiny(name: str, folder: Path, *, bos: bool = True, plain: bool = False)
     torch.manual_seed(0)
     model = _model(name, "eager")
     (model.base_model if plain else model).save_pretrained(folder)
-    names = {"cls_token": "<s>", "sep_token": "</s>"} if name == "bert" else {"bos_token": "<s>", "eos_token": "</s>"}
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    if name in ENCODERS:
+        names = {"cls_token": "<s>", "sep_token": "</s>"}
     tokenizer = tiny_tokenizer().backend
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
@@ -82,6 +96,7 @@ def _model(name: str, implementation: str) -> PreTrainedModel:
         "pad_token_id": None,
     }
     grouped = {**shape, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": BOS, "eos_token_id": EOS}
+    padded = {**shape, "pad_token_id": PAD}
     layers = ["sliding_attention", "full_attention"]
     match name:
         case "llama":
@@ -104,6 +119,17 @@ def _model(name: str, implementation: str) -> PreTrainedModel:
             return Gemma3ForCausalLM(Gemma3TextConfig(**grouped, sliding_window=4, layer_types=layers))
         case "bert":
             return BertForMaskedLM(BertConfig(**{**shape, "pad_token_id": 0}))
+        case "distilbert":
+            return DistilBertForMaskedLM(DistilBertConfig(**padded))
+        case "electra":
+            return ElectraForMaskedLM(ElectraConfig(**padded, embedding_size=24))
+        case "modernbert":
+            special = {"bos_token_id": BOS, "eos_token_id": EOS, "cls_token_id": BOS, "sep_token_id": EOS}
+            return ModernBertForMaskedLM(ModernBertConfig(**padded, **special, local_attention=6))
+        case "mpnet":
+            return MPNetForMaskedLM(MPNetConfig(**padded))
+        case "xlm-roberta":
+            return XLMRobertaForMaskedLM(XLMRobertaConfig(**padded))
     raise ValueError(name)
 
 
@@ -127,7 +153,7 @@ def write_sentence_transformer(
     tiny_backbone(name).model.save_pretrained(folder)
     backend = tiny_tokenizer().backend
     backend.post_processor = processors.TemplateProcessing(frame, special_tokens=[("<s>", BOS), ("</s>", EOS)])
-    begin, end = ("cls_token", "sep_token") if name == "bert" else ("bos_token", "eos_token")
+    begin, end = ("cls_token", "sep_token") if name in ENCODERS else ("bos_token", "eos_token")
     special = {begin: "<s>", end: "</s>", "pad_token": "<s>"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
     kinds = ("Transformer", "Pooling", "Normalize")

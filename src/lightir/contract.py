@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json, write_json
-from lightir.text import LATER, PROMPT, QueryPolicy
+from lightir.text import LATER, PROMPT, QueryPolicy, require_placeholder
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
@@ -58,7 +58,8 @@ class DocumentPolicy:
         lower_case: lower-case title and text.
         leading_blank: put a blank in front, so that the first word is tokenised as inside a sentence.
         title_joiner: between title and text.
-        bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one.
+        bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one. Queries, and the single
+            tokens of light ones, begin and end as documents do.
         eos: end with the backbone's end token (an encoder's [SEP]).
         max_tokens: longest input, frame included, and with attention "echo" both copies.
         suffix: text behind every document, in front of the end token.
@@ -88,6 +89,7 @@ class DocumentPolicy:
             raise InvalidInput(f"document ends is {self.ends}; at least 1 is needed (eos: false leaves the end out)")
         if self.light and (self.suffix or self.ends != 1):
             raise InvalidInput("a light document's tokens are each encoded as `prompt token <eos>`: no suffix, one end")
+        require_placeholder("document echo_prompt", self.echo_prompt, PROMPT)
 
     @property
     def second_prompt(self) -> str:

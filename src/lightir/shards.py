@@ -89,6 +89,7 @@ class VectorsWriter:
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
+        self._found: dict[str, int] = {}  # documents of an earlier run, and what tells their texts from others
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = contextlib.ExitStack()
         self._held.enter_context(sole_writer(self.folder))
@@ -132,7 +133,22 @@ class VectorsWriter:
         for path in self.folder.iterdir():
             if path.is_dir() and path.name.lstrip(".").startswith("shard-") and path.name not in kept:
                 shutil.rmtree(path)
-        self.doc_ids.update(doc_id for shard in reader for doc_id in (d.doc_id for d in shard.documents))
+        self._found = {document.doc_id: _text_hash(document) for shard in reader for document in shard.documents}
+        self.doc_ids.update(self._found)
+
+    def has(self, document: Document) -> bool:
+        """Whether the folder holds the document.
+
+        Raises:
+            InvalidInput: it does, from an earlier run, but with another title or text.
+        """
+        found = self._found.get(document.doc_id)
+        if found is not None and found != _text_hash(document):
+            raise InvalidInput(
+                f"document {document.doc_id!r} is in {self.folder} already, with another title or text: a resumed run "
+                "takes the documents that it began with; encode the new ones into a new folder"
+            )
+        return document.doc_id in self.doc_ids
 
     def add(self, shard: Shard) -> None:
         """Write one shard, whole or not at all.
@@ -177,6 +193,11 @@ class VectorsWriter:
         write_json(self.folder / MANIFEST, self._manifest)
 
 
+def _text_hash(document: Document) -> int:
+    """The same for the same title and text, within this process alone."""
+    return hash((document.title, document.text))
+
+
 def _sweep_unfinished(folder: Path) -> None:
     """Remove what a kill left of files half-written, and of a folder whose first manifest was not there yet."""
     if not folder.is_dir():
@@ -218,6 +239,11 @@ class VectorsReader:
     def __iter__(self) -> Iterator[Shard]:
         for entry in self.manifest["shards"]:
             yield self._read(entry)
+
+    def documents(self) -> Iterator[Document]:
+        """All documents in their order, without their vectors; no checksums are compared."""
+        for entry in self.manifest["shards"]:
+            yield from _read_documents(inside(self.folder, entry["name"]) / DOCUMENTS)
 
     def _read(self, entry: dict[str, Any]) -> Shard:
         folder = inside(self.folder, entry["name"])

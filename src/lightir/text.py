@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,7 +53,7 @@ class QueryPolicy:
         suffix: text behind a query that goes through the whole model, in front of its end token. A model that has one
             has no light queries.
         prompt_format: the text in front of the query; "{instruction}" in it stands for the instruction. A format with
-            that placeholder gives no prompt at all where there is no instruction.
+            that placeholder gives no prompt at all where there is no instruction, one without it goes with none.
         echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
         token_vectors: a light dense query is the mean of its tokens' vectors: "encoded" by the whole model (Eq. 3), or
             the model's own input "embeddings" (the paper's ablation).
@@ -97,6 +98,13 @@ class QueryPolicy:
             raise InvalidInput(f"query drop is {list(self.drop)}; term ids are 0 to {MAX_TERM_ID}")
         if self.top_k < 0:
             raise InvalidInput(f"query top_k is {self.top_k}; expected 0 (as many as of a document) or more")
+        require_placeholder("query prompt_format", self.prompt_format, INSTRUCTION)
+        require_placeholder("query echo_prompt", self.echo_prompt, PROMPT)
+        if self.instruction and INSTRUCTION not in self.prompt_format:
+            raise InvalidInput(
+                f"query prompt_format {self.prompt_format!r} has no {INSTRUCTION} for the instruction "
+                f"{self.instruction!r}; put it there, or make the instruction empty"
+            )
 
     @property
     def prompt(self) -> str:
@@ -116,6 +124,18 @@ class QueryPolicy:
         if self.lower_case:
             text = text.lower()
         return f" {text}" if self.leading_blank and text else text
+
+
+def require_placeholder(name: str, text: str, known: str) -> None:
+    """Refuse a format with a placeholder other than the known one: as text it would be in front of every query.
+
+    Raises:
+        InvalidInput: names the format and what it holds.
+    """
+    if unknown := next((found for found in re.findall(r"\{\s*\w*\s*\}", text) if found != known), None):
+        raise InvalidInput(
+            f"{name} {text!r} holds {unknown}, which stands for nothing; its only placeholder is {known}"
+        )
 
 
 class TextTokenizer:

@@ -153,6 +153,8 @@ def test_a_query_whose_frame_is_more_than_a_prompt_and_one_end_has_no_light_form
 def test_an_echo_s_second_prompt_holds_the_first_where_the_format_says_so() -> None:
     assert DocumentPolicy(prompt="Read: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Read: "
     assert QueryPolicy(prompt_format="Ask: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Ask: "
+    with pytest.raises(InvalidInput, match=r"echo_prompt 'Again: \{promt\}' holds \{promt\}"):
+        DocumentPolicy(prompt="Read: ", echo_prompt="Again: {promt}")
 
 
 def test_missing_and_misspelt_keys_are_named(tmp_path: Path) -> None:

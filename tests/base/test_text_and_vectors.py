@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_a_prompt_ends_in_a_blank_and_is_empty_without_an_instruction() -> None:
 def test_a_format_without_the_instruction_s_place_is_a_prompt_by_itself() -> None:
     assert QueryPolicy(prompt_format="query: ").prompt == "query: "
     assert QueryPolicy("Find it", prompt_format="{instruction}: ").prompt == "Find it: "
+
+
+@pytest.mark.parametrize("mistyped", ["{instructon}", "{}", "{ instruction }", "{Instruction}", "{prompt}"])
+def test_a_placeholder_that_stands_for_nothing_is_named(mistyped: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"prompt_format .* holds {re.escape(mistyped)}, .* is {{instruction}}$"):
+        QueryPolicy("Find it", prompt_format=f"{{instruction}} {mistyped}: ")
+    with pytest.raises(InvalidInput, match=r"echo_prompt .* holds \{instruction\}, .* is \{prompt\}$"):
+        QueryPolicy("Find it", echo_prompt="{prompt} {instruction}")
+    assert QueryPolicy("Find it", prompt_format='{instruction} {"k": 1}').prompt == 'Find it {"k": 1}'
+
+
+def test_an_instruction_that_its_format_has_no_place_for_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"no \{instruction\} for the instruction 'Find it'"):
+        QueryPolicy("Find it", prompt_format="query: ")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,19 @@ def test_the_folder_is_only_taken_up_again_on_purpose_and_by_the_same_model(tmp_
     assert (report.documents, report.already_there) == (0, 4)
 
 
+@pytest.mark.parametrize("change", [{"text": "other"}, {"title": "other"}])
+def test_a_run_is_not_resumed_with_another_text_of_a_document_that_is_written(
+    change: dict[str, str], tmp_path: Path
+) -> None:
+    documents = some_documents(4)
+    encode_corpus(tiny_model(), documents[:3], tmp_path / "v")
+    changed = [documents[0], dataclasses.replace(documents[1], **change), *documents[2:]]  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"'d1' is in .* already, with another title or text"):
+        encode_corpus(tiny_model(), changed, tmp_path / "v", resume=True)
+    changed = [*documents[:3], dataclasses.replace(documents[3], **change)]  # type: ignore[arg-type]
+    assert encode_corpus(tiny_model(), changed, tmp_path / "v", resume=True).documents == 1
+
+
 def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'a' comes twice"):
         encode_corpus(tiny_model(), [Document("a", "x"), Document("a", "y")], tmp_path / "v")

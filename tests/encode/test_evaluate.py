@@ -234,7 +234,15 @@ def test_a_work_folder_of_other_documents_is_refused(tmp_path: Path, dataset: Pa
     evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
     with pytest.raises(ContractMismatch, match=r"pooling is 'eos' .* 'mean'"):
         evaluate_model(save_model(tmp_path, pooling="mean"), dataset, tmp_path / "work", modes=["dense"])
-    with (dataset / "corpus.jsonl").open("a") as file:
+    corpus = dataset / "corpus.jsonl"
+    before = corpus.read_text()
+    corpus.write_text(before.replace("dog ab", "dot ab"))
+    assert corpus.read_text() != before
+    with pytest.raises(InvalidInput, match=r"holds other documents than echo: .* another text"):
+        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+    corpus.write_text(before)
+    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+    with corpus.open("a") as file:
         file.write('{"_id": "more", "text": "more"}\n')
     with pytest.raises(InvalidInput, match="8 documents, but echo has 9"):
         evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])

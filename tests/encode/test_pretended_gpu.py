@@ -50,7 +50,7 @@ def gpu_if(device: str) -> contextlib.AbstractContextManager[None]:
     return pretended_cuda() if device == "cuda" else contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "bert", "mpnet", "xlm-roberta"])
 def test_documents_get_the_vectors_that_they_have_on_the_cpu(name: str, tmp_path: Path) -> None:
     found = {}
     for device in PLACES:

@@ -137,6 +137,30 @@ def test_a_light_query_is_the_mean_of_its_tokens_alone(name: str, pooling: Pooli
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize(("name", "attention"), [("llama", None), ("llama", "bidirectional"), ("bert", None)])
+def test_a_light_query_of_one_token_is_the_full_one_in_any_frame(
+    name: str, attention: Attention | None, bos: bool, eos: bool
+) -> None:
+    document = DocumentPolicy(bos=bos, eos=eos)
+    for pooling in POOLINGS:
+        if pooling == "first" and (attention is None and name == "llama"):
+            continue
+        model = retriever(name, attention=attention, pooling=pooling, document=document)
+        query = dataclasses.replace(model.contract.query, leading_blank=False)
+        model.contract = dataclasses.replace(model.contract, query=query)
+        full, token = model.full_queries(["k"]), model.backbone.tokenizer.term_ids(["k"])
+        assert error(model.light_queries(token), full) < 1e-5
+        ids = torch.from_numpy(token.term_ids.astype("int64"))
+        cached = model.token_vectors(ids, cache=model.prompt_cache())
+        assert error(cached, full) < 1e-5
+        batch = model.batch(model.frame_queries(["k"]))
+        weights = model.token_weights(ids, cache=model.prompt_cache())
+        assert error(weights, model.sparse_from(model.states(batch), batch)) < 1e-5
+
+
+@torch.no_grad()
 def test_only_the_texts_own_positions_reach_the_sparse_head() -> None:
     model = retriever(document=DocumentPolicy(prompt="Text: "))
     batch = model.batch(model.frame_documents(TEXTS), padding_side="left")

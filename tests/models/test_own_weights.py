@@ -13,9 +13,9 @@ from lightir.errors import InvalidInput
 from lightir.models.adapters import add_lora
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.own_weights import all_weights, save_weights, train_all
-from tiny_models import VOCAB_SIZE, save_tiny, tiny_backbone
+from tiny_models import ENCODERS, VOCAB_SIZE, save_tiny, tiny_backbone
 
-MODELS = [("llama", False), ("gemma3", False), ("bert", False), ("bert", True)]
+MODELS = [("llama", False), ("gemma3", False), ("bert", True), *((name, False) for name in ENCODERS)]
 
 
 def trained(name: str, plain: bool, folder: Path) -> Backbone:

@@ -37,6 +37,7 @@ def plainly(folder: Path, texts: list[str], pooling: str) -> Tensor:
         ("bert", "<s> $A </s>", "mean", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}),
         ("bert", "<s> $A </s>", "cls", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
         ("bert", "<s> $A </s>", "cls", {"pooling_mode": "cls"}),
+        ("xlm-roberta", "<s> $A </s>", "mean", {"pooling_mode": "mean"}),
         ("qwen3", "$A </s>", "lasttoken", {"pooling_mode_lasttoken": True, "include_prompt": True}),
         ("qwen3", "$A", "lasttoken", {"pooling_mode": "lasttoken"}),
         ("llama", "<s> $A", "mean", {"pooling_mode": "mean"}),
@@ -63,6 +64,39 @@ def test_a_folder_gives_its_own_vectors(
     if frame.endswith("</s>") or mode == "mean":  # what is cut keeps its frame here and there
         found = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_folder_that_sentence_transformers_writes_gives_its_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(teacher_module, "fast_dtype", lambda _: torch.float32)
+    plain = write_sentence_transformer(tmp_path / "plain", name="xlm-roberta")
+    parts = [modules.Transformer(str(plain)), modules.Pooling(32, "mean"), modules.Normalize()]
+    theirs = sentence_transformers.SentenceTransformer(modules=parts, device="cpu", prompts={"query": "query: "})
+    theirs.max_seq_length = 20
+    theirs.save(str(tmp_path / "theirs"))
+    teacher = Teacher.load(str(tmp_path / "theirs"), max_tokens=60, device="cpu")
+    texts = [*TEXTS, "long " * 40]
+    expected = torch.from_numpy(theirs.encode_query(texts))
+    torch.testing.assert_close(teacher.queries(texts), expected, rtol=0, atol=1e-3)
+    expected = torch.from_numpy(theirs.encode_document(texts))
+    found = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_an_older_folder_may_lower_case_and_one_without_a_length_is_refused(tmp_path: Path) -> None:
+    folder = write_sentence_transformer(tmp_path / "st")
+    (folder / "sentence_bert_config.json").unlink()
+    with pytest.raises(InvalidInput, match=r"neither .* how long a text may be"):
+        teacher_module.load_teacher(folder)
+    (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 1000, "do_lower_case": true}')
+    contract = teacher_module.load_teacher(folder).contract
+    assert (contract.document.max_tokens, contract.query.max_tokens) == (256, 254)  # its table of positions ends there
+    assert contract.document.lower_case
+    assert contract.query.lower_case
 
 
 @pytest.mark.parametrize(

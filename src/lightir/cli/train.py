@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; again for more"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint; Ctrl-C and SIGTERM write one"
+    )
     add_device(parser)
     add_json(parser)
 

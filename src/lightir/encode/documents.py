@@ -105,7 +105,8 @@ def encode_corpus(
     Raises:
         AlreadyExists: the folder holds vectors and resume is off; or another process is writing them.
         ContractMismatch: it was begun with another model, or with other quantised layers.
-        InvalidInput: an id comes twice, a size is below 1, or layers that shall be compiled cannot be.
+        InvalidInput: an id comes twice, or its text is another than when the folder was begun; a size is below 1; or
+            layers that shall be compiled cannot be.
         MissingExtra: torchao, or for "nf4" bitsandbytes, is not there, and layers shall be quantised.
     """
     if (batch_tokens is not None and batch_tokens < 1) or shard_size < 1:
@@ -120,7 +121,7 @@ def encode_corpus(
             contextlib.ExitStack() as compiled,
         ):
             bar.update(before)
-            unwritten = _unwritten(documents, frozenset(writer.doc_ids))
+            unwritten = _unwritten(documents, writer)
             for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
@@ -198,13 +199,14 @@ def compile_if_worth(
     logger.info("layers were compiled in %.1f s", time.perf_counter() - start)
 
 
-def _unwritten(documents: Iterable[Document], written: frozenset[str]) -> Iterator[Document]:
+def _unwritten(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
+    """Those that no earlier run has written."""
     seen: set[str] = set()
     for document in documents:
         if document.doc_id in seen:
             raise InvalidInput(f"document {document.doc_id!r} comes twice; each goes in once")
         seen.add(document.doc_id)
-        if document.doc_id not in written:
+        if not writer.has(document):
             yield document
 
 

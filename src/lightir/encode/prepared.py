@@ -63,6 +63,12 @@ class PreparedModel:
                 f"{reader.folder} holds {len(reader)} documents, but {self._dataset.name} has {len(self._dataset)}; "
                 f"choose another work folder for each data set"
             )
+        for held, asked in zip(reader.documents(), self._dataset.corpus(), strict=False):
+            if (held.doc_id, held.title, held.text) != (asked.doc_id, asked.title, asked.text):
+                raise InvalidInput(
+                    f"{reader.folder} holds other documents than {self._dataset.name}: {held.doc_id!r} where it has "
+                    f"{asked.doc_id!r}, or another text; remove it, or choose another work folder"
+                )
 
     def query_encoder(self) -> Path:
         """The model's own query-encoder folder, or one computed in the work folder."""

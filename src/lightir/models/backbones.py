@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -51,6 +52,8 @@ class Backbone:
         files: the folder, in transformers' own form, that it was read from; "" for a model made in memory.
         end_ids: the ids of end tokens of its own, behind the vocabulary; they are never predicted.
         whole: all of its weights are trained, so they are saved with the model.
+        first_position: the row of a text's first token in the model's table of positions; 0 where it has none.
+        max_positions: how many tokens the table serves; None where positions are computed, which have no end.
     """
 
     trunk: nn.Module
@@ -68,6 +71,8 @@ class Backbone:
     files: str = ""
     end_ids: tuple[int, ...] = ()
     whole: bool = False
+    first_position: int = 0
+    max_positions: int | None = None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -80,9 +85,21 @@ class Backbone:
         """Where the weights are."""
         return next(self.trunk.parameters()).device
 
-    def states(self, input_ids: Tensor, attention_mask: Any, **arguments: Any) -> Tensor:
-        """(batch, positions, hidden) last hidden states; further arguments go to the model's forward."""
-        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, **arguments)
+    def states(
+        self, input_ids: Tensor, attention_mask: Any, *, position_ids: Tensor | None = None, **arguments: Any
+    ) -> Tensor:
+        """(batch, positions, hidden) last hidden states.
+
+        Args:
+            input_ids: (batch, positions) int64.
+            attention_mask: as the model takes it.
+            position_ids: int64, 0 at a text's first token, whichever row the model keeps for it; None leaves them to
+                the model, which may not know of padding.
+            arguments: for the model's forward.
+        """
+        if position_ids is not None and self.first_position:
+            position_ids = position_ids + self.first_position
+        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **arguments)
         states: Tensor = output.last_hidden_state
         return states
 
@@ -152,6 +169,7 @@ def wrap_model(
     if eos_id is None:
         raise InvalidInput(f"{address or 'the model'} has no {end} token; one is needed to end a text")
     head = lm_head(model)
+    first_position, max_positions = _position_table(trunk)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return Backbone(
@@ -167,17 +185,19 @@ def wrap_model(
         attention=attention,
         address=address,
         weights_hash=weights_hash,
+        first_position=first_position,
+        max_positions=max_positions,
     )
 
 
 def load_transformer(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """A folder's model as transformers has it: with its LM head or masked-LM head, where it has one."""
-    options = {"dtype": dtype, "attn_implementation": attention.NAME if not _is_encoder(config) else "sdpa"}
     if not _is_encoder(config):
-        return AutoModelForCausalLM.from_pretrained(folder, **options)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
+    # Encoders choose their own attention: torch's, but for families that have none but their own (MPNet, DeBERTa).
     if any("MaskedLM" in name for name in config.architectures or ()):
-        return AutoModelForMaskedLM.from_pretrained(folder, **options)  # type: ignore[no-any-return]
-    return AutoModel.from_pretrained(folder, **options)  # type: ignore[no-any-return]
+        return AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)  # type: ignore[no-any-return]
+    return AutoModel.from_pretrained(folder, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _is_encoder(config: Any) -> bool:
@@ -205,6 +225,18 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
     return attention or "causal"
 
 
+def _position_table(trunk: nn.Module) -> tuple[int, int | None]:
+    """Where texts begin in a model's table of learned positions, and for how many tokens it has rows; 0, None without.
+
+    RoBERTa and its kin (XLM-R, CamemBERT, MPNet) count from behind the row that is padding's.
+    """
+    for name, module in trunk.named_modules():
+        if name.split(".")[-1] == "position_embeddings" and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return first, module.num_embeddings - first
+    return 0, None
+
+
 def drop_pooler(model: PreTrainedModel) -> None:
     """Take BERT's next-sentence layer away: no state of ours goes through it, and no adapter should."""
     trunk = cast(Any, model.base_model)
@@ -216,19 +248,48 @@ def lm_head(model: PreTrainedModel) -> LMHead | None:
     """The model's own projection to its vocabulary, whose tensors are the model's; None where it has none.
 
     Raises:
-        InvalidInput: a masked-LM head of another form than BERT's.
+        InvalidInput: a masked-LM head of a form that is not known.
     """
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if output is None:
         return None
     bias = getattr(output, "bias", None)
-    transform = None
-    if _is_encoder(model.config):
-        transform = next((module for name, module in model.named_modules() if name.endswith(".transform")), None)
-        if transform is None:
-            raise InvalidInput(f"the masked-LM head of {type(model).__name__} is of an unknown form")
+    transform = _before_projection(model) if _is_encoder(model.config) else None
     softcap = getattr(model.config, "final_logit_softcapping", None)
     return LMHead(weight=output.weight, bias=bias, transform=transform, softcap=softcap)
+
+
+class _DenseAndNorm(nn.Module):
+    """The layers in front of a masked-LM head's projection, where no module of the model holds just them."""
+
+    def __init__(self, dense: nn.Module, activation: Callable[[Tensor], Tensor], norm: nn.Module) -> None:
+        super().__init__()
+        self.dense, self.norm = dense, norm
+        self._activation = activation
+
+    def forward(self, states: Tensor) -> Tensor:
+        found: Tensor = self.norm(self._activation(self.dense(states)))
+        return found
+
+
+def _before_projection(model: PreTrainedModel) -> nn.Module:
+    """What a masked-LM head does to the states before it projects them; tests hold it to the model's logits."""
+    parts: Any = dict(model.named_children())
+    for name, module in model.named_modules():
+        if name.endswith(".transform"):  # BERT
+            found: nn.Module = module
+            return found
+    for name in ("head", "generator_predictions"):  # ModernBERT, ELECTRA
+        if name in parts:
+            return cast(nn.Module, parts[name])
+    if "vocab_transform" in parts:  # DistilBERT
+        return _DenseAndNorm(parts["vocab_transform"], parts["activation"], parts["vocab_layer_norm"])
+    if hasattr(parts.get("lm_head"), "layer_norm"):  # RoBERTa, XLM-R, CamemBERT, MPNet
+        return _DenseAndNorm(parts["lm_head"].dense, nn.functional.gelu, parts["lm_head"].layer_norm)
+    raise InvalidInput(
+        f"the masked-LM head of {type(model).__name__} is of an unknown form; BERT, DistilBERT, ELECTRA, ModernBERT, "
+        "RoBERTa and its kin are known"
+    )
 
 
 def _special_ids(folder: str) -> dict[str, int | None]:

@@ -24,7 +24,7 @@ from lightir.models.framing import Batch, Framed, Framing, pad_batch
 from lightir.models.heads import LMHead, activate, calibrate_bias, quantized, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
 from lightir.models.model_folder import Heads, read_parts, with_array_hashes, write_parts
-from lightir.models.pooling import Standardization, pool
+from lightir.models.pooling import Pooling, Standardization, pool
 from lightir.text import QueryPolicy
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
@@ -86,8 +86,9 @@ class LightRetriever(nn.Module):
         self.heads = Heads(**{name: value.to(device) for name, value in self.heads.arrays().items()})
         if (head := self.backbone.head) is not None:
             self.backbone = dataclasses.replace(self.backbone, head=head.to(device))
-        if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
-            self.backbone.model.set_attn_implementation(SDPA)
+        model = self.backbone.model
+        if device.type == "cuda" and model._supports_sdpa and not getattr(model.config, "attn_logit_softcapping", None):
+            model.set_attn_implementation(SDPA)
         return self
 
     # ---- text to batches
@@ -168,7 +169,7 @@ class LightRetriever(nn.Module):
 
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
-        states = token_states(self.backbone, self.framing.text_ids(prompt), unique, pooling=self._dense.pooling)
+        states = self._token_states(unique, self.framing.text_ids(prompt), self._dense.pooling)
         return mixing.to(states) @ self._standardize(states)
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
@@ -245,7 +246,7 @@ class LightRetriever(nn.Module):
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
-        states = token_states(self.backbone, prompt, padded, pooling=self._dense.pooling, cache=cache)
+        states = self._token_states(padded, prompt, self._dense.pooling, cache=cache)
         return self._standardize(states[: len(token_ids)])
 
     def token_weights(
@@ -261,7 +262,7 @@ class LightRetriever(nn.Module):
             return self.sparse_from(*self._echoed(token_ids, instruction))
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         prompt = self._prompt_ids(instruction)
-        states = token_states(self.backbone, prompt, padded, pooling="last", cache=cache)[: len(token_ids), None]
+        states = self._token_states(padded, prompt, "last", cache=cache)[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, Batch(own.long(), own, own))
 
@@ -295,7 +296,22 @@ class LightRetriever(nn.Module):
         """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
         if self.contract.attention == "echo":
             return None
-        return prompt_cache(self.backbone, self._prompt_ids(instruction))
+        return prompt_cache(self.backbone, self._prompt_ids(instruction), begin=self.contract.document.bos)
+
+    def _token_states(
+        self, token_ids: Tensor, prompt_ids: list[int], pooling: Pooling, *, cache: PromptCache | None = None
+    ) -> Tensor:
+        """token_states between the begin and the end token that the contract puts around every text."""
+        document = self.contract.document
+        return token_states(
+            self.backbone,
+            prompt_ids,
+            token_ids,
+            pooling=pooling,
+            begin=document.bos,
+            end=document.eos,
+            cache=cache,
+        )
 
     def _prompt_ids(self, instruction: str | None) -> list[int]:
         return self.framing.text_ids(self._query_policy(instruction).prompt)

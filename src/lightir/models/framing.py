@@ -60,14 +60,25 @@ class Framing:
         return list(self.backbone.end_ids) if policy.ends_hash else [self.backbone.eos_id] * policy.ends
 
     def documents(self, documents: Sequence[Document | str]) -> list[Framed]:
-        """Framed documents, cut to the contract's max_tokens."""
-        policy = self.contract.document
+        """Framed documents, cut to the contract's max_tokens.
+
+        Raises:
+            InvalidInput: one is longer than the model's table of positions, or see rows.
+        """
+        policy, most = self.contract.document, self.backbone.max_positions
         texts = [document_text(document, policy) for document in documents]
-        return self.rows(policy, self.backbone.tokenizer.term_ids(texts), policy.max_tokens)
+        framed = self.rows(policy, self.backbone.tokenizer.term_ids(texts), policy.max_tokens)
+        longest = max((len(ids) for ids, _, _ in framed), default=0)
+        if most is not None and longest > most:
+            raise InvalidInput(
+                f"a document of {longest} tokens, but {self.backbone.address} has {most} positions; "
+                f"set the documents' max_tokens, which is {policy.max_tokens}, to {most} or less"
+            )
+        return framed
 
     def queries(self, texts: Sequence[str], policy: QueryPolicy) -> list[Framed]:
-        """Framed queries; the same terms as light queries have."""
-        return self.rows(policy, query_term_ids(self.backbone.tokenizer, policy, texts), None)
+        """Framed queries; the same terms as light queries have, as far as the model has positions for them."""
+        return self.rows(policy, query_term_ids(self.backbone.tokenizer, policy, texts), self.backbone.max_positions)
 
     def rows(self, policy: QueryPolicy | DocumentPolicy, term_ids: Ragged, max_tokens: int | None) -> list[Framed]:
         """Each row's terms in the policy's frame; the terms are cut to max_tokens, the frame never.
@@ -84,7 +95,7 @@ class Framing:
             frame = len(begin) + len(before) + len(between) + len(end)
             room = (max_tokens - frame) // (1 + again)
             if room < 1:
-                raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text beside a frame of {frame}")
+                raise InvalidInput(f"{max_tokens} tokens at most leave no room for text beside a frame of {frame}")
         framed = []
         for row in range(len(term_ids)):
             own = term_ids.row(row)[:room].tolist()

@@ -96,6 +96,8 @@ def token_states(
     token_ids: Tensor,
     *,
     pooling: Pooling = "eos",
+    begin: bool = True,
+    end: bool = True,
     cache: PromptCache | None = None,
     blocks_per_row: int = BLOCKS_PER_ROW,
     padding_side: str = "right",
@@ -104,11 +106,13 @@ def token_states(
 
     Args:
         backbone: the model; gradients flow as its parameters ask for them.
-        prompt_ids: the prompt's ids without specials; the backbone's begin token, if it has one, is put in front.
+        prompt_ids: the prompt's ids without specials.
         token_ids: (n,) int64, any order, repetitions allowed (the caller saves work by giving distinct ones).
         pooling: "eos", "last" (the token itself), "mean" (over the text's own tokens: the token itself again), or
             "mean_all" (over prompt, token and specials), "first" (the begin token, where both ways are seen).
-        cache: from prompt_cache, of the same prompt: its keys and values are not computed again.
+        begin: put the backbone's begin token, if it has one, in front.
+        end: put its end token behind; without it "eos" is the token itself.
+        cache: from prompt_cache, of the same prompt and begin: its keys and values are not computed again.
         blocks_per_row: tokens in one row of the batch, without a cache; with one each is a row by itself.
         padding_side: of the shorter last row, without a cache.
 
@@ -120,15 +124,15 @@ def token_states(
         raise InvalidInput(f"pooling {pooling!r}: expected one of {list(POOLINGS)}")
     if pooling == "first" and backbone.attention == "causal":
         raise InvalidInput("pooling 'first': a causal model's first state sees no text; use 'eos' or 'mean'")
-    frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt_ids]
+    frame = _frame(backbone, prompt_ids, begin)
     if cache is not None and (backbone.attention != "causal" or cache.ids != tuple(frame)):
         raise InvalidInput("the prompt cache belongs to another prompt, or the backbone attends both ways")
     token_ids = token_ids.to(backbone.device)
     if not len(token_ids):
         return torch.zeros(0, backbone.hidden_size, device=backbone.device)
     if backbone.attention != "causal":
-        return _separate(backbone, frame, token_ids, pooling)
-    width = 1 if pooling in ("last", "mean") else 2
+        return _separate(backbone, frame, token_ids, pooling, end=end)
+    width = 1 if pooling in ("last", "mean") or not end else 2
     blocks = F.pad(token_ids[:, None], (0, width - 1), value=backbone.eos_id)
     if cache is not None:
         own, prompt_sum = _continue(backbone, blocks, cache), cache.state_sum
@@ -141,9 +145,9 @@ def token_states(
 
 
 @torch.no_grad()
-def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int]) -> PromptCache | None:
+def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int], *, begin: bool = True) -> PromptCache | None:
     """The prompt's keys and values for token_states; None where nothing can be shared (no prompt, or both ways)."""
-    frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt_ids]
+    frame = _frame(backbone, prompt_ids, begin)
     if backbone.attention != "causal" or not frame:
         return None
     ids = torch.tensor([frame], device=backbone.device)
@@ -161,6 +165,11 @@ def prompt_cache(backbone: Backbone, prompt_ids: Sequence[int]) -> PromptCache |
     layers = [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, DynamicLayer)]
     filled = tuple((keys, values) for keys, values in layers if keys is not None and values is not None)
     return PromptCache(tuple(frame), filled, states[0].float().sum(dim=0))
+
+
+def _frame(backbone: Backbone, prompt_ids: Sequence[int], begin: bool) -> list[int]:
+    """What stands in front of every token."""
+    return [*([backbone.bos_id] if begin and backbone.bos_id is not None else []), *prompt_ids]
 
 
 def model_mask(backbone: Backbone, allowed: Tensor, query_positions: Tensor, key_positions: Tensor) -> Any:
@@ -236,14 +245,14 @@ def _continue(backbone: Backbone, blocks: Tensor, cache: PromptCache) -> Tensor:
         return backbone.states(blocks, mask, position_ids=own, prompt_layers=cache.layers, use_cache=False)
 
 
-def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: Pooling) -> Tensor:
+def _separate(backbone: Backbone, frame: list[int], token_ids: Tensor, pooling: Pooling, *, end: bool) -> Tensor:
     """Each token as a sequence of its own; all have one length, so nothing is padded."""
     n = len(token_ids)
     prompt = torch.tensor(frame, dtype=torch.int64, device=token_ids.device).expand(n, -1)
-    end = torch.full((n, 1), backbone.eos_id, device=token_ids.device)
-    ids = torch.cat([prompt, token_ids[:, None], end], dim=1)
-    states = backbone.states(ids, torch.ones_like(ids))
+    ids = F.pad(torch.cat([prompt, token_ids[:, None]], dim=1), (0, int(end)), value=backbone.eos_id)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand(n, -1)
+    states = backbone.states(ids, torch.ones_like(ids), position_ids=positions)
     states = states.to(at_least_fp32(states.dtype))
     if pooling == "mean_all":
         return states.mean(dim=1)
-    return states[:, {"eos": -1, "first": 0}.get(pooling, -2)]
+    return states[:, {"eos": -1, "first": 0}.get(pooling, len(frame))]

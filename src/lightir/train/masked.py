@@ -40,7 +40,8 @@ class MaskedRecipe:
         kept: share of them that stay as they are (BERT's .1).
         query: the query policy; it goes into the contract as it is.
         documents: the document policy; it goes into the contract, and documents are framed and cut by it here too.
-        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        checkpoint_every: optimizer steps between two checkpoints; a killed run repeats what came after its last.
+            Ctrl-C and SIGTERM write one at once. 0 writes no others.
         stage: which stage the recipe is of.
     """
 

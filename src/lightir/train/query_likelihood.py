@@ -96,7 +96,8 @@ class LikelihoodRecipe:
         documents: the document policy, with the same caution. `ends: 4` is the paper's [E] four times, `new_ends: true`
             with it four new tokens.
         evaluation: during training.
-        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        checkpoint_every: optimizer steps between two checkpoints; a killed run repeats what came after its last.
+            Ctrl-C and SIGTERM write one at once. 0 writes no others.
         stage: which stage the recipe is of.
     """
 

@@ -158,7 +158,8 @@ class Recipe:
         documents: the document policy.
         evaluation: during training.
         fusion: the model's default fusion.
-        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        checkpoint_every: optimizer steps between two checkpoints; a killed run repeats what came after its last.
+            Ctrl-C and SIGTERM write one at once. 0 writes no others.
         stage: which stage the recipe is of.
         method: the contract's: "llm-ql" for LLM-QL's second stage, "csplade" for CSplade's, "dense" for others that
             have no light queries.

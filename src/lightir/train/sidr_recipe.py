@@ -84,7 +84,8 @@ class SidrRecipe:
         query: the query policy.
         documents: the document policy.
         evaluation: during training.
-        checkpoint_every: optimizer steps between two checkpoints; 0 writes none.
+        checkpoint_every: optimizer steps between two checkpoints; a killed run repeats what came after its last.
+            Ctrl-C and SIGTERM write one at once. 0 writes no others.
         stage: which stage the recipe is of.
     """
 

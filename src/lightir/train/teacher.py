@@ -102,27 +102,28 @@ def _contract(folder: Path, says: _SentenceTransformer, backbone: Backbone) -> C
     bos, eos = _frame(backbone, folder)
     if says.pooling == "first" and (backbone.attention == "causal" or not bos):
         raise InvalidInput(f"{folder} pools its first state, which is no begin token that has seen the text")
-    framed = says.max_tokens - bos - eos
-    # Such a tokenizer lower-cases by itself where its model wants it. A prompt's last blank belongs to the text's first
-    # token where tokens have blanks in front, and to nothing where they have none.
+    max_tokens = min(says.max_tokens, backbone.max_positions or says.max_tokens)
+    framed = max_tokens - bos - eos
+    # A prompt's last blank belongs to the text's first token where tokens have blanks in front, and to nothing where
+    # they have none.
     query, document = (prompt.rstrip(" ") for prompt in (says.query_prompt, says.document_prompt))
     taken = len(backbone.tokenizer.term_ids([query]).row(0)) if query else 0
     if taken >= framed:
-        raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but reads {says.max_tokens} in all")
+        raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but reads {max_tokens} in all")
     return Contract(
         method="distilled",
         backbone=backbone_record(backbone),
         query=QueryPolicy(
             prompt_format=query or PROMPT_FORMAT,
-            lower_case=False,
+            lower_case=says.lower_case,
             leading_blank=query != says.query_prompt,
             max_tokens=framed - taken,
         ),
         document=DocumentPolicy(
             prompt=document,
-            lower_case=False,
+            lower_case=says.lower_case,
             leading_blank=document != says.document_prompt,
-            max_tokens=says.max_tokens,
+            max_tokens=max_tokens,
             bos=bos,
             eos=eos,
         ),
@@ -138,12 +139,14 @@ class _SentenceTransformer:
 
     Attributes:
         max_tokens: the longest input, specials counted.
+        lower_case: it lower-cases texts in front of its tokenizer, which may do so as well.
         pooling: as a contract has it.
         query_prompt: in front of queries; "" for none.
         document_prompt: in front of documents.
     """
 
     max_tokens: int
+    lower_case: bool
     pooling: Pooling
     query_prompt: str
     document_prompt: str
@@ -157,6 +160,9 @@ POOLING_MODES: dict[str, Pooling] = {
     "lasttoken": "eos",  # of everything attended the last, whether an end token or not
 }
 """sentence-transformers' names, the newer and the older ones."""
+
+UNLIMITED = 10**9
+"""What transformers writes for a tokenizer without a limit is larger."""
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names under which it looks for the prompt of documents."""
@@ -180,8 +186,22 @@ def _sentence_transformer(folder: Path) -> _SentenceTransformer:
     document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
     if (query or document) and not pooling.get("include_prompt", True):
         raise InvalidInput(f"{folder} leaves its prompts out of the pooling, which a contract cannot say")
-    length = int(read_json(folder / "sentence_bert_config.json")["max_seq_length"])
-    return _SentenceTransformer(length, POOLING_MODES[modes[0]], query, document)
+    # Old folders name the file after the family: sentence_xlm-roberta_config.json.
+    reading: dict[str, Any] = next(map(read_json, sorted(folder.glob("sentence_*_config.json"))), {})
+    length = reading.get("max_seq_length") or _tokenizer_length(folder)
+    lower_case = bool(reading.get("do_lower_case", False))
+    return _SentenceTransformer(int(length), lower_case, POOLING_MODES[modes[0]], query, document)
+
+
+def _tokenizer_length(folder: Path) -> int:
+    """What the tokenizer reads at most, which is where sentence-transformers keeps the length since its version 6."""
+    path = folder / "tokenizer_config.json"
+    length = read_json(path).get("model_max_length") if path.is_file() else None
+    if length is None or length >= UNLIMITED:
+        raise InvalidInput(
+            f"{folder} says neither in sentence_bert_config.json nor in {path.name} how long a text may be"
+        )
+    return int(length)
 
 
 def _frame(backbone: Backbone, folder: Path) -> tuple[bool, bool]:
