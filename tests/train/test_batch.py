@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from lightir.data import Batch
 from lightir.errors import InvalidInput
+from lightir.models.backbones import Backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.text import query_term_ids
@@ -190,6 +192,32 @@ def test_the_full_encoder_follows_the_teachers_scores(
     # The teacher's vectors are remembered in float16.
     assert float(parts["teacher"].detach()) == pytest.approx(0.7 * float(divergence), rel=0.02)
     assert float(divergence) > 0.01
+
+
+def test_under_autocast_nothing_is_rounded_after_the_backbone(
+    plain: Recipe, prepared: tuple[LightRetriever, Batch], teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cosines in bfloat16 are .004 apart, which a temperature of .02 makes a logit's .2."""
+    recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7))
+    teacher = Teacher(load_teacher(teacher_folder), max_tokens=32)
+    retriever, data = prepared
+    given = teacher.queries(data.queries), teacher.documents(data.documents)  # its own vectors are not the question
+    monkeypatch.setattr(teacher, "queries", lambda _: given[0])
+    monkeypatch.setattr(teacher, "documents", lambda _: given[1])
+
+    def losses() -> dict[str, float]:
+        parts, monitored = batch_losses(retriever, data, recipe, step=3, teacher=teacher)
+        return {name: float(value) for name, value in monitored.items()} | {n: x.item() for n, x in parts.items()}
+
+    expected, states = losses(), Backbone.states
+
+    def exact(*given: Any, **named: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return states(*given, **named)
+
+    monkeypatch.setattr(Backbone, "states", exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert losses() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_teacher_encodes_a_text_once(teacher_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

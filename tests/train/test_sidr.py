@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from lightir.encode.query_encoder import write_query_encoder
 from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
-from lightir.models.backbones import load_backbone
+from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.losses import two_way_loss
@@ -182,6 +182,19 @@ def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: Si
             kept[token] = True
             expected += torch.where(kept, weights, 0.0) / len(ids)
         torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_light_queries_are_not_rounded_under_autocast(sidr: SidrRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    retriever, _, batch = prepared(sidr)
+    expected, states = light_queries(retriever, batch.queries), Backbone.states
+
+    def exact(*given: Any, **named: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return states(*given, **named)
+
+    monkeypatch.setattr(Backbone, "states", exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(light_queries(retriever, batch.queries), expected)
 
 
 def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:

@@ -20,6 +20,12 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unique.astype(np.int64)), torch.from_numpy(mixing)
 
 
+def mixed(mixing: Tensor, rows: Tensor) -> Tensor:
+    """(n, H): what token_means says of the rows (m, H), in their dtype, also under autocast."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return mixing.to(rows) @ rows
+
+
 def term_counts(term_ids: Ragged, backbone: Backbone, terms: Tensor | None = None) -> Tensor:
     """(B, V) float32, how often each term stands in a text; with terms (n,) int64, (B, n), of these alone."""
     counts = torch.zeros(len(term_ids), backbone.vocab_size, device=backbone.device)

@@ -17,7 +17,7 @@ from lightir.contract import Contract, DenseHead, SparseHead
 from lightir.errors import InvalidInput
 from lightir.models.attention import SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.bags import term_counts, terms_present, token_means
+from lightir.models.bags import mixed, term_counts, terms_present, token_means
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
 from lightir.models.framing import Batch, Framed, Framing, pad_batch
@@ -170,7 +170,7 @@ class LightRetriever(nn.Module):
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
         states = self._token_states(unique, self.framing.text_ids(prompt), self._dense.pooling)
-        return mixing.to(states) @ self._standardize(states)
+        return mixed(mixing, self._standardize(states))
 
     def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
@@ -217,7 +217,7 @@ class LightRetriever(nn.Module):
             )
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
-        return mixing.to(rows) @ rows
+        return mixed(mixing, rows)
 
     def token_vectors(
         self,

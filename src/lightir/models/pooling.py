@@ -92,7 +92,8 @@ def _at(states: Tensor, mask: Tensor) -> Tensor:
 def _mean(states: Tensor, mask: Tensor) -> Tensor:
     wide = states.to(at_least_fp32(states.dtype))
     share = mask.to(wide.dtype) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return torch.einsum("btd,bt->bd", wide, share)
+    with torch.autocast(states.device.type, enabled=False):
+        return torch.einsum("btd,bt->bd", wide, share)
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:

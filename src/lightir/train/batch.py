@@ -131,14 +131,14 @@ def _dense_losses(
 
     def contrast(queries: Tensor, documents: Tensor) -> Tensor:
         return info_nce(
-            queries @ documents.T,
+            similarity(queries, documents),
             candidates.positives,
             temperature=losses.temperature,
             excluded=candidates.excluded,
         )
 
     def scaled_scores(queries: Tensor) -> Tensor:
-        return F.normalize(queries, dim=-1) @ F.normalize(dense, dim=-1).T / losses.temperature
+        return similarity(F.normalize(queries, dim=-1), F.normalize(dense, dim=-1)) / losses.temperature
 
     if full is not None:
         full = gather(full)
@@ -157,7 +157,7 @@ def _dense_losses(
 
 def _teacher_kl(teacher: Teacher, share: Share, recipe: Recipe, candidates: Candidates, full_scores: Tensor) -> Tensor:
     """What the full encoder's scaled scores (n, D) lack of those of another model."""
-    scores = gather(teacher.queries(share.queries)) @ gather(teacher.documents(share.documents)).T
+    scores = similarity(gather(teacher.queries(share.queries)), gather(teacher.documents(share.documents)))
     return alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightir.data import Batch as DataBatch
-from lightir.models.bags import token_means
+from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Batch, Framed
 from lightir.models.masks import BLOCKS_PER_ROW
@@ -128,7 +128,7 @@ def _light_vectors(retriever: LightRetriever, queries: Sequence[str], instructio
 
     (rows,) = in_pieces(encode, tokens, size=recipe.optimisation.gradient_cache * BLOCKS_PER_ROW)
     assert rows is not None  # token_vectors gives a tensor
-    return mixing.to(rows) @ rows
+    return mixed(mixing, rows)
 
 
 def by_instruction(instructions: Sequence[str]) -> dict[str, list[int]]:

@@ -185,11 +185,11 @@ def measure(retriever: LightRetriever, development: Development, recipe: Recipe)
     scores = {}
     if dense is not None:
         full = torch.cat([retriever.dense_from(*each) for each in queries])[: len(texts)]
-        scores["symmetric"] = F.normalize(full, dim=-1) @ dense.T
+        scores["symmetric"] = similarity(F.normalize(full, dim=-1), dense)
         if contract.has_light_queries and (contract.attention == "causal" or recipe.losses.dense > 0):
             term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
             light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
-            scores["dense"] = F.normalize(light, dim=-1) @ dense.T
+            scores["dense"] = similarity(F.normalize(light, dim=-1), dense)
     if sparse is not None:
         scores["sparse"] = similarity(terms if read is None else terms[:, read], sparse)
         if by_model:

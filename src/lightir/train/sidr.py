@@ -19,6 +19,7 @@ from torch import Tensor
 from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
+from lightir.models.losses import similarity
 from lightir.models.own_weights import all_weights
 from lightir.train.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
 from lightir.train.development import Development, measured, ndcg
@@ -140,10 +141,14 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     framed = retriever.frame_queries([query.text for query in development.queries])
     queries, query_bags = encoded(framed, k=retriever.contract.query.top_k)
     documents, bags = encoded(retriever.frame_documents(development.documents))
-    scores = {"full": queries @ documents.T, "beta": queries @ bags.T, "overlap": query_bags @ bags.T}
+    scores = {
+        "full": similarity(queries, documents),
+        "beta": similarity(queries, bags),
+        "overlap": similarity(query_bags, bags),
+    }
     if retriever.contract.has_light_queries:
         texts = [query.text for query in development.queries]
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
         light = light_queries(retriever, texts, pad_to=pad_to)
-        scores |= {"light_full": light @ documents.T, "light_beta": light @ bags.T}
+        scores |= {"light_full": similarity(light, documents), "light_beta": similarity(light, bags)}
     return {name: ndcg(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}

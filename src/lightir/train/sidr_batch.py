@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightir.data import Batch as DataBatch
-from lightir.models.bags import token_means
+from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
@@ -65,7 +65,7 @@ def light_queries(
     places, weights = retriever.token_expansions(unique, instruction=instruction, pad_to=pad_to)
     weights = weights.to(at_least_fp32(weights.dtype))
     empty = torch.zeros(len(unique), retriever.backbone.vocab_size, dtype=weights.dtype, device=weights.device)
-    return mixing.to(weights) @ empty.scatter(1, places, weights)
+    return mixed(mixing, empty.scatter(1, places, weights))
 
 
 def batch_losses(
