@@ -49,6 +49,17 @@ def test_an_interrupted_command_says_what_stays(command, hint, monkeypatch, caps
     assert hint in getattr(load_command(command), "STAYS", "")
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_torch_s_idle_threads_are_told_to_sleep_before_a_command_loads_it(given, expected, monkeypatch):
+    found = []
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(load_command("demo"), "run", lambda args: found.append(os.environ["OMP_WAIT_POLICY"]))
+    assert main(["demo"]) == 0
+    assert found == [expected]
+
+
 def test_light_commands_run_without_torch(bm25_index, dataset, tmp_path):
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import Gemma2ForCausalLM
 
@@ -20,7 +21,7 @@ from lightir.models.backbones import Attention, load_backbone, wrap_model
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
-from lightir.text import QueryPolicy, query_term_ids
+from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
 from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, save_tiny, tiny_backbone
 
@@ -115,6 +116,35 @@ def test_a_full_query_has_the_prompt_and_the_terms_of_the_light_one() -> None:
     terms = query_term_ids(model.backbone.tokenizer, QUERY, ["What is it?"]).row(0).tolist()
     prompt = model.backbone.tokenizer.term_ids(["Instruct: find it\nQuery: "]).row(0).tolist()
     assert (ids, start, stop) == ([BOS, *prompt, *terms, EOS], len(prompt) + 1, len(prompt) + 1 + len(terms))
+
+
+def merging_tokenizer() -> TextTokenizer:
+    """A byte-level BPE that joins a blank with the word behind it, as LLMs have it."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(["Query: the cat sat on the mat, the cat the cat"] * 5, trainer)
+    return TextTokenizer(inner)
+
+
+def test_no_token_is_merged_across_the_border_of_a_prompt_and_its_text() -> None:
+    tokenizer, model = merging_tokenizer(), retriever(document=DocumentPolicy(prompt="Read: ", suffix=" the"))
+    query = QueryPolicy("find", leading_blank=False)
+    contract = dataclasses.replace(model.contract, query=query)
+    model = LightRetriever(dataclasses.replace(model.backbone, tokenizer=tokenizer), contract)
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.term_ids([text]).row(0).tolist()
+        return found
+
+    prompt = "Instruct: find\nQuery: "
+    assert ids(prompt + "the cat") != ids(prompt) + ids("the cat")
+    terms = query_term_ids(tokenizer, query, ["The cat"]).row(0).tolist()
+    assert model.frame_queries(["The cat"])[0][0] == [BOS, *ids(prompt), *terms, EOS]
+    assert terms == ids("the cat")
+    frame = model.frame_documents([Document("d", "cat", "the")])[0][0]
+    assert frame == [BOS, *ids("Read: "), *ids("the cat"), *ids(" the"), EOS]
 
 
 @torch.no_grad()

@@ -352,6 +352,7 @@ def test_a_dead_sparse_head_is_told_of(recipe: Recipe, tmp_path: Path, caplog: p
 def test_a_collapse_is_warned_of(
     recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert loop.COLLAPSED == 0.9
     cosines = [each["cosine"] for each in records(train(recipe, tmp_path / "one", device="cpu")) if "cosine" in each]
     assert len(cosines) == 6
     caplog.clear()

@@ -37,6 +37,14 @@ from tiny_models import EOS
 FRAME = len(PASSAGE_PROMPT + PASSAGE_SUFFIX)
 
 
+def test_by_default_the_query_alone_is_scored_and_the_stop_and_corruption_are_the_papers(
+    likelihood: LikelihoodRecipe,
+) -> None:
+    assert likelihood.passage_lm_weight == 0
+    assert likelihood.attention_stop
+    assert (likelihood.corruption.ratio, likelihood.corruption.mask) == (0.6, "_")
+
+
 @pytest.fixture
 def likelihood(recipe: Recipe) -> LikelihoodRecipe:
     """Two data sets, an adapter without dropout, LLM-QL's prompts and room for 40 bytes of text."""
