@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import processors
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+)
 
 from collections_for_training import write_dataset
 from lightir.cli import main
@@ -94,6 +100,24 @@ def test_scores_are_those_of_each_pair_alone(labels: int, batch_tokens: int, tmp
             expected = plain_score(folder, texts[query_id], documents[doc_id])
             assert score == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert len({round(score, 3) for score in found["q0"].scores.tolist()}) > 5
+
+
+def test_a_pair_has_as_many_tokens_as_the_model_has_positions(tmp_path: Path) -> None:
+    folder = save_cross_encoder(tmp_path / "bert")
+    backend = PreTrainedTokenizerFast.from_pretrained(folder)
+    shape = json.loads((folder / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = XLMRobertaConfig(
+        **{name: shape[name] for name in kept}, max_position_embeddings=64, num_labels=1, pad_token_id=5
+    )
+    XLMRobertaForSequenceClassification(config).save_pretrained(tmp_path / "xlm-roberta")
+    backend.model_input_names = ["input_ids", "attention_mask"]
+    backend.pad_token = backend.convert_ids_to_tokens(5)
+    backend.save_pretrained(tmp_path / "xlm-roberta")
+    model = CrossEncoder.load(tmp_path / "xlm-roberta", dtype="fp32", device="cpu")
+    assert model.max_tokens == 64 - 6
+    (_, (cut,)), (_, (whole,)) = _flat(model, [("q", "b" * 300)]), _flat(model, [("q", "b" * (58 - 4))])
+    assert cut == pytest.approx(whole, abs=1e-5)
 
 
 def test_scores_are_those_of_sentence_transformers(tmp_path: Path) -> None:

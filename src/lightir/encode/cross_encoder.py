@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from lightir.encode.documents import length_batches
 from lightir.encode.pairs import asked_queries, check_sizes, rescored
 from lightir.errors import FormatError, InvalidInput
+from lightir.models.backbones import position_table
 from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.model_files import model_files, without_progress_bars
 from lightir.types import Document, Query, Run
@@ -37,7 +38,7 @@ class CrossEncoder:
         if tokenizer.pad_token_id is None:
             raise InvalidInput("the cross-encoder's tokenizer has no padding token, without which pairs make no batch")
         model.config.pad_token_id = tokenizer.pad_token_id  # a causal one looks for the last token in front of these
-        positions = getattr(model.config, "max_position_embeddings", None) or max_tokens
+        positions = position_table(model)[1] or getattr(model.config, "max_position_embeddings", None) or max_tokens
         self.max_tokens = min(max_tokens, positions, int(min(tokenizer.model_max_length, 1 << 30)))
         if self.max_tokens < 8:
             raise InvalidInput(f"{self.max_tokens} tokens are too few for a query and a document; expected 8 or more")

@@ -169,7 +169,7 @@ def wrap_model(
     if eos_id is None:
         raise InvalidInput(f"{address or 'the model'} has no {end} token; one is needed to end a text")
     head = lm_head(model)
-    first_position, max_positions = _position_table(trunk)
+    first_position, max_positions = position_table(trunk)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return Backbone(
@@ -225,7 +225,7 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
     return attention or "causal"
 
 
-def _position_table(trunk: nn.Module) -> tuple[int, int | None]:
+def position_table(trunk: nn.Module) -> tuple[int, int | None]:
     """Where texts begin in a model's table of learned positions, and for how many tokens it has rows; 0, None without.
 
     RoBERTa and its kin (XLM-R, CamemBERT, MPNet) count from behind the row that is padding's.

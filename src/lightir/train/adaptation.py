@@ -166,7 +166,7 @@ def _build(recipe: AdaptationRecipe, device: str) -> LightRetriever:
         )
     if getattr(backbone.model.config, "final_logit_softcapping", None):
         raise InvalidInput(
-            f"{recipe.model.address} caps its logits, which the sparse head does not: it can't be adapted"
+            f"{recipe.model.address} caps its logits, which this stage's losses do not know of: it can't be adapted"
         )
     contract = Contract("csplade", record, recipe.query, recipe.documents, dense=None, sparse=SparseHead())
     retriever = LightRetriever(backbone, contract).to(device)
