@@ -15,7 +15,7 @@ import pytest
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import documents as documents_module
 from lightir.encode import encode_corpus
-from lightir.encode.documents import length_batches
+from lightir.encode.documents import encode_shard, length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
@@ -135,6 +135,12 @@ def test_a_huge_document_equals_its_beginning(tmp_path: Path) -> None:
     assert time.perf_counter() - started < 5
     _, dense, _ = read(tmp_path / "v")
     np.testing.assert_array_equal(dense[0], dense[1])
+
+
+def test_a_batch_of_no_documents_is_a_shard_of_none() -> None:
+    shard = encode_shard(tiny_model(), [])
+    assert (shard.dense is not None, shard.sparse is not None) == (True, True)
+    assert (np.shape(shard.dense), len(shard.sparse or ()), len(shard.documents)) == ((0, 32), 0, 0)
 
 
 def test_no_documents_make_a_complete_empty_folder(tmp_path: Path) -> None:

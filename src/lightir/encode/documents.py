@@ -237,20 +237,20 @@ def _windows(model: LightRetriever, documents: Iterator[Document], size: int, to
 def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, bar: tqdm[None]) -> Shard:
     documents, framed = window.documents, window.framed
     lengths = [len(ids) for ids, _, _ in framed]
-    dense: npt.NDArray[np.float16] | None = None
+    head = model.contract.dense
+    width = 0 if head is None else (head.dims[0] if head.dims else model.backbone.hidden_size)
+    dense = np.zeros((len(documents), width), dtype=np.float16)
     rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = {}
     vocab_size = model.contract.backbone.vocab_size
     for positions in length_batches(lengths, batch_tokens):
         vectors, sparse = model.encode_batch(model.batch([framed[position] for position in positions]))
         if vectors is not None:
-            if dense is None:
-                dense = np.zeros((len(documents), vectors.shape[1]), dtype=np.float16)
             dense[positions] = vectors.float().cpu().numpy()
         if sparse is not None:
             rows.update((position, sparse.row(i)) for i, position in enumerate(positions))  # type: ignore[misc]
         bar.update(len(positions))
     gathered = _gather(rows, len(documents), vocab_size) if model.contract.sparse is not None else None
-    return Shard(documents, dense, gathered)
+    return Shard(documents, None if head is None else dense, gathered)
 
 
 def _gather(
@@ -258,5 +258,6 @@ def _gather(
 ) -> SparseVectors:
     indptr = np.zeros(n + 1, dtype=np.int64)
     np.cumsum([len(rows[position][0]) for position in range(n)], out=indptr[1:])
-    term_ids = np.concatenate([rows[position][0] for position in range(n)])
-    return SparseVectors(indptr, term_ids, np.concatenate([rows[position][1] for position in range(n)]), vocab_size)
+    term_ids = np.concatenate([np.zeros(0, np.uint32), *(rows[position][0] for position in range(n))])
+    impacts = np.concatenate([np.zeros(0, np.uint8), *(rows[position][1] for position in range(n))])
+    return SparseVectors(indptr, term_ids, impacts, vocab_size)
