@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import operator
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import example, given, settings
 
 from lightir.errors import InvalidInput
-from lightir.index import Index, build_index, document_shards
-from lightir.index.filters import condition
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index.columns import COLUMNS_KEPT, Columns, Source
+from lightir.index.connections import Connection
+from lightir.index.filters import condition, parse
+from lightir.index.store import Store
 from lightir.search import Searcher
 from lightir.types import Document
 
@@ -66,6 +72,14 @@ def matches(metadata: Any, wanted: dict[str, Any]) -> bool:
     return True
 
 
+def in_memory() -> sqlite3.Connection:
+    """A connection as stores have it, to an empty table of metadata."""
+    connection = sqlite3.connect(":memory:", factory=Connection)
+    connection.path, connection.lock = Path("memory"), threading.RLock()
+    connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
+    return connection
+
+
 ODD_KEYS = ("\\", "a\\b", "\\u0061", "a\tb", "\n", "\x01", "\x7f", "\u2028", "a/b")
 """Keys that JSON writes with escapes, and such that look as if it did."""
 
@@ -105,14 +119,23 @@ wanted_filters = st.recursive(
 @example([{key: 1} for key in ODD_KEYS], {"or": [{key: 1} for key in ODD_KEYS]})
 @example([{"x": {"a\\b": 1}}, {"x": {"a\b": 1}}], {"x.a\\b": {"exists": True}})
 def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    connection = sqlite3.connect(":memory:")
-    connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
+    connection = in_memory()
     values = [(json.dumps(each, ensure_ascii=False),) for each in metadata]  # as the store writes it
     connection.executemany("INSERT INTO metadata (value) VALUES (?)", values)
     sql, arguments = condition(wanted)
     found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql} ORDER BY 1", arguments).fetchall()
+    expected = [i for i, each in enumerate(metadata) if matches(each, wanted)]
+    assert [key - 1 for (key,) in found] == expected
+    assert by_columns(connection, len(metadata), wanted) == expected
     connection.close()
-    assert [key - 1 for (key,) in found] == [i for i, each in enumerate(metadata) if matches(each, wanted)]
+
+
+def by_columns(connection: sqlite3.Connection, n: int, wanted: dict[str, Any]) -> list[int]:
+    """What the columns say, the documents' keys standing in another order than their places."""
+    keys = np.arange(n, 0, -1)
+    store = Store(Path("memory"), connection)  # type: ignore[arg-type]
+    found = Columns(keys).matching(parse(wanted), Source(store.values_of, 0, 0))
+    return sorted((keys[found] - 1).tolist())
 
 
 @pytest.mark.parametrize(
@@ -152,16 +175,71 @@ def test_a_malformed_filter_is_told_where(wanted: Any, place: str) -> None:
 
 
 def test_whole_numbers_are_compared_to_the_last_digit_and_larger_ones_are_borne() -> None:
-    stored = [2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2.0**63, 1e300]
-    for wanted in (*stored, 2**63, -(2**63) - 1, 10**300):
+    stored = [2**53, 2**53 + 1, 2**53 + 2.0, 2**63 - 1, -(2**63), 2.0**63, -(2.0**63), 1e300, 0.5, 0, -1.5]
+    for wanted in (*stored, 2**63, -(2**63) - 1, 10**300, 2**53 - 1, 1.5, -1, -1.25, -1e300):
         sql, arguments = condition({"x": {"lte": wanted, "gte": wanted}})
-        connection = sqlite3.connect(":memory:")
-        connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
+        connection = in_memory()
         connection.executemany("INSERT INTO metadata (value) VALUES (?)", [(json.dumps({"x": x}),) for x in stored])
         found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql}", arguments).fetchall()
-        connection.close()
         as_sqlite = wanted if isinstance(wanted, float) or -(2**63) <= wanted < 2**63 else float(wanted)
         assert [key - 1 for (key,) in found] == [i for i, x in enumerate(stored) if x == as_sqlite]
+        for name, compare in {**RANGES, "in": operator.eq}.items():
+            expected = [i for i, x in enumerate(stored) if compare(x, as_sqlite)]
+            asked = {"x": {name: [wanted] if name == "in" else wanted}}
+            sql, arguments = condition(asked)
+            found = connection.execute(f"SELECT doc_key FROM metadata WHERE {sql}", arguments).fetchall()
+            assert [key - 1 for (key,) in found] == by_columns(connection, len(stored), asked) == expected
+        connection.close()
+
+
+def test_a_column_is_read_once_until_metadata_are_replaced_and_never_from_a_later_state() -> None:
+    read: list[tuple[str, int]] = []
+
+    def source(described: int, generation: int, *, n_there: int = 3) -> Source:
+        def values(path: str, keys: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
+            read.append((path, generation))
+            return [(place, "integer", described) for place in range(min(n_there, len(keys)))]
+
+        return Source(values, described, generation)
+
+    columns = Columns(np.arange(4))
+    same, other = parse({"x": 0}), parse({"x": {"gte": 0}})
+    assert columns.matching(same, source(0, 5)).tolist() == [True, True, True, False]
+    assert columns.matching(other, source(0, 5)).sum() == columns.matching(other, source(0, 9, n_there=1)).sum() == 3
+    assert read == [('$."x"', 5)]
+    assert columns.matching(same, source(0, 2, n_there=4)).all(), "an earlier state has what has gone since"
+    assert columns.matching(same, source(0, 5)).sum() == 3, "and what it read is not kept in place of the later one's"
+    assert not columns.matching(same, source(1, 9)).any()
+    assert columns.matching(other, source(1, 10)).sum() == 3
+    assert [generation for _, generation in read] == [5, 2, 9]
+    for i in range(COLUMNS_KEPT):
+        columns.matching(parse({f"y{i}": 1}), source(1, 10))
+    columns.matching(same, source(1, 10))
+    assert len(read) == 3 + COLUMNS_KEPT + 1
+
+
+def test_filters_follow_added_described_and_deleted_documents(tmp_path: Path) -> None:
+    documents = [Document(f"{i}", "cat", metadata={"n": i, "odd": i % 2 == 1}) for i in range(40)]
+    with IndexWriter.create(tmp_path / "i") as writer:
+        writer.add(documents)
+    with Index.open(tmp_path / "i") as index:
+
+        def found(wanted: dict[str, Any]) -> list[int]:
+            return sorted(int(doc_id) for doc_id in Searcher(index).search(["cat"], 100, filter=wanted)["0"].doc_ids)
+
+        assert found({"n": {"lt": 3}}) == [0, 1, 2]
+        with IndexWriter.open(tmp_path / "i") as writer:
+            writer.upsert([Document("1", "cat", metadata={"n": 100})])  # its text is the same
+            writer.delete(["2"])
+            writer.add([Document("77", "cat", metadata={"n": -1})])
+            assert found({"n": {"lt": 3}}) == [0, 1, 2]
+            index.refresh()
+            assert found({"n": {"lt": 3}}) == [0, 77]
+            assert found({"n": 100}) == [1]
+            assert found({"odd": {"exists": False}}) == [1, 77]
+            assert found({"not": {"n": {"gte": 0}}}) == [77]
+            many = {f"field{i}": {"exists": False} for i in range(COLUMNS_KEPT)}
+            assert found({**many, "n": {"in": [100, -1]}}) == [1, 77]
 
 
 def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> None:

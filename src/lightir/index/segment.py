@@ -20,6 +20,7 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.errors import FormatError, LightirError
 from lightir.files import inside
+from lightir.index.columns import Columns
 from lightir.index.dictionary import SortedIds
 from lightir.index.graph import Graph, GraphFacts
 from lightir.index.strings import SortedStrings
@@ -119,6 +120,11 @@ class Segment:
     def doc_keys(self) -> npt.NDArray[np.int64]:
         """(n,) the documents' keys in the store."""
         return self.array("documents.keys")
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The documents' metadata, as far as filters have asked for it."""
+        return Columns(self.doc_keys)
 
     @cached_property
     def pending(self) -> npt.NDArray[np.bool_]:

@@ -22,6 +22,9 @@ from lightir.types import Document, refuse_str
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
+KEYS_AT_ONCE = 50_000
+"""Keys that a statement is given at a time."""
+
 REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
 """SQLite's errors that are about the machine, not about what the file holds."""
 
@@ -235,6 +238,34 @@ class Store:
         rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
         return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
+    def values_of(self, path: str, keys: Keys) -> Iterator[tuple[int, str, Any]]:
+        """What a field holds in each document that has it; of a list its elements too.
+
+        Args:
+            path: the field's JSON path.
+            keys: of the documents.
+
+        Yields:
+            The place of the document's key, JSON's name of the type, and the value; of lists and objects None.
+        """
+        chosen = "json_each(?) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
+        whole = f"SELECT wanted.key, json_type(metadata.value, ?), json_extract(metadata.value, ?) FROM {chosen}"
+        elements = f"SELECT wanted.key, each.type, each.atom FROM {chosen}, json_each(metadata.value, ?) AS each"
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            some, lists = keys[first : first + KEYS_AT_ONCE].tolist(), []
+            for place, kind, value in self._select(whole, (path, path, json.dumps(some))):
+                if kind in ("array", "object"):
+                    yield first + place, kind, None
+                    lists += [place] if kind == "array" else []
+                elif kind is not None:
+                    yield first + place, kind, value
+            for at, kind, atom in self._select(elements, (json.dumps([some[place] for place in lists]), path)):
+                yield first + lists[at], kind, atom
+
+    def described(self) -> int:
+        """How often stored documents were given other metadata."""
+        return int(self._select("PRAGMA user_version")[0][0])
+
     def documents_of(self, keys: Iterable[int]) -> dict[int, Document]:
         """The documents with the given keys, by key; those that are gone are left out."""
         found = {}
@@ -319,6 +350,10 @@ class Store:
 
     def describe(self, metadata: Mapping[int, str]) -> None:
         """Give stored documents, named by their keys, other metadata."""
+        if not metadata:
+            return
+        # A part of the change, as rows are.
+        self._connection.execute(f"PRAGMA user_version = {(self.described() + 1) % 2**31}")
         arguments = [(value, key) for key, value in metadata.items()]
         self._connection.executemany("UPDATE metadata SET value = ? WHERE doc_key = ?", arguments)
 

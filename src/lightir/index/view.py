@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +17,7 @@ from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import filters
 from lightir.index.bm25 import K1, B, idf, mean_length
+from lightir.index.columns import COLUMNS_KEPT, Source
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
 from lightir.index.live_segment import LiveSegment, Mask
@@ -74,7 +74,7 @@ class View:
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
-        self._matching: OrderedDict[str, list[Mask]] = OrderedDict()
+        self._matching: OrderedDict[filters.Node, list[Mask]] = OrderedDict()
         self.prepared: dict[Any, Any] = {}
         """What searches made ready for more of their kind; it goes with the view."""
 
@@ -277,16 +277,21 @@ class View:
         """
         if wanted is None:
             return None
-        sql, arguments = filters.condition(wanted)
-        key = json.dumps([sql, arguments])
-        found = self._matching.get(key)
+        tree = filters.parse(wanted)
+        found = self._matching.get(tree)
         if found is None:
-            keys = self.store.keys_where(sql, arguments)
-            found = [np.isin(each.segment.doc_keys, keys) for each in self.segments]
-            self._matching[key] = found
+            found = self._meeting(tree)
+            self._matching[tree] = found
             while len(self._matching) > FILTERS_KEPT:
                 self._matching.popitem(last=False)
         return found
+
+    def _meeting(self, tree: filters.Node) -> list[Mask]:
+        if len({each.path for each in filters.field_tests(tree)}) > COLUMNS_KEPT:
+            keys = self.store.keys_where(*filters.sql_of(tree))
+            return [np.isin(each.segment.doc_keys, keys) for each in self.segments]
+        source = Source(self.store.values_of, self.store.described(), self.generation)
+        return [each.segment.columns.matching(tree, source) & each.live for each in self.segments]
 
     def token_queries(self, rows: Sequence[Sequence[str | int]], *, idfs: bool = True) -> TokenQueries:
         """Queries that were cut into words, or into the model's term ids, for the tokens branch.
