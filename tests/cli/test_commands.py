@@ -477,6 +477,16 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     assert f"{good} lacks 1 of the 11 judged queries; each of them counts 0" in shown.err
 
 
+def test_a_run_of_other_documents_than_those_judged_is_told(tmp_path, capsys):
+    (tmp_path / "run").write_text("q Q0 MED-1 1 1 x\nq Q0 MED-2 2 .5 x\n")
+    (tmp_path / "qrels").write_text("q 0 1 1\nq 0 2 0\n")
+    assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")]) == 0
+    assert "no document of it is judged, 'MED-1' for one; the judgements have '1'" in capsys.readouterr().err
+    (tmp_path / "qrels").write_text("q 0 1 1\nq 0 MED-2 0\n")
+    assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")]) == 0
+    assert "judged" not in capsys.readouterr().err
+
+
 def test_runs_and_judgements_may_be_pipes(dataset, tmp_path, capsys):
     for name, content in (("run", "which-river Q0 d-river 1 1 x\n"), ("qrels", "which-river 0 d-river 1\n")):
         os.mkfifo(tmp_path / name)

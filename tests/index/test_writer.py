@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from lightir.analysis import Analyzer
-from lightir.errors import AlreadyExists, FormatError, IndexLocked, InvalidInput, LightirError, NotFound
+from lightir.errors import (
+    AlreadyExists,
+    ContractMismatch,
+    FormatError,
+    IndexLocked,
+    InvalidInput,
+    LightirError,
+    NotFound,
+)
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.index.view import FILTERS_KEPT
 from lightir.search import Searcher
@@ -309,6 +317,59 @@ def test_a_snapshot_is_an_index_of_its_own(folder: Path, tmp_path: Path) -> None
         copied.verify()
         assert [doc_id for doc_id in "abcd" if copied.doc_ord(doc_id) is not None] == ["b", "c", "d"]
         assert copied.query_encoder() is not None
+
+
+def test_a_reader_moves_on_to_the_index_that_replaced_its_own(tmp_path: Path) -> None:
+    """Both have made as many changes, and a segment of the same number: a nightly rebuild, beside a server."""
+    folder = tmp_path / "index"
+
+    def build(*names: str, price: int = 1) -> None:
+        documents = [Document(name, f"alpha {name}", metadata={"of": names[0], "price": price}) for name in names]
+        build_index(document_shards(documents), folder, progress=False, overwrite=True)
+
+    def found(searcher: Searcher) -> list[str]:
+        return [f"{hit.doc_id} of {hit.metadata['of']}" for hit in searcher.hits("alpha")]
+
+    build("a", "b")
+    with Index.open(folder) as index, Index.open(folder) as late:
+        searcher = Searcher(index)
+        index.snapshot(tmp_path / "backup")
+        assert found(searcher) == ["a of a", "b of a"]
+        build("x", "b", "z")
+        assert found(searcher) == ["a of a", "b of a"]  # until it is told to look
+        assert index.refresh()
+        assert found(searcher) == ["b of x", "x of x", "z of x"]
+        assert not index.refresh()
+        with IndexWriter.open(folder) as writer:
+            writer.delete(["x"])
+        assert index.refresh()
+        assert late.refresh()
+        assert found(Searcher(late)) == found(searcher) == ["b of x", "z of x"]
+        index.verify()
+        with Index.open(tmp_path / "backup") as backup:
+            backup.snapshot(folder, overwrite=True)
+        assert index.refresh()
+        assert found(searcher) == ["a of a", "b of a"]
+        for price in (1, 2, 3):  # the very same texts, and so segments, with other metadata
+            build("x", price=price)
+            assert index.refresh()
+            assert [len(searcher.hits("alpha", filter={"price": each})) for each in (1, 2, 3)] == [
+                int(each == price) for each in (1, 2, 3)
+            ]
+
+
+def test_a_searcher_refuses_the_index_of_another_model_that_replaced_its_own(folder: Path) -> None:
+    shard = animal_shard()
+    encoder = GivenVectors(word_contract(), {"cat": np.array([1, 0, 0, 0], np.float32)}, {"cat": {5: 1.0}})
+    with Index.open(folder) as index:
+        searcher = Searcher(index, encoder)
+        assert len(searcher.search(["cat"])["0"])
+        document = dataclasses.replace(word_contract().document, prompt="passage: ")
+        other = word_contract(document=document)
+        build_index([shard], folder, contract=other, progress=False, overwrite=True)
+        assert index.refresh()
+        with pytest.raises(ContractMismatch):
+            searcher.search(["cat"])
 
 
 def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

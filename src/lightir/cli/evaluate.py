@@ -203,10 +203,15 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
         name, qrels = dataset.name, dataset.qrels(split)
     runs = {each: read_run(each) for each in args.target}
     measures = args.measures or DEFAULT_MEASURES
+    judged = {doc_id for grades in qrels.values() for doc_id in grades}
     report = evaluate_runs(runs, qrels, dataset=name, split=split, measures=measures)
     for path, run in runs.items():
         if lacking := len(qrels.keys() - run.keys()):
             say(f"{path} lacks {lacking:,} of the {len(qrels):,} judged queries; each of them counts 0")
+        found = (doc_id for ranking in run.values() for doc_id in ranking.doc_ids)
+        if judged.isdisjoint(found):
+            example = next((doc_id for ranking in run.values() for doc_id in ranking.doc_ids), "")
+            say(f"{path}: no document of it is judged, {example!r} for one; the judgements have {min(judged)!r}")
     return report
 
 

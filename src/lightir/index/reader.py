@@ -105,7 +105,11 @@ class Index:
         return self._view
 
     def refresh(self) -> bool:
-        """Move on to the newest state; returns whether there was a newer one. Searches under way keep theirs."""
+        """Move on to the newest state; returns whether there was a newer one. Searches under way keep theirs.
+
+        So too where the folder was replaced as a whole, by `build_index(overwrite=True)` or a snapshot; a Searcher goes
+        on with its query encoder, and refuses an index of another model.
+        """
         with self._refreshing:
             newest = _newest(self.folder, self._view, self._skip_damaged, self._view.exact)
             changed = newest is not self._view
@@ -221,7 +225,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
         try:
             checked_record(folder, store)
             generation = store.generation()
-            if current is not None and generation == current.generation and not current.store.inherited:
+            if current is not None and _is_at(current, store, generation):
                 store.close()
                 return current
             skip = skip_damaged and generation == seen
@@ -238,6 +242,12 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
             weakref.finalize(view, store.close)
             return view
     raise failed
+
+
+def _is_at(current: View, store: Store, generation: int) -> bool:
+    """Whether a view that this process can use sees the store's file, and the same state of it."""
+    here = not current.store.inherited and current.store.file == store.file
+    return here and current.generation == generation
 
 
 def view_info(view: View) -> IndexInfo:

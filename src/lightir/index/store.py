@@ -82,6 +82,8 @@ class Store:
         """For `create`, `open_snapshot` and `open_for_writing`."""
         self.path = path
         self._opened = connection
+        self.file = _file_at(path)
+        """Which file it is; another one may lie at the path since, where the index's folder was replaced."""
 
     @property
     def inherited(self) -> bool:
@@ -112,6 +114,7 @@ class Store:
             FormatError: it is no store.
         """
         _require(path)
+        file = _file_at(path)
         with _named(path):
             connection = connect(path, read_mode(path))
             connection.reads = True
@@ -123,7 +126,10 @@ class Store:
             except BaseException:
                 connection.close()
                 raise
-        return store
+        if store.file == file == _file_at(path):
+            return store
+        store.close()
+        return cls.open_snapshot(path)  # the folder was replaced in between
 
     @classmethod
     def open_for_writing(cls, path: Path) -> Store:
@@ -405,6 +411,15 @@ def read_mode(path: Path) -> str:
     if _writable(path):
         return "rw"
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
+
+
+def _file_at(path: Path) -> tuple[int, int]:
+    """What tells a file from another one that replaced it: as long as somebody has it open, no other has its number."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _writable(path: Path) -> bool:

@@ -70,7 +70,8 @@ class View:
         self.sizes: Sizes = from_json(Sizes, self.record["sizes"], where)
         self.damaged: list[str] = []
         """What is wrong with each segment that was left out."""
-        opened = {} if before is None else {each.number: each for each in before.segments}
+        same = before is not None and before.store.file == store.file  # the folder may hold another index by now
+        opened = {each.number: each for each in before.segments} if before is not None and same else {}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from lightir.analysis import Analyzer
-from lightir.contract import require_same_documents
+from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Demand, Filter, Index, View
 from lightir.index.demand import DEMAND_TOP
@@ -88,7 +88,7 @@ class Searcher:
                 f"{smoothing.method} needs counted words, and {index.folder} has none; build it with an --analyzer"
             )
         if self.encoder is not None:
-            _require_fit(index, self.encoder)
+            _require_fit(index.contract, self.encoder)
         elif task is not None:
             raise InvalidInput(
                 f"task {task!r} names a query table, but there is no query encoder: the index has BM25 only"
@@ -309,6 +309,8 @@ class Searcher:
     def _prepare(
         self, view: View, key: object, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None
     ) -> _Prepared:
+        if self.encoder is not None:
+            _require_fit(view.contract, self.encoder)  # the folder may hold another index by now
         chosen = self._plan(view, mode, fusion, weights)
         single = single_search(view, chosen, self.smoothing)
         of_texts = None if single is None else single.of_texts(view, self.encoder, self.task)
@@ -399,13 +401,13 @@ def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
     return bool(matching[int(at[0])][int(places[0])])
 
 
-def _require_fit(index: Index, encoder: QueryEncoder) -> None:
-    if index.contract is None or encoder.document_fingerprint == index.contract.document_fingerprint:
+def _require_fit(contract: Contract | None, encoder: QueryEncoder) -> None:
+    if contract is None or encoder.document_fingerprint == contract.document_fingerprint:
         return
     if isinstance(encoder, CachedQueryEncoder):
-        require_same_documents(index.contract, encoder.contract, names=("the index", "the query encoder"))
+        require_same_documents(contract, encoder.contract, names=("the index", "the query encoder"))
     raise ContractMismatch(
-        f"the index holds documents of {index.contract.document_fingerprint}, "
+        f"the index holds documents of {contract.document_fingerprint}, "
         f"but the query encoder is for {encoder.document_fingerprint}"
     )
 
