@@ -11,7 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightir.cli import main
 from lightir.contract import Contract, DocumentPolicy
 from lightir.data.python_docs import python_documents
-from lightir.index import Index
+from lightir.index import Index, IndexWriter
+from lightir.types import Document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -195,6 +201,33 @@ def test_documents_that_change_are_found_at_once_and_encoded_later(model, tmp_pa
     assert vectors.startswith("with vectors: [")
     assert {"t1", "t2"} == set(re.findall(r"'(t\d)'", vectors))
     assert changed == "after a change: ['t1'], 1 pending"
+
+
+def test_an_index_answers_over_http_and_follows_what_is_added(tmp_path):
+    index = tmp_path / "index"
+    with IndexWriter.create(index) as writer:
+        writer.add([Document(f"d{i}", f"vaccine number {i}", metadata={"year": 2010 + i}) for i in range(4)])
+    command = [sys.executable, str(ROOT / "examples" / "web_server.py"), str(index), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().strip()
+
+            def ask(query: str) -> Any:
+                with urllib.request.urlopen(address + query, timeout=20) as answer:
+                    return json.loads(answer.read())
+
+            assert [each["id"] for each in ask("vaccines&k=2")] == ["d0", "d1"]
+            wanted = urllib.parse.quote('{"year": {"gte": 2012}}')
+            with ThreadPoolExecutor(4) as pool:
+                answers = list(pool.map(ask, [f"vaccines&filter={wanted}"] * 12))
+            assert all([each["id"] for each in answer] == ["d2", "d3"] for answer in answers)
+            with IndexWriter.open(index, brief=True) as writer:
+                writer.upsert([Document("new", "a quite new thing", "Title")])
+            assert [(each["id"], each["title"]) for each in ask("thing")] == [("new", "Title")]
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                ask("vaccines&filter=1")
+        finally:
+            server.kill()
 
 
 def test_the_readme_shows_the_example_that_was_run():
