@@ -224,7 +224,8 @@ def test_tokenizer_files_are_checked(tmp_path, tokenizer: TextTokenizer) -> None
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(FormatError, match=r"bad\.json"):
         TextTokenizer.from_file(tmp_path / "bad.json")
-    Tokenizer(models.WordLevel({"a": 0, "b": 2**31})).save(str(tmp_path / "wide.json"))
+    wide = Tokenizer(models.WordLevel({"a": 0, "b": 1})).to_str().replace('"b":1', f'"b":{2**31}')
+    (tmp_path / "wide.json").write_text(wide)  # old versions of the library count up to the id when they save it
     with pytest.raises(FormatError, match="2 terms, but term id 2147483648"):
         TextTokenizer.from_file(tmp_path / "wide.json")
     tokenizer.save(tmp_path / "good.json")
