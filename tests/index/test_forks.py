@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -11,12 +12,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightir.errors import IndexLocked, InvalidInput
 from lightir.index import Demand, Index, IndexWriter
+from lightir.index.queue import Queue
 from lightir.search import Searcher
 from lightir.types import Document
+from small_collections import word_contract
 
 
 @pytest.fixture
@@ -32,6 +36,7 @@ def in_a_child(work: Callable[[], object], *, meanwhile: Callable[[], object] = 
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(60)  # a child that waits for ever has failed
         try:
             os.write(begin, b"1")
             work()
@@ -173,6 +178,42 @@ def test_demand_is_told_by_a_child_too(folder: Path) -> None:
         in_a_child(tell)
         assert demand._queue is not None
         assert sorted(row[0] for row in demand._queue._select("SELECT doc_key FROM demand")) == [1, 2]
+
+
+def test_a_child_tells_what_it_counted_itself_and_waits_for_no_lock_of_its_parent(tmp_path: Path) -> None:
+    with IndexWriter.create(tmp_path / "pending", contract=word_contract()) as writer:
+        writer.add([Document("a", "alpha"), Document("b", "beta")])
+    with Index.open(tmp_path / "pending") as index, Demand(tmp_path / "pending", clock=lambda: 0.0) as demand:
+        demand._told_at = 0.0
+        demand.note(index.view, np.array([0, 1], np.uint32))  # not told yet
+
+        def note() -> None:
+            demand.note(index.view, np.array([1], np.uint32))
+            assert demand._asked == {2: 1}
+
+        with demand._counting:  # as if another thread were counting
+            in_a_child(note)
+        assert demand._asked == {1: 1, 2: 1}
+
+
+def test_demand_that_cannot_be_told_in_a_child_is_no_matter_of_its_searches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process was forked while another thread was writing to the queue."""
+    with IndexWriter.create(tmp_path / "pending", contract=word_contract()) as writer:
+        writer.add([Document("a", "alpha")])
+    with (
+        Index.open(tmp_path / "pending") as index,
+        Demand(tmp_path / "pending") as demand,
+        Queue.open(tmp_path / "pending") as queue,
+    ):
+
+        def note() -> None:
+            demand.note(index.view, np.array([0], np.uint32))
+            assert "being changed" in caplog.text
+
+        with queue._changing():
+            in_a_child(note)
 
 
 def test_a_closed_index_says_so(folder: Path) -> None:

@@ -271,6 +271,8 @@ def test_a_claim_whose_worker_cannot_be_is_free_and_no_file_of_that_name_goes(
         "UPDATE parked SET dense = 2.5 WHERE doc_key = 2",
         "UPDATE parked SET dense = 'text'",
         "UPDATE parked SET dense = NULL WHERE doc_key = 2",
+        "UPDATE parked SET dense = NULL",
+        "UPDATE parked SET term_ids = NULL, impacts = NULL",
         "UPDATE parked SET dense = X'00'",
         "UPDATE parked SET dense = X'00000000'",
         "UPDATE parked SET dense = X'00000000' WHERE doc_key = 2",

@@ -99,6 +99,15 @@ signal.pause()
         assert second.delete(["d0"]) == 1
 
 
+@pytest.mark.parametrize("place", ["/dev/full", "/"])
+def test_a_lock_that_cannot_be_written_is_told_and_not_kept(folder: Path, place: str) -> None:
+    (folder / "writer.lock").symlink_to(place)
+    with pytest.raises(WriteFailed, match=r"writer\.lock cannot be written"):
+        IndexWriter.open(folder)
+    (folder / "writer.lock").unlink()
+    IndexWriter.open(folder, wait_s=0).close()
+
+
 def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
     with Index.open(folder) as old, IndexWriter.open(folder) as changing:
         before = Searcher(old).search(["cat number 7"], 30, filter={"n": {"gte": 5}})["0"]

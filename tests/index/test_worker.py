@@ -250,3 +250,16 @@ def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> N
         with Index.open(tmp_path / name) as index:
             assert index.branches == (name, "tokens")
             index.verify()
+
+
+@pytest.mark.parametrize("lacking", ["dense", "sparse"])
+def test_an_encoder_without_a_branch_of_its_model_spoils_no_index(folder: Path, lacking: str) -> None:
+    """What it gave would decide for ever which branches the index has."""
+
+    class Lacking(FakeEncoder):
+        def encode(self, documents: Any) -> Any:
+            return dataclasses.replace(super().encode(documents), **{lacking: None})
+
+    with pytest.raises(InvalidInput, match=r"vectors with \(dense, sparse\) = .*, but the model's have \(True, True\)"):
+        once(folder, Lacking())
+    assert once(folder, FakeEncoder()).committed == 40

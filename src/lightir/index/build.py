@@ -18,16 +18,16 @@ from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
-from lightir.files import copy_folder, new_folder
+from lightir.files import copy_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.graph import require_usearch
-from lightir.index.intake import GATHERED_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, require_shard, sliced
 from lightir.index.merging import joining_bar
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.rows import Rows, join
 from lightir.index.segment import Segment
 from lightir.index.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, creating, store_row
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, new_index, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
@@ -79,13 +79,15 @@ def build_index(
         analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
         segment_documents: the most documents of a segment; None for 1,048,576.
         progress: show a bar when standard error is a terminal.
-        overwrite: replace an index that is there.
+        overwrite: replace an index that is there, and that nobody may write meanwhile. Readers go on with the old one
+            till they refresh.
 
     Raises:
         InvalidInput: a doc_id comes twice or is empty; vectors without a contract, or not of its width; no branch.
         NotFound, FormatError: the vectors folder or the query encoder is not there, not complete or damaged.
         ContractMismatch: contract and query encoder are of different models.
         AlreadyExists: `out` is there and overwrite is off.
+        IndexLocked: the index that would be replaced has a writer; the text names the process.
         MissingExtra: dense_graph without usearch.
         WriteFailed: the disk is full or broken; nothing is left behind.
     """
@@ -100,7 +102,7 @@ def build_index(
     contract = _joint_contract(contract, encoder)
     sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
     intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
-    with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
+    with new_index(Path(out), overwrite=overwrite) as folder:
         build = _Build(Path(out), folder, intake, SEGMENT_DOCUMENTS if segment_documents is None else segment_documents)
         try:
             build.run(shards, progress)
@@ -148,10 +150,7 @@ class _Build:
         (self.folder / SEGMENTS_FOLDER).mkdir()
         with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
-                if not isinstance(shard, Shard):
-                    raise InvalidInput(
-                        f"a shard is {type(shard).__name__}; documents of text go in as document_shards(documents)"
-                    )
+                require_shard(shard)
                 self._add(shard)
                 bar.update(len(shard.documents))
         self._flush(last=True)

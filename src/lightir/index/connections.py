@@ -24,11 +24,16 @@ FORK_WAIT_S = 2.0
 """How long a fork waits for a thread that uses a connection; a search takes milliseconds, a compaction minutes."""
 
 
+File = tuple[int, int]
+"""A file's device and its number there, which no other file has while this one is open."""
+
+
 class Connection(sqlite3.Connection):
     """A connection with its file and a lock for the threads that share it.
 
     Attributes:
         path: the file.
+        file: which file that was when it was opened, see `file_at`.
         lock: held while the connection is used.
         reads: it changes nothing.
         inherited: it is the parent's; in this process it is closed.
@@ -36,6 +41,7 @@ class Connection(sqlite3.Connection):
     """
 
     path: Path
+    file: File | None
     lock: threading.RLock
     reads = False
     inherited = False
@@ -45,6 +51,11 @@ class Connection(sqlite3.Connection):
         """Close it, if it is not closed yet."""
         self.is_closed = True
         super().close()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the path still leads to this file; not where its folder was removed, or exchanged for another."""
+        return self.file is not None and self.file == file_at(self.path)
 
     def usable(self) -> Connection:
         """Itself.
@@ -76,12 +87,25 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
             "start processes by spawn"
         )
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(
-        uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s, factory=Connection
-    )
-    connection.path, connection.lock = path, threading.RLock()
-    _all.add(connection)
-    return connection
+    while True:
+        before = file_at(path)
+        connection = sqlite3.connect(
+            uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s, factory=Connection
+        )
+        connection.path, connection.file, connection.lock = path, file_at(path), threading.RLock()
+        if before in (None, connection.file):  # otherwise either of two files was opened
+            _all.add(connection)
+            return connection
+        connection.close()
+
+
+def file_at(path: Path) -> File | None:
+    """Which file a path leads to; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()

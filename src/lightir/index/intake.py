@@ -162,6 +162,12 @@ def refuse_repeated(shard: Shard) -> None:
         raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")
 
 
+def require_shard(shard: object) -> None:
+    """Raise InvalidInput where something is no Shard."""
+    if not isinstance(shard, Shard):
+        raise InvalidInput(f"a shard is {type(shard).__name__}; documents of text go in as document_shards(documents)")
+
+
 def sliced(shard: Shard, size: int) -> Iterator[Shard]:
     """The shard in pieces of at most `size` documents; one empty piece for an empty shard."""
     for start in range(0, max(len(shard.documents), 1), size):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from lightir.errors import IndexLocked
+from lightir.errors import IndexLocked, WriteFailed
 
 LOCK_FILE = "writer.lock"
 BRIEF_WAIT_S = 10.0
@@ -36,23 +36,48 @@ class WriterLock:
 
         Raises:
             IndexLocked: another writer, in this process or another, has it.
+            WriteFailed: the disk is full or broken, or the file may not be written.
         """
         self._holder = os.getpid()
-        self._file: IO[str] = (folder / LOCK_FILE).open("a+", encoding="utf-8")
-        deadline, before = time.monotonic() + wait_s, None
-        while not _locked(self._file):
-            holder = _read(self._file)
+        self._path = folder / LOCK_FILE
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}
+        try:
+            self._file = self._taken(time.monotonic() + wait_s)
+            try:
+                self._file.truncate(0)
+                self._file.write(json.dumps(holder))
+                self._file.flush()
+            except BaseException:
+                with contextlib.suppress(OSError):  # what could not be written is tried again
+                    self._file.close()
+                raise
+        except OSError as error:
+            raise WriteFailed(f"{self._path} cannot be written: {error}") from error
+
+    def _taken(self, deadline: float) -> IO[str]:
+        """The file, locked; that of the index which is in the folder by then, if it is replaced meanwhile."""
+        file, before = self._path.open("a+", encoding="utf-8"), None
+        while not (locked := _locked(file)) or not _leads_to(self._path, file):
+            if locked:
+                file.close()
+                file, before = self._path.open("a+", encoding="utf-8"), None
+                continue
+            holder = _read(file)
             # Read twice: a holder takes the lock before it writes who it is; until then the file names the last one.
             stays = holder == before and not holder.get("brief", not holder)
             if stays or time.monotonic() > deadline:
-                self._file.close()
+                file.close()
+                folder = self._path.parent
                 raise IndexLocked(f"{folder} is being written by {_said(holder)}; an index has one writer at a time")
             before = holder
             time.sleep(POLL_S)
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._file.truncate(0)
-        json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}, self._file)
-        self._file.flush()
+        return file
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder's lock is still this one; not where the index was removed, or replaced by another."""
+        return _leads_to(self._path, self._file)
 
     def release(self) -> None:
         """Let the next writer in.
@@ -71,6 +96,12 @@ def _locked(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _leads_to(path: Path, file: IO[str]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
 
 
 def _read(file: IO[str]) -> dict[str, Any]:

@@ -121,6 +121,14 @@ class Queue:
         return self._opened.inherited
 
     @property
+    def is_current(self) -> bool:
+        """Whether the folder's queue is still this one; not where it was removed, or the index replaced by another.
+
+        Another index has other documents under the same keys.
+        """
+        return self._opened.is_current
+
+    @property
     def _connection(self) -> Connection:
         return self._opened.usable()
 

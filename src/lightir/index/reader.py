@@ -15,11 +15,11 @@ import numpy.typing as npt
 from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
-from lightir.files import copy_folder, new_folder
+from lightir.files import copy_folder
 from lightir.index.graph import mean_recall
 from lightir.index.queue import Failure, failures_of
 from lightir.index.segment import Segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, creating
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, new_index
 from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
@@ -197,13 +197,14 @@ class Index:
         Raises:
             AlreadyExists: `out` is there and overwrite is off.
             InvalidInput: `out` is the index itself, or lies in it.
+            IndexLocked: the index that would be replaced has a writer; the text names the process.
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
         if Path(out).resolve().is_relative_to(self.folder.resolve()):
             which = "is" if Path(out).resolve() == self.folder.resolve() else "lies in"
             raise InvalidInput(f"{out} {which} the index itself; a snapshot goes to another folder")
         view = self.view
-        with creating(Path(out)), new_folder(Path(out), overwrite=overwrite, replaces=STORE_FILE) as folder:
+        with new_index(Path(out), overwrite=overwrite) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()
             for each in view.segments:
@@ -225,7 +226,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
         try:
             checked_record(folder, store)
             generation = store.generation()
-            if current is not None and _is_at(current, store, generation):
+            if current is not None and _shows(current, store, generation):
                 store.close()
                 return current
             skip = skip_damaged and generation == seen
@@ -244,10 +245,9 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
     raise failed
 
 
-def _is_at(current: View, store: Store, generation: int) -> bool:
-    """Whether a view that this process can use sees the store's file, and the same state of it."""
-    here = not current.store.inherited and current.store.file == store.file
-    return here and current.generation == generation
+def _shows(view: View, store: Store, generation: int) -> bool:
+    """Whether a view of this process shows what a store does; an index that replaced the view's has another file."""
+    return not view.store.inherited and store.is_same(view.store) and generation == view.generation
 
 
 def view_info(view: View) -> IndexInfo:

@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
+from lightir.files import new_folder
 from lightir.index.connections import Connection, connect
+from lightir.index.lock import WriterLock
 from lightir.text import check_text
 from lightir.types import Document, refuse_str
 
@@ -82,8 +84,6 @@ class Store:
         """For `create`, `open_snapshot` and `open_for_writing`."""
         self.path = path
         self._opened = connection
-        self.file = _file_at(path)
-        """Which file it is; another one may lie at the path since, where the index's folder was replaced."""
 
     @property
     def inherited(self) -> bool:
@@ -96,7 +96,7 @@ class Store:
 
     @classmethod
     def create(cls, path: Path) -> Store:
-        """A new, empty store, inside a block of `creating`. `finish` makes it whole; a crash before that loses it."""
+        """A new, empty store, inside a block of `new_index`. `finish` makes it whole; a crash before that loses it."""
         connection = connect(path, "rwc")
         # The folder is written aside and renamed when it is whole: a journal would guard nothing.
         connection.execute("PRAGMA journal_mode = OFF")
@@ -113,23 +113,35 @@ class Store:
             NotFound: there is none.
             FormatError: it is no store.
         """
-        _require(path)
-        file = _file_at(path)
-        with _named(path):
-            connection = connect(path, read_mode(path))
-            connection.reads = True
-            store = cls(path, connection)
+        while True:
+            _require(path)
+            with _named(path):
+                connection = connect(path, read_mode(path))
             try:
+                store = cls._snapshot(path, connection)
+            except (FormatError, WriteFailed):
+                if connection.is_current:
+                    raise
+            else:
+                if connection.is_current:
+                    return store
+            # The index was exchanged for another between the opening and the first read, which opens SQLite's log by
+            # its path: the file may have met the other's log.
+            connection.close()
+
+    @classmethod
+    def _snapshot(cls, path: Path, connection: Connection) -> Store:
+        connection.reads = True
+        store = cls(path, connection)
+        try:
+            with _named(path):
                 connection.execute("PRAGMA query_only = ON")
                 connection.execute("BEGIN")
                 store.record()  # the first read takes the snapshot
-            except BaseException:
-                connection.close()
-                raise
-        if store.file == file == _file_at(path):
-            return store
-        store.close()
-        return cls.open_snapshot(path)  # the folder was replaced in between
+        except BaseException:
+            connection.close()
+            raise
+        return store
 
     @classmethod
     def open_for_writing(cls, path: Path) -> Store:
@@ -139,13 +151,15 @@ class Store:
             NotFound: there is none.
             WriteFailed: the folder or its medium is read-only.
         """
-        _require(path)
-        if not _writable(path):
-            raise WriteFailed(f"{path.parent} is read-only here; it can be searched, not changed")
+        require_writable(path)
         with _named(path):
             connection = connect(path, "rw")
             connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
             return cls(path, connection)
+
+    def is_same(self, other: Store) -> bool:
+        """Whether both have the same file open."""
+        return self._opened.file == other._opened.file
 
     def finish(self, record: dict[str, Any]) -> None:
         """Store the index's record and make the file one that readers and a writer can share."""
@@ -299,7 +313,7 @@ class Store:
             raise FormatError(f"{self.path} is damaged: {found[0][0]}")
 
     def backup(self, path: Path) -> None:
-        """Write the store as this connection sees it to another file, in a block of `creating`."""
+        """Write the store as this connection sees it to another file, in a block of `new_index`."""
         with self._opened.lock:
             target = sqlite3.connect(path)
             try:
@@ -406,20 +420,23 @@ def _require(path: Path) -> None:
     raise NotFound(f"{path.parent} is not an index: it has no {path.name}; `lightir index` makes one")
 
 
+def require_writable(path: Path) -> None:
+    """Nothing, or why the store cannot be changed.
+
+    Raises:
+        NotFound: there is none.
+        WriteFailed: the folder or its medium is read-only.
+    """
+    _require(path)
+    if not _writable(path):
+        raise WriteFailed(f"{path.parent} is read-only here; it can be searched, not changed")
+
+
 def read_mode(path: Path) -> str:
     """The mode to read a file in: "rw" joins the writer's shared memory; read-only where nobody can write."""
     if _writable(path):
         return "rw"
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
-
-
-def _file_at(path: Path) -> tuple[int, int]:
-    """What tells a file from another one that replaced it: as long as somebody has it open, no other has its number."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_dev, found.st_ino
 
 
 def _writable(path: Path) -> bool:
@@ -445,16 +462,24 @@ def _is_refusal(error: sqlite3.DatabaseError) -> bool:
 
 
 @contextmanager
-def creating(path: Path) -> Iterator[None]:
-    """A block that fills a new store; `path` is named in its errors.
+def new_index(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill, which becomes an index when the block ends well, in place of one that nobody writes meanwhile.
+
+    Whoever had the replaced index open for writing would go on writing into the new one's folder, so its writer's lock
+    is held till the end.
 
     Raises:
-        WriteFailed: the disk is full or broken.
+        AlreadyExists: `out` is there and overwrite is off, or it is no index.
+        IndexLocked: the index that would be replaced has a writer; the text names the process.
+        WriteFailed: the disk is full or broken; nothing is left behind.
     """
     try:
-        yield
+        with ExitStack() as stack:
+            if overwrite and (out / STORE_FILE).is_file():
+                stack.callback(WriterLock(out).release)
+            yield stack.enter_context(new_folder(out, overwrite=overwrite, replaces=STORE_FILE))
     except sqlite3.OperationalError as error:
-        raise WriteFailed(f"{path} cannot be written: {error}") from error
+        raise WriteFailed(f"{out} cannot be written: {error}") from error
 
 
 def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:

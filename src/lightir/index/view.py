@@ -51,7 +51,8 @@ class View:
         Args:
             folder: of the index.
             store: a snapshot, or the writer's connection.
-            before: an earlier view, whose segments need not be opened again.
+            before: an earlier view, whose segments need not be opened again if it is of this process and this store:
+                another index has others by the same numbers, or other metadata for the same ones.
             skip_damaged: leave segments out that cannot be opened, and list them in `damaged`.
             exact: leave graphs over dense rows alone.
 
@@ -70,8 +71,9 @@ class View:
         self.sizes: Sizes = from_json(Sizes, self.record["sizes"], where)
         self.damaged: list[str] = []
         """What is wrong with each segment that was left out."""
-        same = before is not None and before.store.file == store.file  # the folder may hold another index by now
-        opened = {each.number: each for each in before.segments} if before is not None and same else {}
+        opened: dict[int, LiveSegment] = {}
+        if before is not None and not before.store.inherited and store.is_same(before.store):
+            opened = {each.number: each for each in before.segments}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}

@@ -128,7 +128,8 @@ def work(
 
     Raises:
         ContractMismatch: the encoder is of another model than the index; each differing field with both values.
-        InvalidInput: the index has no contract; a batch_size below 1; MOST_FAILURES_IN_A_ROW documents failed.
+        InvalidInput: the index has no contract; a batch_size below 1; MOST_FAILURES_IN_A_ROW documents failed; the
+            index was replaced by another meanwhile, which gets none of the vectors.
         WriteFailed: the folder cannot be written.
     """
     if batch_size < 1 or piece < 1:
@@ -168,6 +169,7 @@ def deliver(
     """Commit claimed documents' vectors, and those that are parked; returns what became of them.
 
     Where another writer keeps the lock for longer than `patience_s`, or `stop` is set while it has it, they are parked.
+    Where the index was replaced by another, which has other documents under the same keys, all are dropped.
 
     Args:
         folder: the index.
@@ -181,6 +183,7 @@ def deliver(
         ContractMismatch: the index was replaced by one of another model.
         WriteFailed: the disk is full or broken; the claims stay.
         FormatError: what is parked are no vectors of the index.
+        InvalidInput: the encoder's vectors lack a branch of its contract.
     """
     queue.set_aside(encoded.errors)
     writer = _opened(folder, patience_s, stop or threading.Event())
@@ -190,8 +193,14 @@ def deliver(
         return Delivery(parked=tuple(encoded.keys))
     with writer:
         require_fit(writer.view, contract)
+        if not queue.is_current:
+            return Delivery(dropped=tuple(encoded.keys))
+        for shard in encoded.shards:
+            _require_branches(contract, shard)
         parked, vectors = queue.parked(contract.backbone.vocab_size)
         try:
+            if parked:
+                _require_branches(contract, vectors)
             committed = _commit(writer, parked, vectors)
         except (InvalidInput, ContractMismatch) as error:
             raise queue.damaged(error) from error
@@ -223,6 +232,13 @@ def _commit(writer: IndexWriter, keys: list[int], vectors: Vectors) -> list[int]
     documents = writer.view.store.documents_of(kept)
     writer.set_vectors([documents[key] for key in kept], dense=rows.dense, sparse=rows.sparse)
     return kept
+
+
+def _require_branches(contract: Contract, vectors: Vectors | Shard) -> None:
+    """Refuse vectors that lack a branch of their model: no later ones would fit what the index holds by then."""
+    wanted = (contract.dense is not None, contract.sparse is not None)
+    if (found := (vectors.dense is not None, vectors.sparse is not None)) != wanted:
+        raise InvalidInput(f"there are vectors with (dense, sparse) = {found}, but the model's have {wanted}")
 
 
 def require_fit(view: View, contract: Contract) -> None:
@@ -262,6 +278,10 @@ class _Worker:
     def run(self, *, once: bool, batch_size: int, idle_wait_s: float) -> WorkReport:
         start, size = time.perf_counter(), self.piece
         while not self.stop.is_set():
+            if not self.queue.is_current:
+                raise InvalidInput(
+                    f"{self.index.folder} was replaced by another index, or its queue removed; start again"
+                )
             claim = self.queue.claim(self._newest, size)
             self.bar.total = self.bar.n + len(claim.keys) + claim.free
             self.bar.set_postfix(pending=claim.view.n_pending)

@@ -22,7 +22,7 @@ from lightir.index import filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.filters import Filter
-from lightir.index.intake import GATHERED_DOCUMENTS, DenseDtype, Intake, refuse_repeated, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, DenseDtype, Intake, refuse_repeated, require_shard, sliced
 from lightir.index.live_segment import LiveSegment
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
@@ -36,7 +36,7 @@ from lightir.index.merging import (
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.rows import Rows
 from lightir.index.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, store_row
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, require_writable, store_row
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
@@ -128,18 +128,20 @@ class IndexWriter:
             WriteFailed: the folder or its medium is read-only.
         """
         folder = Path(folder)
-        store = Store.open_for_writing(folder / STORE_FILE)
+        require_writable(folder / STORE_FILE)
+        # First the lock, without which nobody replaces the index: the store is then the one that lies in the folder.
+        lock = WriterLock(folder, brief=brief, wait_s=wait_s)
         try:
-            lock = WriterLock(folder, brief=brief, wait_s=wait_s)
+            store = Store.open_for_writing(folder / STORE_FILE)
             try:
                 view = View(folder, store)
                 _sweep(folder, view)
                 return cls(folder, lock, store, view)
             except BaseException:
-                lock.release()
+                store.close()
                 raise
         except BaseException:
-            store.close()
+            lock.release()
             raise
 
     def close(self) -> None:
@@ -225,6 +227,7 @@ class IndexWriter:
         n_put = 0
         with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
+                require_shard(shard)
                 for piece in sliced(shard, size):
                     n_put += self._put(piece, replace=replace)
                     bar.update(len(piece.documents))
@@ -384,6 +387,8 @@ class IndexWriter:
         change = _Change()
         try:
             with self._store.transaction():
+                if not self._lock.is_current:
+                    raise WriteFailed(f"{self.folder} was removed or replaced by another index; open it again")
                 yield change
                 self._apply(change, progress)
         except OSError as error:
@@ -393,7 +398,8 @@ class IndexWriter:
         finally:
             # Also after a failure: what was written for nothing goes, what is listed stays, whatever went wrong.
             self._view = View(self.folder, self._store, before=self._view)
-            _sweep(self.folder, self._view)
+            if self._lock.is_current:
+                _sweep(self.folder, self._view)
 
     def _apply(self, change: _Change, progress: bool) -> None:
         buried = np.concatenate([np.zeros(0, np.int64), *change.buried])

@@ -283,7 +283,9 @@ class Searcher:
                 f"{view.n_pending} documents wait for their vectors, and such are ranked by BM25's scores, not by "
                 f"{self.smoothing.method}'s; run `lightir worker` first, or search with the mode tokens"
             )
-        needs_encoder = [b for b in chosen.branches if b != "tokens" or self.index.counts_model_terms]
+        if self.encoder is not None:
+            _require_fit(view.contract, self.encoder)  # the index may have been replaced by one of another model
+        needs_encoder = [b for b in chosen.branches if b != "tokens" or view.counts_model_terms]
         if needs_encoder and self.encoder is None:
             raise InvalidInput(
                 f"searching {needs_encoder[0]} needs a query encoder, and {self.index.folder} carries none; hand one in"
@@ -309,8 +311,6 @@ class Searcher:
     def _prepare(
         self, view: View, key: object, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None
     ) -> _Prepared:
-        if self.encoder is not None:
-            _require_fit(view.contract, self.encoder)  # the folder may hold another index by now
         chosen = self._plan(view, mode, fusion, weights)
         single = single_search(view, chosen, self.smoothing)
         of_texts = None if single is None else single.of_texts(view, self.encoder, self.task)
