@@ -41,6 +41,8 @@ class Shard:
     sparse: SparseVectors | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.documents, Sequence):
+            raise InvalidInput(f"a shard's documents are {type(self.documents).__name__}; expected a list")
         for name, rows in (("dense", self.dense), ("sparse", self.sparse)):
             if rows is not None and len(rows) != len(self.documents):
                 raise InvalidInput(f"{len(self.documents)} documents but {len(rows)} {name} vectors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -25,9 +25,11 @@ _ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def refuse_str(values: object, name: str) -> None:
-    """Raise InvalidInput where one str stands for several, which Python would take letter by letter."""
+    """Raise InvalidInput where one str stands for several, which Python would take letter by letter, or no list."""
     if isinstance(values, str):
         raise InvalidInput(f"{name} is one str, {values[:40]!r}; expected a list of them")
+    if not isinstance(values, Iterable):
+        raise InvalidInput(f"{name} is {type(values).__name__}; expected a list")
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,11 +243,20 @@ def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> Non
         for change in (writer.delete, writer.keep_only):
             with pytest.raises(InvalidInput, match="doc_ids is one str, 'ab'"):
                 change("ab")
+            for wrong_ids, said in ((None, "doc_ids is NoneType"), ([1, 2], "is int"), (["a", "\udcff"], "UTF-8")):
+                with pytest.raises(InvalidInput, match=said):  # to keep only 1 and 2 would leave nothing of "1" and "2"
+                    change(wrong_ids)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="size is 0"):
+            writer.add_shards([], size=0)
         for wrong in ({"doc_id": "x", "text": "y"}, "text"):
             with pytest.raises(InvalidInput, match=rf"a document is {type(wrong).__name__}; expected Document"):
                 writer.add([wrong])  # type: ignore[list-item]
             with pytest.raises(InvalidInput, match=rf"a shard is {type(wrong).__name__}; .*document_shards"):
                 build_index([wrong], folder.parent / "another", progress=False)  # type: ignore[list-item]
+            with pytest.raises(InvalidInput, match=rf"a shard is {type(wrong).__name__}; .*document_shards"):
+                writer.add_shards([wrong], size=9)  # type: ignore[list-item]
+        with pytest.raises(InvalidInput, match="a shard's documents are generator; expected a list"):
+            Shard((document for document in ()), None, None)  # type: ignore[arg-type]
         assert len(writer) == 3
     assert not (folder.parent / "another").exists()
 

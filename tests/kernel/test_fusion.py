@@ -364,7 +364,10 @@ def test_a_search_refuses_queries_of_others() -> None:
         "allowed and branches differ": lambda: search.search(asked, allowed=[None], **how),
         "given and branches differ": lambda: search.search(asked, given=[None], **how),
         "allowed and segments differ": lambda: search.search(asked, allowed=[[], None], **how),
-        "neither may be negative": lambda: search.search(asked, k=-1, depth=1),
+        "k must not be negative": lambda: search.search(asked, k=-1, depth=1),
+        "depth must not be negative": lambda: search.search(asked, k=1, depth=-1),
+        "depth must be a whole number": lambda: search.search(asked, k=1, depth=None),  # type: ignore[arg-type]
+        "threads must be at least 1": lambda: search.search(asked, threads=0, **how),
         "less than the 3 columns": lambda: search.search([DENSE.query(np.ones(3, F32)), asked[1]], **how),
     }.items():
         with pytest.raises(InvalidInput, match=says):
@@ -451,6 +454,10 @@ REFUSED = {
     "lists a document twice": lambda: fuse([(u32(1, 1), f32(1, 1))], [BY_TERMS], weights=[1], scale="rrf", k=1),
     "no scale 'log'": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="log", k=1),  # type: ignore[arg-type]
     "k must not be negative": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=-1),
+    "k must be a whole number, but is None": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=None),  # type: ignore[arg-type]
+    "k must be a whole number, but is 2.0": lambda: DENSE.top_k(np.ones((1, 2), F32), k=2.0),  # type: ignore[arg-type]
+    "k must not be negative, but is -2": lambda: SPARSE.top_k(np.array([0, 1]), u32(3), f32(1), k=-2),
+    "threads must be a whole number": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, threads="2"),  # type: ignore[arg-type]
     "lists and complete differ": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=1, complete=[]),
     "lists and weights differ in length": lambda: fuse([LIST], [BY_TERMS], weights=[], scale="none", k=1),
     "doc_ords must be uint32": lambda: pair_scores(np.array([1]), BY_DENSE),  # type: ignore[arg-type]

@@ -383,6 +383,20 @@ REFUSED = {
     "query_term_ids must be uint32, not int64": lambda: kernel.sparse_top_k(POSTINGS, np.array([5]), F32([1]), k=1),
     "query_term_ids and query_weights differ": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1, 1]), k=1),
     "k must not be negative": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=-1),
+    "k must be a whole number, but is None": lambda: kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=None),  # type: ignore[arg-type]
+    "n_docs must be a whole number, but is 2.0": lambda: kernel.invert(
+        I64([0, 1]),
+        U32([1]),
+        U8([1]),
+        vocab_size=5,
+        n_docs=2.0,  # type: ignore[arg-type]
+    ),
+    "threads must be a whole number": lambda: kernel.dense_top_k(
+        np.eye(2, dtype=F32),
+        np.ones((1, 2), F32),
+        k=1,
+        threads=None,  # type: ignore[arg-type]
+    ),
     "allowed must hold one bit a document": lambda: kernel.sparse_top_k(
         POSTINGS, U32([5]), F32([1]), k=1, allowed=U8([1, 1])
     ),

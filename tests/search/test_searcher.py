@@ -104,11 +104,32 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
         ({"weights": {"tokens": 0.0}}, "all weights are 0"),
         ({"k": 0}, "k is 0"),
         ({"depth": 0}, "depth is 0"),
+        ({"k": 2**31}, "k is 2147483648 .* from 1 to 2147483647"),
+        ({"k": None}, "k is None and depth is 200; both must be whole numbers"),
+        ({"k": 2.0}, "k is 2.0"),
+        ({"depth": "3"}, "depth is '3'"),
+        ({"mode": 5}, "mode is 5"),
+        ({"mode": [["tokens"]]}, r"mode \['tokens'\] is unknown"),
+        ({"fusion": 5}, "fusion is int"),
+        ({"fusion": ["rrf"]}, "fusion is list"),
+        ({"weights": 3}, "weights is int"),
+        ({"weights": ["tokens"]}, "weights is list"),
+        ({"weights": {"tokens": [1.0]}}, r"weight of tokens is \[1.0\]"),
+        ({"weights": {"tokens": "1"}}, "weight of tokens is '1'"),
+        ({"exclude": ["a"]}, "exclude is list; expected a dict of query_id -> doc_ids"),
+        ({"exclude": {"0": "a"}}, "the documents to exclude is one str, 'a'"),
+        ({"exclude": {"0": None}}, "the documents to exclude is NoneType"),
+        ({"exclude": {"0": [3]}}, "a doc_id is int; expected str"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(tokens_only: Index, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         Searcher(tokens_only).search(["cat"], **options)
+
+
+def test_whole_numbers_of_numpy_are_numbers(tokens_only: Index) -> None:
+    found = Searcher(tokens_only, threads=np.int64(1)).search(["cat"], np.int64(1), depth=np.uint8(9))  # type: ignore[arg-type]
+    assert len(found["0"]) == 1
 
 
 def test_queries_must_be_text_and_different(tokens_only: Index) -> None:
@@ -189,6 +210,15 @@ def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index
         searcher.search(["cat", 3])  # type: ignore[list-item]
     with pytest.raises(InvalidInput, match="doc_ids is one str, 'b'"):
         index.documents("b")
+    with pytest.raises(InvalidInput, match="doc_ids is NoneType; expected a list"):
+        index.documents(None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="the documents to exclude is one str, 'b'"):
+        searcher.hits("cat", exclude="b")
+    with pytest.raises(InvalidInput, match="a doc_id is int; expected str"):
+        searcher.explain("cat", 3)  # type: ignore[arg-type]
+    for threads in (0, 1.5, None):
+        with pytest.raises(InvalidInput, match=f"threads is {threads}; expected a whole number"):
+            Searcher(index, threads=threads)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"open it first: Searcher\(Index.open\('folder'\)\)"):
         Searcher("folder")  # type: ignore[arg-type]
 

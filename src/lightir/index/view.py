@@ -226,7 +226,13 @@ class View:
         return self.ids.texts(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
-        """A document's number, or None."""
+        """A document's number, or None.
+
+        Raises:
+            InvalidInput: the id is no str.
+        """
+        if not isinstance(doc_id, str):
+            raise InvalidInput(f"a doc_id is {type(doc_id).__name__}; expected str")
         for each in self.segments:
             place = each.segment.doc_ids.find(doc_id)
             if place is not None and each.live[place]:

@@ -40,6 +40,7 @@ from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, requir
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
+from lightir.text import check_text
 from lightir.types import Document, refuse_str
 from lightir.vectors import SparseVectors
 
@@ -223,7 +224,12 @@ class IndexWriter:
 
         Returns:
             Their number; with replace, that of those that are new or changed, see `upsert`.
+
+        Raises:
+            As `add`; and InvalidInput for what is no shard, or a size below 1. Changes before that one stay.
         """
+        if size < 1:
+            raise InvalidInput(f"size is {size}; at least 1 is needed")
         n_put = 0
         with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
@@ -234,16 +240,23 @@ class IndexWriter:
         return n_put
 
     def delete(self, doc_ids: Iterable[str]) -> int:
-        """Take documents out; returns how many of them were there."""
-        refuse_str(doc_ids, "doc_ids")
+        """Take documents out; returns how many of them were there.
+
+        Raises:
+            InvalidInput: an id is no text.
+        """
+        wanted = _checked_ids(doc_ids)
         with self._threads:
-            known = self._store.keys(set(doc_ids))
+            known = self._store.keys(wanted)
             return self._remove(np.array(sorted(known.values()), dtype=np.int64))
 
     def keep_only(self, doc_ids: Collection[str]) -> int:
-        """Take out all documents but those with the given ids; returns how many they were."""
-        refuse_str(doc_ids, "doc_ids")
-        kept = frozenset(doc_ids)
+        """Take out all documents but those with the given ids; returns how many they were.
+
+        Raises:
+            InvalidInput: an id is no text.
+        """
+        kept = _checked_ids(doc_ids)
         with self._threads:
             gone = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
             return self._remove(np.array(gone, dtype=np.int64))
@@ -444,7 +457,13 @@ def _listed(documents: Iterable[Document]) -> list[Document]:
     """The documents as a list, for they are looked at more than once, which a generator would not bear."""
     if isinstance(documents, Document):
         raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of them")
+    refuse_str(documents, "documents")
     return list(documents)
+
+
+def _checked_ids(doc_ids: Iterable[str]) -> frozenset[str]:
+    refuse_str(doc_ids, "doc_ids")
+    return frozenset(check_text(doc_id, "a doc_id") for doc_id in doc_ids)
 
 
 def _require_same_kinds(view: View, shard: Shard) -> None:

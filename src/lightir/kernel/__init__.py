@@ -395,14 +395,21 @@ def split_words(
 
 
 def _count(name: str, value: int) -> int:
-    value = operator.index(value)
+    value = _whole(name, value)
     if value < 0:
         raise InvalidInput(f"{name} must not be negative, but is {value}")
     return value
 
 
 def _threads(value: int) -> int:
-    value = operator.index(value)
+    value = _whole("threads", value)
     if value < 1:
         raise InvalidInput(f"threads must be at least 1, but is {value}")
     return value
+
+
+def _whole(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidInput(f"{name} must be a whole number, but is {value!r}") from None

@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import InvalidInput
-from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _native
+from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _count, _native, _threads
 
 Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
 """How a branch's scores are made comparable, see `lightir.search.fusion.fuse`."""
@@ -88,7 +87,7 @@ class DenseSegments:
             threads: at most this many work at the same time.
             allowed: a bitmap a segment.
         """
-        return self.native.top_k(queries, k, threads, allowed)
+        return self.native.top_k(queries, _count("k", k), _threads(threads), allowed)
 
 
 class SparseSegments:
@@ -153,7 +152,8 @@ class SparseSegments:
             threads: at most this many work at the same time, each on whole queries.
             allowed: a bitmap a segment.
         """
-        return self.native.top_k(query_indptr, query_term_ids, query_weights, places, mean, k, threads, allowed)
+        how = _count("k", k), _threads(threads), allowed
+        return self.native.top_k(query_indptr, query_term_ids, query_weights, places, mean, *how)
 
 
 class DocumentIds:
@@ -217,8 +217,7 @@ def fuse(
     Returns:
         doc_ords (n,) uint32, sums (n,) float64, and each branch's column of n.
     """
-    if k < 0:
-        raise InvalidInput(f"k must not be negative, but is {k}")
+    k = _count("k", k)
     known = [False] * len(lists) if complete is None else list(complete)
     return _native.fuse(list(lists), list(queries), list(weights), known, scale, rrf_k, k, ties)
 

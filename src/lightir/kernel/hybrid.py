@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import InvalidInput
-from lightir.kernel import DocOrds, Scores, _native
+from lightir.kernel import DocOrds, Scores, _count, _native, _threads
 from lightir.kernel.fusion import Allowed, BranchQuery, Column, DenseSegments, DocumentIds, Scale, SparseSegments
 from lightir.kernel.query import TextEncoder
 
@@ -82,10 +81,10 @@ class HybridSearch:
         Raises:
             InvalidInput: a query is for other documents, or k or depth is negative.
         """
-        _check(k, depth)
+        how = _count("k", k), _count("depth", depth), _threads(threads)
         bitmaps = None if allowed is None else list(allowed)
         lists = None if given is None else list(given)
-        return self.native.search(list(queries), bitmaps, lists, k, depth, threads, columns)
+        return self.native.search(list(queries), bitmaps, lists, *how, columns)
 
 
 def text_search(
@@ -105,8 +104,3 @@ def text_search(
     """
     native = _native.TextSearch(search.native, encoder.native, encoder.by_library, unknown, ids.native, record)
     return native.rank
-
-
-def _check(k: int, depth: int) -> None:
-    if k < 0 or depth < 0:
-        raise InvalidInput(f"k is {k} and depth is {depth}; neither may be negative")

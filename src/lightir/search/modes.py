@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from numbers import Real
+from typing import Any, Literal, TypeAlias, cast
 
 from lightir.contract import Contract, Fusion
 from lightir.errors import InvalidInput
@@ -90,6 +91,8 @@ def parse_fusion(text: str) -> Fusion:
 
     "linear" alone is max; "linear:min-max" and "linear:none" are the others. "rrf" alone has the constant 60.
     """
+    if not isinstance(text, str):
+        raise InvalidInput(f"fusion is {type(text).__name__}; expected its name, as in 'rrf'")
     method, colon, detail = text.partition(":")
     if not colon and method in ("linear", "rrf", "dbsf"):
         return Fusion(cast(Literal["linear", "rrf", "dbsf"], method), {})
@@ -133,7 +136,9 @@ def _waits(available: tuple[Branch, ...], contract: Contract | None) -> bool:
 def _parts(available: tuple[Branch, ...], contract: Contract | None, mode: Mode) -> Sequence[str]:
     if mode is None:
         mode = "hybrid" if len(available) > 1 or _waits(available, contract) else available
-    parts = mode.split("+") if isinstance(mode, str) else mode
+    if not isinstance(mode, str | Iterable):
+        raise InvalidInput(f"mode is {mode!r}; expected hybrid, {', '.join(BRANCHES)}, joined by '+'")
+    parts = mode.split("+") if isinstance(mode, str) else list(mode)
     if unknown := [part for part in parts if part not in (*BRANCHES, "hybrid")]:
         raise InvalidInput(f"mode {unknown[0]!r} is unknown; expected hybrid, {', '.join(BRANCHES)}, joined by '+'")
     if repeated := [part for i, part in enumerate(parts) if part in parts[:i]]:
@@ -169,12 +174,14 @@ def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[B
     return {branch: DEFAULT_WEIGHTS[branch] / total for branch in branches}
 
 
-def _checked_weights(weights: Mapping[str, float]) -> Mapping[Branch, float]:
+def _checked_weights(weights: Mapping[str, Any]) -> Mapping[Branch, float]:
+    if not isinstance(weights, Mapping):
+        raise InvalidInput(f"weights is {type(weights).__name__}; expected a dict of branch -> weight")
     for branch, weight in weights.items():
         if branch not in BRANCHES:
             raise InvalidInput(f"weights name {branch!r}; the branches are {', '.join(BRANCHES)}")
-        if not math.isfinite(weight) or weight < 0:
-            raise InvalidInput(f"the weight of {branch} is {weight}; it must be finite and not negative")
+        if not isinstance(weight, Real) or not math.isfinite(weight) or weight < 0:
+            raise InvalidInput(f"the weight of {branch} is {weight!r}; it must be a finite number and not negative")
     if not any(weights.values()):
         raise InvalidInput("all weights are 0")
     return cast(Mapping[Branch, float], dict(weights))

@@ -76,6 +76,8 @@ class Searcher:
         """
         if isinstance(index, str | Path):
             raise InvalidInput(f"the index is {str(index)!r}; open it first: Searcher(Index.open({str(index)!r}))")
+        if not _is_count(threads):
+            raise InvalidInput(f"threads is {threads!r}; expected a whole number of at least 1")
         self._number = next(_NUMBERS)
         self.index = index
         self.encoder = query_encoder if query_encoder is not None else index.query_encoder(threads=threads)
@@ -146,7 +148,10 @@ class Searcher:
         if len(ids) < len(named):
             raise InvalidInput("a query_id comes twice; each query needs its own")
         matching = view.matching(filter)
-        banned = [{*exclude.get(query.query_id, ()), *([query.query_id] * exclude_same_id)} for query in named]
+        if not isinstance(exclude, Mapping):
+            raise InvalidInput(f"exclude is {type(exclude).__name__}; expected a dict of query_id -> doc_ids")
+        own = [{query.query_id} if exclude_same_id else set() for query in named]
+        banned = [_ids(exclude.get(query.query_id, ())) | same for query, same in zip(named, own, strict=True)]
         run: Run = {}
         for start in range(0, len(named), BATCH_QUERIES):
             batch = slice(start, start + BATCH_QUERIES)
@@ -180,7 +185,7 @@ class Searcher:
         chosen = how.plan
         depth = self._depth(chosen, k, depth)
         asked, matching = [Query("", query)], view.matching(filter)
-        (fused,) = self._best(view, how, asked, k, depth, matching, [set(exclude)], columns=True)
+        (fused,) = self._best(view, how, asked, k, depth, matching, [_ids(exclude)], columns=True)
         self._ask(view, fused)
         searched = BranchSearch(view, self._encode(view, asked, chosen)) if explain else None
         documents = view.documents(view.doc_ids(fused.doc_ords))
@@ -297,15 +302,19 @@ class Searcher:
         if depth is None:
             negative = self.smoothing is not None and "tokens" in chosen.branches  # so their list's end measures them
             depth = WHOLE_DEPTH if negative else chosen.depth
-        if not (1 <= k <= MOST and 1 <= depth <= MOST):
-            raise InvalidInput(f"k is {k} and depth is {depth}; both must be at least 1 and at most {MOST}")
+        if not (_is_count(k) and _is_count(depth)):
+            raise InvalidInput(f"k is {k!r} and depth is {depth!r}; both must be whole numbers from 1 to {MOST}")
         return depth
 
     def _prepared(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> _Prepared:
         """The plan, bound to the view once for all queries that ask for the same."""
-        named = mode if mode is None or isinstance(mode, str) else tuple(mode)
-        key = self._number, named, fusion, None if weights is None else tuple(weights.items())
-        found: _Prepared | None = view.prepared.get(key)
+        try:
+            named = mode if mode is None or isinstance(mode, str) else tuple(mode)
+            key = self._number, named, fusion, None if weights is None else tuple(weights.items())
+            found: _Prepared | None = view.prepared.get(key)
+        except (TypeError, AttributeError):  # what is no name or number is no key
+            self._plan(view, mode, fusion, weights)  # says which it is
+            raise
         return self._prepare(view, key, mode, fusion, weights) if found is None else found
 
     def _prepare(
@@ -390,6 +399,15 @@ class Searcher:
     def _snippet_analyzer(self, view: View) -> Analyzer:
         # Without words of its own the index gets the analyzer that knows no language but cuts Chinese as well.
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and 1 <= int(value) <= MOST
+
+
+def _ids(doc_ids: Collection[str]) -> set[str]:
+    refuse_str(doc_ids, "the documents to exclude")
+    return {*doc_ids}
 
 
 def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:
