@@ -12,7 +12,7 @@ import pytest
 
 from factories import make_contract
 from lightir import kernel
-from lightir.errors import MissingExtra
+from lightir.errors import FormatError, MissingExtra
 from lightir.index import Index, IndexWriter, build_index, graph, segment_writer
 from lightir.index import build as build_module
 from lightir.index import writer as writer_module
@@ -290,6 +290,27 @@ def test_without_the_extra_graphs_are_refused_but_scans_go_on(tmp_path: Path, mo
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
     query = np.ones((1, DIM), np.float32)
     with Index.open(tmp_path / "index") as index, pytest.raises(MissingExtra, match="--exact"):
+        dense_top(index, query, 5)
+    with Index.open(tmp_path / "index", exact=True) as index:
+        assert len(dense_top(index, query, 5)[0]) == 5
+
+
+@pytest.mark.usefixtures("small_graphs")
+@pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.999])
+def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float) -> None:
+    """usearch follows it wherever it points: of single flipped bits many ended the process."""
+    build(tmp_path / "index", shard(unit_rows(N, 1)))
+    (path,) = (tmp_path / "index").rglob("graph.bin")
+    content = bytearray(path.read_bytes())
+    content[int(at * len(content))] ^= 64
+    path.write_bytes(content)
+    query = np.ones((1, DIM), np.float32)
+    with (
+        Index.open(tmp_path / "index") as index,
+        pytest.raises(
+            FormatError, match=r"graph\.bin is damaged: its checksum .*; Index\.open\(exact=True\) or --exact"
+        ),
+    ):
         dense_top(index, query, 5)
     with Index.open(tmp_path / "index", exact=True) as index:
         assert len(dense_top(index, query, 5)[0]) == 5

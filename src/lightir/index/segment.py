@@ -152,11 +152,18 @@ class Segment:
     def graph(self) -> Graph | None:
         """The graph over the dense rows; None where the index has none, or the segment is small.
 
+        Its file is read against its checksum first, once a process: usearch follows a damaged graph out of memory.
+
         Raises:
+            FormatError: it is damaged.
             MissingExtra: there is one, but usearch is not installed.
         """
         if "graph" not in self.manifest or self.dense is None:
             return None
+        try:
+            self._verify_file("graph.bin")
+        except FormatError as error:
+            raise FormatError(f"{error}; Index.open(exact=True) or --exact searches without it") from None
         rows, scales = self.dense
         return Graph(self.array("graph.hnsw"), rows, scales, GraphFacts(**self.manifest["graph"]))
 
@@ -241,9 +248,12 @@ class Segment:
         Raises:
             FormatError: names the file that is damaged.
         """
-        for name, expected in self.manifest["files"].items():
-            if hashlib.sha256(self.buffers[name]).hexdigest() != expected["sha256"]:
-                raise FormatError(f"{self.folder / name} is damaged: its checksum is not the manifest's")
+        for name in self.manifest["files"]:
+            self._verify_file(name)
+
+    def _verify_file(self, name: str) -> None:
+        if hashlib.sha256(self.buffers[name]).hexdigest() != self.manifest["files"][name]["sha256"]:
+            raise FormatError(f"{self.folder / name} is damaged: its checksum is not the manifest's")
 
     @contextlib.contextmanager
     def naming_damage(self) -> Iterator[None]:
