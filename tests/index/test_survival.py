@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from lightir.errors import FormatError, IndexLocked, WriteFailed
+from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
 from lightir.index import Index, IndexWriter, build_index, document_shards, segment_writer
 from lightir.search import Searcher
 from lightir.types import Document
@@ -72,6 +72,32 @@ def test_what_is_read_only_is_searched_and_said_so_to_a_writer(folder: Path, mon
     finally:
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o700)
+
+
+def test_who_may_not_write_is_told_that_others_changed_what_is_read_without_locks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SQLite needs to write beside a file to lock it: such a reader would mix two states of the store."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+        index = Index.open(folder)
+        searcher = Searcher(index)
+        assert len(searcher.hits("cat", 30)) == 30
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("d7", "the cat is another")])
+        writer.delete(["d8"])
+    changed = "was changed since it was opened, and it is read without locks.*; refresh, or open it again"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+        assert len(searcher.search(["cat"], 30)["0"]) == 30  # needs the segments alone
+        for reads in (lambda: searcher.hits("cat"), lambda: index.snapshot(tmp_path / "copy")):
+            with pytest.raises(InvalidInput, match=changed):
+                reads()
+        assert not (tmp_path / "copy").exists()
+        assert index.refresh()
+        assert {hit.snippet for hit in searcher.hits("cat", 30) if hit.doc_id == "d7"} == {"the cat is another"}
+        index.snapshot(tmp_path / "copy")
+    index.close()
 
 
 def test_a_second_writer_is_told_who_the_first_is(folder: Path) -> None:

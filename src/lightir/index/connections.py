@@ -34,6 +34,7 @@ class Connection(sqlite3.Connection):
     Attributes:
         path: the file.
         file: which file that was when it was opened, see `file_at`.
+        unlocked: size and time of the file's last change, where it is read without locks (SQLite's "immutable").
         lock: held while the connection is used.
         reads: it changes nothing.
         inherited: it is the parent's; in this process it is closed.
@@ -42,6 +43,7 @@ class Connection(sqlite3.Connection):
 
     path: Path
     file: File | None
+    unlocked: tuple[int, int] | None = None
     lock: threading.RLock
     reads = False
     inherited = False
@@ -56,6 +58,18 @@ class Connection(sqlite3.Connection):
     def is_current(self) -> bool:
         """Whether the path still leads to this file; not where its folder was removed, or exchanged for another."""
         return self.file is not None and self.file == file_at(self.path)
+
+    def check_unchanged(self) -> None:
+        """Nothing, or that what was just read without locks may be of two states of the file.
+
+        Raises:
+            InvalidInput: somebody who may write the file has changed it since it was opened.
+        """
+        if self.unlocked is not None and self.unlocked != _last_change(self.path):
+            raise InvalidInput(
+                f"{self.path} was changed since it was opened, and it is read without locks, for this process may not "
+                "write there; refresh, or open it again"
+            )
 
     def usable(self) -> Connection:
         """Itself.
@@ -89,10 +103,12 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     while True:
         before = file_at(path)
+        unlocked = _last_change(path) if "immutable" in mode else None
         connection = sqlite3.connect(
             uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s, factory=Connection
         )
         connection.path, connection.file, connection.lock = path, file_at(path), threading.RLock()
+        connection.unlocked = unlocked
         if before in (None, connection.file):  # otherwise either of two files was opened
             _all.add(connection)
             return connection
@@ -106,6 +122,14 @@ def file_at(path: Path) -> File | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _last_change(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()

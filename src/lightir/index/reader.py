@@ -231,7 +231,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
                 return current
             skip = skip_damaged and generation == seen
             view = View(folder, store, before=current, skip_damaged=skip, exact=exact)
-        except FormatError as error:
+        except (FormatError, InvalidInput) as error:
             store.close()
             if seen == generation:
                 raise

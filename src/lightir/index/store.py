@@ -318,6 +318,7 @@ class Store:
             target = sqlite3.connect(path)
             try:
                 self._connection.backup(target)
+                self._opened.check_unchanged()
             finally:
                 target.close()
 
@@ -408,7 +409,9 @@ class Store:
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
         with self._opened.lock, _named(self.path):
-            return self._connection.execute(statement, arguments).fetchall()
+            rows = self._connection.execute(statement, arguments).fetchall()
+            self._opened.check_unchanged()
+            return rows
 
 
 def _require(path: Path) -> None:
