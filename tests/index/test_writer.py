@@ -246,8 +246,9 @@ def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> Non
             for wrong_ids, said in ((None, "doc_ids is NoneType"), ([1, 2], "is int"), (["a", "\udcff"], "UTF-8")):
                 with pytest.raises(InvalidInput, match=said):  # to keep only 1 and 2 would leave nothing of "1" and "2"
                     change(wrong_ids)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="size is 0"):
-            writer.add_shards([], size=0)
+        for none in (lambda: writer.add_shards([], size=0), lambda: list(document_shards([Document("x", "")], size=0))):
+            with pytest.raises(InvalidInput, match="size is 0"):
+                none()
         for wrong in ({"doc_id": "x", "text": "y"}, "text"):
             with pytest.raises(InvalidInput, match=rf"a document is {type(wrong).__name__}; expected Document"):
                 writer.add([wrong])  # type: ignore[list-item]
@@ -291,6 +292,25 @@ def test_extremes_are_taken(folder: Path) -> None:
         dense = Searcher(index, encoder).search(["cat"], mode="dense")["0"]
         assert (dense.doc_ids[0], dense.scores[0]) == ("null", 0.0)  # zeros score 0, the others below
         assert "null" not in Searcher(index, encoder).search(["cat"], mode="sparse")["0"].doc_ids
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: Any = 1
+    for _ in range(levels - 1):
+        value = [value]
+    return {"deep": value, "n": 1}
+
+
+def test_metadata_too_deep_for_sqlite_s_filters_are_refused(folder: Path) -> None:
+    """One such document would make every filter fail."""
+    with IndexWriter.open(folder) as writer:
+        writer.add([Document("deepest", "cat", metadata=nested(500)), Document("wide", "", metadata={"a": [[]] * 900})])
+        with pytest.raises(InvalidInput, match="metadata of document 'x' is nested deeper than 500"):
+            writer.add([Document("x", "cat", metadata=nested(501))])
+        with pytest.raises(InvalidInput, match="metadata of document 'x' is no JSON object: maximum recursion"):
+            writer.add([Document("x", "cat", metadata=nested(5000))])
+    with Index.open(folder) as index:
+        assert [hit.doc_id for hit in Searcher(index).hits("cat", mode="tokens", filter={"n": 1})] == ["deepest"]
 
 
 def test_vectors_need_a_contract(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ SHARD_DOCUMENTS = 4096
 
 
 def document_shards(documents: Iterable[Document], *, size: int = SHARD_DOCUMENTS) -> Iterator[Shard]:
-    """Documents without vectors as shards, for an index of tokens alone."""
+    """Documents without vectors as shards of `size` documents, at least 1, for an index of tokens alone."""
+    if size < 1:
+        raise InvalidInput(f"size is {size}; at least 1 is needed")
     remaining = iter(documents)
     while batch := list(itertools.islice(remaining, size)):
         yield Shard(batch, None, None)

@@ -24,6 +24,8 @@ from lightir.types import Document, refuse_str
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
 MAX_DOC_ID_BYTES = 10_000
+MAX_METADATA_DEPTH = 500
+"""SQLite's JSON functions refuse deeper texts, from 1,000 or 2,000 levels on, and every filter would fail by one."""
 KEYS_AT_ONCE = 50_000
 """Keys that a statement is given at a time."""
 
@@ -511,6 +513,20 @@ def store_row(document: Document) -> StoreRow:
     text = check_text(document.text, f"the text of document {doc_id!r}")
     try:
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"the metadata of document {doc_id!r} is no JSON object: {error}") from None
+    if _is_nested_deeper(document.metadata, metadata):
+        raise InvalidInput(f"the metadata of document {doc_id!r} is nested deeper than {MAX_METADATA_DEPTH}")
     return doc_id, title, text, check_text(metadata, f"the metadata of document {doc_id!r}")
+
+
+def _is_nested_deeper(value: Any, written: str) -> bool:
+    """Whether a JSON value has more than MAX_METADATA_DEPTH levels; `written` is its text."""
+    if written.count("[") + written.count("{") <= MAX_METADATA_DEPTH:
+        return False
+    level, depth = [value], 0
+    while level and depth <= MAX_METADATA_DEPTH:
+        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
+        level = [each for values in inside for each in values if isinstance(each, Mapping | list | tuple)]
+        depth += 1
+    return depth > MAX_METADATA_DEPTH
