@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightir.index import Index, IndexInfo, IndexWriter, build_index, graph, joi
 from lightir.index import build as build_module
 from lightir.index.joined import Part, Streamed, inverted
 from lightir.index.rows import join, of_segment
+from lightir.index.segment import Segment
 from lightir.index.segment_writer import write_joined, write_rows
 from lightir.shards import Shard
 from lightir.types import Document
@@ -87,6 +89,24 @@ def test_joined_terms_of_a_model_are_those_of_rows_in_memory(tmp_path: Path, ana
         expected = write_rows(tmp_path / "i", rows, number=50, mean=2.5, sizes=index.view.sizes)
         found = write_joined(tmp_path / "i", parts, number=51, mean=2.5, sizes=index.view.sizes)
     assert found == dataclasses.replace(expected, number=51)
+
+
+def test_ids_are_held_by_pieces_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's part of the memory, to a tenth of the ids' bytes: numbers are held of all documents, texts of a few."""
+    monkeypatch.setattr(joined, "PIECE_DOCUMENTS", 10)
+    ids = [f"{i:04d}" + "ü" * 4000 for i in range(500)]
+    shards = [Shard([Document(each, "") for each in ids[i::2]], None, None) for i in range(2)]
+    build_index(shards, tmp_path / "i", segment_documents=250, analyzer="words", progress=False)
+    with Index.open(tmp_path / "i") as index:
+        parts: list[Part] = [(each.segment, np.arange(250)) for each in index.view.segments]
+        tracemalloc.start()
+        try:
+            found = write_joined(tmp_path / "i", parts, number=51, mean=1.0, sizes=index.view.sizes)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 8000 * 500 / 10
+        assert Segment(tmp_path / "i" / "segments" / found.name, found.manifest_sha256).doc_ids.terms() == ids
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])

@@ -64,8 +64,8 @@ def build_index(
 
     Documents go to the disk as they come, GATHERED_DOCUMENTS at a time, and such pieces are joined into segments at the
     end. So memory holds one piece whatever the collection's size: about 250 MB for documents of 60 words
-    (bench/bench_index.py), and 400 kB a dense column; with dense_graph also the graph of a segment. The disk holds one
-    segment twice for a while.
+    (bench/bench_index.py), and 400 kB a dense column; of a segment's other documents some numbers each, see
+    lightir.index.joined; with dense_graph also the graph of a segment. The disk holds one segment twice for a while.
 
     Args:
         shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a

@@ -1,6 +1,7 @@
-"""Documents of several segments as the arrays of one, piece by piece: memory holds 65,536 of them, however many.
+"""Documents of several segments as the arrays of one, piece by piece, in little memory however many they are.
 
-`rows.join` does the same in memory and gives the same bytes.
+Memory holds 65,536 documents' rows and, of every document of the new segment, some numbers and no text: its place, its
+key, where its rows begin. `rows.join` does the same in memory and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.rows import Places
 from lightir.index.segment import Segment, SparseBranch
+from lightir.kernel.fusion import DocumentIds
 from lightir.vectors import SparseVectors, row_entries, row_starts
 
 PIECE_DOCUMENTS = 16_384
@@ -52,16 +54,27 @@ class Joined:
         """Put the documents of all parts in order; each doc_id comes once."""
         self._segments = [segment for segment, _ in parts]
         self._every = [len(places) == len(segment) for segment, places in parts]
-        ids = [segment.doc_ids[place] for segment, places in parts for place in places.tolist()]
-        order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
-        self.doc_ids = [ids[i] for i in order.tolist()]
+        order = _order_of_ids(parts)
         self._of = np.repeat(np.arange(len(parts)), [len(places) for _, places in parts])[order]
         self._places = np.concatenate([places for _, places in parts])[order]
         self.doc_keys = self._column([segment.doc_keys for segment in self._segments], np.dtype(np.int64))
         self.pending = self._column([segment.pending for segment in self._segments], np.dtype(np.bool_))
 
     def __len__(self) -> int:
-        return len(self.doc_ids)
+        return len(self._of)
+
+    def doc_ids(self) -> tuple[Streamed, npt.NDArray[np.int64]]:
+        """What `SortedStrings.pack` gives of the ids."""
+        lengths = self._column([np.diff(segment.doc_ids.indptr) for segment in self._segments], np.dtype(np.int64))
+        indptr = row_starts(lengths)
+
+        def pieces() -> Iterator[Array]:
+            for span in self._spans(PIECE_DOCUMENTS):
+                each = zip(self._of[span].tolist(), self._places[span].tolist(), strict=True)
+                texts = [self._segments[i].doc_ids.text(place) for i, place in each]
+                yield np.frombuffer(b"".join(texts), np.uint8)
+
+        return Streamed(np.dtype(np.uint8), (int(indptr[-1]),), pieces), indptr
 
     def having(self, branch: str) -> list[Segment]:
         """The segments that hold a branch of the documents; of vectors, those of documents that have some."""
@@ -169,6 +182,14 @@ class Joined:
                 _, entries = row_entries(segment.tokens.indptr, places[first : first + PIECE_DOCUMENTS])
                 used[segment.tokens.term_ids[entries]] = True
         return used
+
+
+def _order_of_ids(parts: Sequence[Part]) -> npt.NDArray[np.int64]:
+    """The places of the parts' documents, one part after the other, in ascending order of their ids."""
+    firsts = row_starts([len(segment) for segment, _ in parts])[:-1]
+    doc_ords = np.concatenate([first + places for first, (_, places) in zip(firsts, parts, strict=True)])
+    ids = DocumentIds([segment.doc_ids.arrays for segment, _ in parts])
+    return ids.order(doc_ords.astype(np.uint32), np.zeros(len(doc_ords), np.float32))  # all tie, so ids alone count
 
 
 @dataclass(frozen=True, slots=True)

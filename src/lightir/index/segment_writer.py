@@ -79,7 +79,7 @@ def joined_arrays(
         mean: see `segment_arrays`.
         sizes: whether dense rows get int8 copies and a graph.
     """
-    text, indptr = SortedStrings.pack(documents.doc_ids)
+    text, indptr = documents.doc_ids()
     arrays: dict[str, npt.NDArray[Any] | Streamed] = {
         "documents.ids.text": text,
         "documents.ids.indptr": indptr,

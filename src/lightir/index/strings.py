@@ -16,6 +16,7 @@ class SortedStrings:
 
     def __init__(self, text: npt.NDArray[np.uint8], indptr: npt.NDArray[np.int64]) -> None:
         """Wrap the arrays that `pack` made: string i is text[indptr[i]:indptr[i + 1]] in UTF-8."""
+        self.arrays = text, indptr
         self._text = memoryview(text.data)
         self._indptr = memoryview(indptr.data)  # gives Python integers, ten times as fast as numpy's
 
@@ -32,13 +33,13 @@ class SortedStrings:
 
     def __getitem__(self, position: int) -> str:
         try:
-            return self._bytes(position).decode()
+            return self.text(position).decode()
         except UnicodeDecodeError:
             raise FormatError("a stored string is no UTF-8; `lightir verify` says which file of the index") from None
 
     def ends(self) -> tuple[bytes, bytes]:
         """The first and the last one in UTF-8; there must be one."""
-        return self._bytes(0), self._bytes(len(self) - 1)
+        return self.text(0), self.text(len(self) - 1)
 
     def terms(self) -> list[str]:
         """All of them."""
@@ -51,8 +52,14 @@ class SortedStrings:
     def find(self, string: str) -> int | None:
         """The string's position, or None."""
         wanted = string.encode(errors="surrogatepass")
-        position = bisect_left(range(len(self)), wanted, key=self._bytes)
-        return position if position < len(self) and self._bytes(position) == wanted else None
+        position = bisect_left(range(len(self)), wanted, key=self.text)
+        return position if position < len(self) and self.text(position) == wanted else None
 
-    def _bytes(self, position: int) -> bytes:
+    @property
+    def indptr(self) -> npt.NDArray[np.int64]:
+        """(n + 1,) where each string begins in the text, and where the last one ends."""
+        return self.arrays[1]
+
+    def text(self, position: int) -> bytes:
+        """A string in UTF-8."""
         return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])

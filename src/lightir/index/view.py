@@ -273,8 +273,7 @@ class View:
     @cached_property
     def ids(self) -> DocumentIds:
         """The ids of all documents, deleted ones too."""
-        arrays = [each.segment.array for each in self.segments]
-        return DocumentIds([(array("documents.ids.text"), array("documents.ids.indptr")) for array in arrays])
+        return DocumentIds([each.segment.doc_ids.arrays for each in self.segments])
 
     # Searching
 
