@@ -141,6 +141,7 @@ def test_misuse_is_exit_code_2(arguments, capsys):
             "lightir search: error: unrecognized arguments: --modes x; did you mean --mode?",
         ),
         (["search", "i", "q", "--explian=1", "--mode", "x"], "did you mean --explain?"),
+        (["encode", "m", "c", "--out", "v", "--model", "m"], "unrecognized arguments: --model m\n"),
         (["search", "i", "q", "--fusion", "liner"], "did you mean linear?"),
         (["search", "i", "q", "--zzzz"], "unrecognized arguments: --zzzz\n"),
         (["search", "i", "how", "do", "vaccines", "work"], "do vaccines work; words that belong together want quotes"),

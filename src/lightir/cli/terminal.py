@@ -102,9 +102,10 @@ def highlight(text: str, words: Iterable[str], *codes: str) -> str:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that is nearest, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """A hint at the known word that is nearest, or nothing; an option's dashes make it no more like another's."""
+    names = {each.lstrip("-"): each for each in known}
+    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def shorten(text: str, columns: int) -> str:
