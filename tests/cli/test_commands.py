@@ -478,6 +478,14 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     assert f"{good} lacks 1 of the 11 judged queries; each of them counts 0" in shown.err
 
 
+def test_a_model_is_verified_by_its_name_as_info_shows_it(monkeypatch, capsys, tmp_path, bm25_index):
+    monkeypatch.setattr("lightir.addresses.shipped_models", lambda: {"shipped": bm25_index})
+    assert main(["verify", "shipped"]) == main(["info", "shipped"]) == 0
+    assert "shipped: index, whole" in capsys.readouterr().err
+    assert main(["verify", "nothing"]) == 1
+    assert "nothing does not exist" in capsys.readouterr().err
+
+
 def test_a_run_of_other_documents_than_those_judged_is_told(tmp_path, capsys):
     (tmp_path / "run").write_text("q Q0 MED-1 1 1 x\nq Q0 MED-2 2 .5 x\n")
     (tmp_path / "qrels").write_text("q 0 1 1\nq 0 2 0\n")

@@ -126,7 +126,7 @@ def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) 
     assert of_texts(encoder(), "tokens") is None
     assert of_texts(OtherKind(encoder()), "hybrid") is None
     assert of_texts(None, "tokens") is None
-    with pytest.raises(NotFound, match="no query table for task 'other'"):
+    with pytest.raises(NotFound, match="no query table for task 'other'; there is one table alone"):
         of_texts(encoder(), "hybrid", "other")
 
 

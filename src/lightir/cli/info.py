@@ -94,12 +94,18 @@ def fusion_in_words(fusion: Fusion) -> str:
     return f"{weights_text(fusion)} {fusion_text(fusion)}"
 
 
+def folder_of(address: str) -> Path:
+    """The folder that is named, or that of the installed model of this name."""
+    from lightir.addresses import shipped_models
+
+    return Path(address) if Path(address).exists() else shipped_models().get(address, Path(address))
+
+
 def facts(address: str) -> dict[str, Any]:
     """What `--json` prints."""
-    from lightir.addresses import shipped_models
     from lightir.contract import Contract, to_json
 
-    folder = Path(address) if Path(address).exists() else shipped_models().get(address, Path(address))
+    folder = folder_of(address)
     kind = kind_of(folder)
     if kind == "index":
         from lightir.index import Index

@@ -6,25 +6,29 @@ import argparse
 from pathlib import Path
 
 from lightir.cli.arguments import add_json
-from lightir.cli.info import kind_of
+from lightir.cli.info import folder_of, kind_of
 from lightir.cli.terminal import print_json, say
 
 HELP = "check a folder against its checksums and its contract"
 EXAMPLES = """
   lightir verify index && echo whole
+  lightir verify minilm
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("folder", metavar="FOLDER", help="an index, vectors, model or query-encoder folder")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="an index, vectors, model or query-encoder folder, or a model's name"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Check; damage is an error, so the exit code is 1."""
-    kind = kind_of(Path(args.folder))
-    verify(Path(args.folder), kind)
+    folder = folder_of(args.folder)
+    kind = kind_of(folder)
+    verify(folder, kind)
     if args.json:
         print_json({"folder": args.folder, "kind": kind, "ok": True})
     else:

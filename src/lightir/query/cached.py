@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -164,7 +164,7 @@ class CachedQueryEncoder:
     def _encoder(self, task: str | None) -> TextEncoder:
         encoder = self._encoders.get(task)
         if encoder is None:
-            raise NotFound(f"no query table for task {task!r}; there are {list(self.tables)}")
+            raise NotFound(f"no query table for task {task!r}; {tables_there(self.tables)}")
         return encoder
 
     def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
@@ -203,3 +203,10 @@ class CachedQueryEncoder:
         if dim is not None and not 1 <= dim <= width:
             raise InvalidInput(f"dim is {dim}; the tables hold 1 to {width} columns")
         return width if dim is None else dim
+
+
+def tables_there(names: Collection[str]) -> str:
+    """What an error says of the tables that there are."""
+    if list(names) == [""]:
+        return "there is one table alone, which is for every task: name none"
+    return f"there are {list(names)}"

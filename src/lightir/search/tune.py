@@ -134,7 +134,8 @@ def tune(
     judged = [query for query in queries if query.query_id in qrels]
     if folds < 2 or len(judged) < 2 * folds:
         raise InvalidInput(
-            f"{len(judged)} judged queries in {folds} folds; two folds or more of two queries are needed"
+            f"{len(judged)} judged queries in {folds} folds; two folds or more of two queries are needed: judge more, "
+            "or take fewer folds (--folds)"
         )
     now = plan(searcher.index.branches, searcher.index.contract, mode=mode)
     if len(now.branches) < 2:
