@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.add import say_pending
-from lightir.cli.arguments import add_fields, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, add_fields, add_json, positive
 from lightir.cli.pipeline import are_vectors, index_vectors
 from lightir.cli.terminal import Misuse, print_json, say, size
 
@@ -38,7 +38,7 @@ NO_ANALYZER = "none"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "vectors", nargs="+", metavar="VECTORS", help="folders that `lightir encode` wrote, or a corpus"
+        "vectors", nargs="+", metavar="FILES", help=f"{CORPUS_HELP}; or folders that `lightir encode` wrote"
     )
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
     add_fields(parser)
