@@ -214,6 +214,7 @@ def test_filters_and_deletes_leave_k_documents(tmp_path: Path) -> None:
         writer.delete([f"d{i:04d}" for i in range(0, 3 * N, 2)])
     queries = unit_rows(5, 2).astype(np.float32)
     with Index.open(tmp_path / "index") as index:
+        assert (index.info().dense_graph or {})["documents"] == 3 * N
         for found in dense_top(index, queries, 20, filter={"n": 3}):
             assert [doc_id[-1] for doc_id, _ in found] == ["3"] * 20
         for found in dense_top(index, queries, 100, filter={"n": {"lt": 4}}):
@@ -314,3 +315,32 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
         dense_top(index, query, 5)
     with Index.open(tmp_path / "index", exact=True) as index:
         assert len(dense_top(index, query, 5)[0]) == 5
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_a_filtered_walk_is_a_scan_only_where_it_lets_too_few_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, query, scans = unit_rows(N, 1), unit_rows(1, 2).astype(np.float32), []
+    data, facts = build_graph(rows, None, np.ones(N, np.bool_))
+    scan = kernel.dense_top_k
+    monkeypatch.setattr(kernel, "dense_top_k", lambda *given, **how: scans.append(1) or scan(*given, **how))
+    walked = Graph(data, rows, None, facts)
+    order = np.argsort(-kernel.dense_pair_scores(rows, np.arange(N, dtype=np.uint32), query[0]), kind="stable")
+    even = np.arange(N) % 2 == 0
+    ((found, _),) = walked.top_k(query, 5, n_allowed=N // 2, allowed=kernel.pack_bitmap(even))
+    assert found.tolist() == [place for place in order if even[place]][:5]
+    assert scans == []
+    worst = np.isin(np.arange(N), order[-5:])
+    ((found, _),) = walked.top_k(query, 5, n_allowed=N, allowed=kernel.pack_bitmap(worst))
+    assert found.tolist() == order[-5:].tolist()
+    assert scans == [1]
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_rows_of_different_lengths_are_found_by_their_inner_products() -> None:
+    rows = unit_rows(N, 1) * np.linspace(0.2, 3, N, dtype=np.float16)[:, None]
+    data, facts = build_graph(rows, None, np.ones(N, np.bool_))
+    queries = unit_rows(20, 2).astype(np.float32)
+    found = Graph(data, rows, None, facts).top_k(queries, 10, n_allowed=N)
+    exact, _ = kernel.dense_top_k(rows, queries, k=10)
+    shared = [len({*mine.tolist()} & {*true.tolist()}) for (mine, _), true in zip(found, exact, strict=True)]
+    assert np.mean(shared) > 9

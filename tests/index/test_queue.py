@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,7 +183,17 @@ def test_demand_is_told_once_a_second_and_at_the_end(folder: Path, index: Index)
         assert heats(folder) == 3
         demand.note(index.view, ords_of(index, "d0008"))
         assert heats(folder) == 3
+        queue = demand._queue
     assert heats(folder) == 4
+    with sqlite3.connect(folder / "queue" / "queue.sqlite") as told:  # each at its time, by the clock that was given
+        assert told.execute("SELECT heat * 3600 FROM demand ORDER BY doc_key").fetchall() == [
+            (0,),
+            (1.5,),
+            (1.5,),
+            (1.5,),
+        ]
+    assert queue is not None
+    assert queue._opened.is_closed
 
 
 def heats(folder: Path) -> int:
@@ -295,6 +306,41 @@ def test_parked_vectors_that_are_none_are_said_and_spoil_no_index(folder: Path, 
     assert work(folder, FakeEncoder(), once=True, progress=False).pending == 0
     with Index.open(folder) as after:
         assert len(require_right_vectors(after)) == 10
+
+
+ROW = (b"\0" * 8, b"\1\0\0\0\2\0\0\0", b"\5\6")
+"""A dense row of four, and two terms with their impacts."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([ROW, (b"\0" * 16, *ROW[1:]), (None, *ROW[1:])], "differ in width"),
+        ([ROW, (None, *ROW[1:]), (b"\0" * 16, *ROW[1:])], "differ in width"),
+        ([ROW, (ROW[0], None, None)], "differ in number"),
+        ([(ROW[0], None, None), ROW], "differ in number"),
+        ([ROW, (ROW[0], b"", b"\7"), (ROW[0], b"\1\0\0\0\2\0\0\0", b"\7")], "differ in number"),
+        ([ROW, (ROW[0], b"\1\0\0\0", None)], "differ in number"),
+    ],
+)
+def test_parked_rows_that_fit_only_all_together_are_not_given_to_each_others_documents(rows: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Vectors.from_blobs(rows, 9)
+
+
+@pytest.mark.parametrize("kinds", ["both", "dense", "sparse"])
+def test_what_is_parked_comes_back(kinds: str) -> None:
+    empty = (b"\0\x3c" * 4, b"", b"")
+    rows = [ROW, empty, ROW]
+    if kinds == "dense":
+        rows = [(each[0], None, None) for each in rows]  # type: ignore[misc]
+    if kinds == "sparse":
+        rows = [(None, *each[1:]) for each in rows]  # type: ignore[misc]
+    found = Vectors.from_blobs(rows, 9)
+    assert [found.blobs(place) for place in range(3)] == rows
+    assert [found.take(np.array([1, 0])).blobs(place) for place in range(2)] == [rows[1], rows[0]]
+    if found.dense is not None:
+        assert found.dense.tolist() == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
 
 
 def test_demand_and_failures_of_other_types_are_read_as_numbers_and_text(folder: Path, index: Index) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
-from lightir.index import Index, IndexWriter, build_index, document_shards, segment_writer
+from lightir.index import Index, IndexWriter, build_index, document_shards, reader, segment_writer, view
 from lightir.search import Searcher
 from lightir.types import Document
 
@@ -101,6 +101,7 @@ def test_who_may_not_write_is_told_that_others_changed_what_is_read_without_lock
 
 
 def test_a_second_writer_is_told_who_the_first_is(folder: Path) -> None:
+    IndexWriter.open(folder, brief=True).close()  # nothing of what this one said stays in the file
     with IndexWriter.open(folder), pytest.raises(IndexLocked) as refused:
         IndexWriter.open(folder)
     assert f"process {os.getpid()} on {socket.gethostname()} since 20" in str(refused.value)
@@ -149,6 +150,26 @@ def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
         assert len(old) == 10
         assert not old.refresh()
     assert contents(folder.parent / "backup") == sorted(DOCUMENTS, key=lambda each: each.doc_id)
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_a_segment_that_is_merged_away_while_an_index_is_opened_is_no_damage(
+    folder: Path, skip_damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+
+    def meanwhile(*arguments: Any, skip_damaged: bool, **options: Any) -> view.View:
+        calls.append(skip_damaged)
+        if len(calls) == 1:
+            with IndexWriter.open(folder) as writer:
+                writer.upsert([dataclasses.replace(each, text=f"{each.text} again") for each in DOCUMENTS])
+        return view.View(*arguments, skip_damaged=skip_damaged, **options)
+
+    monkeypatch.setattr(reader, "View", meanwhile)
+    with Index.open(folder, skip_damaged=skip_damaged) as index:
+        assert len(index) == 30
+        assert index.view.damaged == []
+    assert calls == [False, False]
 
 
 def test_threads_search_while_the_index_is_refreshed(folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +409,24 @@ def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytes
     with Index.open(folder) as index:
         assert list(Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids) == ["b", "a"]
         assert not list(folder.glob("*-wal"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["UPDATE documents SET doc_id = 'aa' WHERE doc_id = 'a'"],
+        ["UPDATE documents SET doc_key = 99 WHERE doc_key = 3", "UPDATE metadata SET doc_key = 99 WHERE doc_key = 3"],
+    ],
+)
+def test_other_ids_or_other_keys_than_the_segments_are_told(folder: Path, changes: list[str]) -> None:
+    with closing(sqlite3.connect(folder / "store.sqlite")) as store, store:
+        for each in changes:
+            store.execute(each)
+    with (
+        Index.open(folder) as index,
+        pytest.raises(FormatError, match=r"'aa' under key 1, .* 'a' under 1|'c' under key 99, .* under 3"),
+    ):
+        index.verify()
 
 
 def test_a_store_and_segments_that_disagree_are_told(folder: Path) -> None:

@@ -316,4 +316,5 @@ def _compare_with_store(view: View) -> None:
         raise FormatError(f"{view.store.path} holds {len(stored)} documents, but the segments hold {len(ids)}")
     for place, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
         if keys[place] != key or ids[place] != doc_id:
-            raise FormatError(f"{view.store.path} holds document {doc_id!r}, but the segments hold {ids[place]!r}")
+            there = f"but the segments hold {ids[place]!r} under {keys[place]}"
+            raise FormatError(f"{view.store.path} holds document {doc_id!r} under key {key}, {there}")
