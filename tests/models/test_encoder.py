@@ -257,6 +257,8 @@ def _sparse(model: LightRetriever, texts: list[str]) -> torch.Tensor:
 def test_stored_documents_are_normalised_cut_and_quantised() -> None:
     model = retriever(sparse=SparseHead(top_k=5, scale=10.0))
     model.contract = dataclasses.replace(model.contract, dense=DenseHead("eos", "", (8, 4)))
+    bias = 5 * torch.randn(model.backbone.vocab_size, generator=torch.Generator().manual_seed(3)) - 5
+    model.heads = dataclasses.replace(model.heads, term_bias=bias)
     batch = model.batch(model.frame_documents(TEXTS))
     dense, sparse = model.encode_batch(batch)
     assert dense is not None

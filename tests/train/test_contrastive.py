@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,12 +255,25 @@ def test_a_run_is_not_resumed_on_data_or_weights_that_changed_since(recipe: Reci
     train(recipe, tmp_path / "model", resume=True, device="cpu")
 
 
-def test_schedules_step_once_for_an_optimizer_step(recipe: Recipe, tmp_path: Path) -> None:
+def test_schedules_step_once_for_an_optimizer_step(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    losses = Contrastive.losses
+
+    def noted(stage: Contrastive, number: int, *, step: int) -> Any:
+        asked.append((number, step))  # the step decides FLOPS' ramp
+        return losses(stage, number, step=step)
+
+    monkeypatch.setattr(Contrastive, "losses", noted)
     rates = []
     for accumulation in (1, 2):
-        out = train(with_settings(recipe, accumulation=accumulation), tmp_path / f"a{accumulation}", device="cpu")
+        settings = with_settings(recipe, accumulation=accumulation, warmup_steps=5)
+        out = train(settings, tmp_path / f"a{accumulation}", device="cpu")
         rates.append([each["learning_rate"] for each in records(out) if "loss" in each])
     assert rates[0] == rates[1]
+    assert len(set(rates[0])) == 6
+    assert asked == [*((n, n) for n in range(6)), *((n, n // 2) for n in range(12))]
 
 
 def test_the_learning_rate_rises_and_falls_to_its_share(recipe: Recipe) -> None:

@@ -86,9 +86,8 @@ class LightRetriever(nn.Module):
         self.heads = Heads(**{name: value.to(device) for name, value in self.heads.arrays().items()})
         if (head := self.backbone.head) is not None:
             self.backbone = dataclasses.replace(self.backbone, head=head.to(device))
-        model = self.backbone.model
-        if device.type == "cuda" and model._supports_sdpa and not getattr(model.config, "attn_logit_softcapping", None):
-            model.set_attn_implementation(SDPA)
+        if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
+            self.backbone.model.set_attn_implementation(SDPA)
         return self
 
     # ---- text to batches
