@@ -94,7 +94,11 @@ def test_the_text_is_cut_and_the_frame_never() -> None:
 
 def test_blanks_in_front_of_a_text_take_nothing_of_it() -> None:
     model = retriever(document=DocumentPolicy(max_tokens=16))
-    assert model.frame_documents([" \n" * 10_000 + "some text"]) == model.frame_documents(["some text"])
+    framed = model.frame_documents(["some text"])
+    assert model.frame_documents([" \n" * 10_000 + "some text"]) == framed
+    assert model.frame_documents(["some text \n"]) == framed
+    assert model.frame_documents([]) == []
+    assert model.batch([]).input_ids.shape == (0, 1)
 
 
 def test_a_query_is_cut_behind_its_prompt_and_its_suffix_stays() -> None:
@@ -188,6 +192,32 @@ def test_a_light_query_of_one_token_is_the_full_one_in_any_frame(
         batch = model.batch(model.frame_queries(["k"]))
         weights = model.token_weights(ids, cache=model.prompt_cache())
         assert error(weights, model.sparse_from(model.states(batch), batch)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"suffix": " so:"}, "it has no light queries"),
+        ({"bigrams": "0123456789abcdef"}, "the table's alone"),
+        ({"tokenizer": "0123456789abcdef"}, "the table's alone"),
+    ],
+)
+def test_light_queries_that_the_model_cannot_give_are_refused(change: dict[str, str], message: str) -> None:
+    model = retriever()
+    query = dataclasses.replace(QUERY, **change)  # type: ignore[arg-type]
+    model.contract = dataclasses.replace(model.contract, query=query)
+    with pytest.raises(InvalidInput, match=message):
+        model.light_queries(model.backbone.tokenizer.term_ids(["a"]))
+
+
+def test_a_batch_has_the_length_that_is_asked_for_and_no_text_is_cut_for_it() -> None:
+    model = retriever()
+    framed = model.frame_documents(TEXTS)
+    longest = max(len(ids) for ids, _, _ in framed)
+    assert model.batch(framed).input_ids.shape[1] == longest
+    assert model.batch(framed, length=longest + 5).input_ids.shape[1] == longest + 5
+    with pytest.raises(InvalidInput, match=f"{longest} tokens does not fit into a batch of length {longest - 1}"):
+        model.batch(framed, length=longest - 1)
 
 
 @torch.no_grad()
