@@ -102,6 +102,23 @@ def test_sparse_queries_through_the_model_are_weighted_as_documents_are_before_t
         FullQueryEncoder(model)
 
 
+def test_counted_terms_beside_full_queries_have_the_models_idf_weights(tmp_path: Path) -> None:
+    model = LightRetriever.load(save_model(tmp_path, instruction=""))
+    weights = torch.rand(model.backbone.vocab_size, generator=torch.Generator().manual_seed(0)) + 0.5
+    model.heads = dataclasses.replace(model.heads, term_weights=weights)
+    query = dataclasses.replace(model.contract.query, term_weights="idf")
+    model.contract = dataclasses.replace(model.contract, query=query)
+    found = FullQueryEncoder(model).encode(["abba", "b"]).sparse
+    assert found is not None
+    terms = [model.backbone.tokenizer.term_ids([letter]).row(0)[0] for letter in "ab"]
+    expected = np.zeros((2, model.backbone.vocab_size), dtype=np.float32)
+    expected[0, terms], expected[1, terms[1]] = 2 * weights[terms].numpy(), weights[terms[1]]
+    np.testing.assert_allclose(found.to_dense(), expected, rtol=1e-6)
+    model.contract = dataclasses.replace(model.contract, sparse=None)
+    with pytest.raises(InvalidInput, match="no sparse branch"):
+        FullQueryEncoder(model, sparse=True)
+
+
 def test_a_query_keeps_as_many_terms_as_its_policy_says(tmp_path: Path) -> None:
     model = LightRetriever.load(save_model(tmp_path, instruction="", method="csplade"))
     whole = FullQueryEncoder(model, sparse=True).encode(["one query"]).sparse

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -36,6 +38,23 @@ def test_top_k_keeps_the_largest_and_the_gradient_of_what_it_keeps() -> None:
     assert top_k_weights(weights, 2, own=~own).tolist() == [[3.0, 0.0, 2.0, 0.0]]
     with pytest.raises(InvalidInput):
         top_k_weights(weights, -1)
+
+
+def test_activations_are_the_papers_formulas() -> None:
+    maxima = torch.tensor([-torch.inf, -2.0, -0.5, 0.0, 0.5, 3.0])
+    expected = [0.0, 0.0, 0.0, 0.0, math.log(1.5), math.log(4.0)]
+    assert activate(maxima).tolist() == pytest.approx(expected)
+    expected = [0.0, math.exp(-2.0), math.exp(-0.5), 1.0, 1.5, 4.0]
+    assert activate(maxima, "elu1p").tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_the_bias_is_the_quantile_interpolated_between_neighbours(n: int, quantile: float) -> None:
+    maxima = torch.randn(n, 5, generator=torch.Generator().manual_seed(n))
+    nothing = torch.full((1, 5), -torch.inf)  # a document without text
+    found = calibrate_bias([maxima[:1], nothing, maxima[1:]], quantile=quantile)
+    torch.testing.assert_close(found, -torch.quantile(maxima, quantile, dim=0))
 
 
 def test_an_unknown_activation_is_refused() -> None:
