@@ -246,6 +246,12 @@ def test_a_bare_language_model_gets_the_papers_prompts(tmp_path: Path) -> None:
     model = load_generator(str(tmp_path / "bare"), dtype="fp32", device="cpu")
     assert model.contract.document.prompt.startswith("Instruct: Given a retrieved passage")
     assert model.contract.document.suffix == "\nSummarization: "
+    read = [model.frame_documents(["Ab"])[0], model.frame_queries(["Ab"])[0]]
+    assert [model.backbone.tokenizer.backend.decode(ids[start:stop]) for ids, start, stop in read] == ["Ab", "Ab"]
+    model.save(tmp_path / "saved")
+    for address in ("bare", "saved"):
+        lower = load_generator(str(tmp_path / address), dtype="bf16", device="cpu")
+        assert lower.backbone.model.dtype == torch.bfloat16
 
 
 def test_the_commands_rerank_and_expand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
