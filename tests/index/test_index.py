@@ -223,6 +223,19 @@ def test_a_query_encoder_of_another_model_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "index", query_encoder=folder)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_shards_of_different_branches_are_refused_though_each_has_one(tmp_path: Path, first: int) -> None:
+    whole = animal_shard()
+    kinds = [
+        Shard(whole.documents[:1], np.ones((1, 4), np.float16), None),
+        Shard(whole.documents[1:2], None, csr([{1: 5}], vocab_size=VOCAB_SIZE, dtype=np.uint8)),
+    ]
+    shards = [Shard([Document("text", "alone")], None, None), kinds[first], kinds[1 - first]]
+    with pytest.raises(InvalidInput, match=r"a shard has \(dense, sparse\) = .*, but those before had \("):
+        build_index(shards, tmp_path / "i", contract=word_contract(), progress=False)
+    assert not (tmp_path / "i").exists()
+
+
 def test_an_index_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
     build(tmp_path / "index")
     before = contents(tmp_path / "index")
