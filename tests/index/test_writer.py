@@ -309,7 +309,10 @@ def test_metadata_too_deep_for_sqlite_s_filters_are_refused(folder: Path) -> Non
         writer.add([Document("deepest", "cat", metadata=nested(500)), Document("wide", "", metadata={"a": [[]] * 900})])
         with pytest.raises(InvalidInput, match="metadata of document 'x' is nested deeper than 500"):
             writer.add([Document("x", "cat", metadata=nested(501))])
-        with pytest.raises(InvalidInput, match="metadata of document 'x' is no JSON object: maximum recursion"):
+        # Some Pythons write it, some do not.
+        with pytest.raises(
+            InvalidInput, match=r"metadata of document 'x' is (no JSON object: maximum rec|nested deeper)"
+        ):
             writer.add([Document("x", "cat", metadata=nested(5000))])
     with Index.open(folder) as index:
         assert [hit.doc_id for hit in Searcher(index).hits("cat", mode="tokens", filter={"n": 1})] == ["deepest"]
