@@ -27,7 +27,8 @@ from lightir.index.reader import Index, IndexInfo
 from lightir.index.rows import Rows, join
 from lightir.index.segment import Segment
 from lightir.index.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, StoreRow, new_index, store_row
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, new_index
+from lightir.index.store_row import StoreRow, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader

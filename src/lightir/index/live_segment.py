@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
+from lightir.index.columns import Mask
 from lightir.index.segment import Segment
 from lightir.types import Branch
 from lightir.vectors import row_entries
 
-Mask = npt.NDArray[np.bool_]
 Allowed = npt.NDArray[np.uint8] | None
 """A bitmap for the kernel; None for all documents."""
 

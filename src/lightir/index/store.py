@@ -18,14 +18,12 @@ from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
 from lightir.files import new_folder
 from lightir.index.connections import Connection, connect
 from lightir.index.lock import WriterLock
+from lightir.index.store_row import StoreRow
 from lightir.text import check_text
 from lightir.types import Document, refuse_str
 
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
-MAX_DOC_ID_BYTES = 10_000
-MAX_METADATA_DEPTH = 500
-"""SQLite's JSON functions refuse deeper texts, from 1,000 or 2,000 levels on, and every filter would fail by one."""
 KEYS_AT_ONCE = 50_000
 """Keys that a statement is given at a time."""
 
@@ -48,8 +46,6 @@ INSERT INTO generation VALUES (0);
 """
 
 Keys = npt.NDArray[np.int64]
-StoreRow = tuple[str, str, str, str]
-"""doc_id, title, text, metadata as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,35 +494,3 @@ def _unpack(packed: bytes | None, n: int) -> npt.NDArray[np.bool_] | None:
     if not n <= len(bits) < n + 8:
         raise ValueError(f"{len(bits)} tombstones of {n} documents")
     return bits[:n].astype(np.bool_)
-
-
-def store_row(document: Document) -> StoreRow:
-    """The document as the store keeps it.
-
-    Raises:
-        InvalidInput: the id is empty or too long; text that is not UTF-8; metadata that is not JSON.
-    """
-    doc_id = check_text(document.doc_id, "a doc_id")
-    if not doc_id or len(doc_id.encode()) > MAX_DOC_ID_BYTES:
-        raise InvalidInput(f"doc_id {doc_id[:40]!r} has {len(doc_id.encode())} bytes; expected 1 to {MAX_DOC_ID_BYTES}")
-    title = check_text(document.title, f"the title of document {doc_id!r}")
-    text = check_text(document.text, f"the text of document {doc_id!r}")
-    try:
-        metadata = json.dumps(dict(document.metadata), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"the metadata of document {doc_id!r} is no JSON object: {error}") from None
-    if _is_nested_deeper(document.metadata, metadata):
-        raise InvalidInput(f"the metadata of document {doc_id!r} is nested deeper than {MAX_METADATA_DEPTH}")
-    return doc_id, title, text, check_text(metadata, f"the metadata of document {doc_id!r}")
-
-
-def _is_nested_deeper(value: Any, written: str) -> bool:
-    """Whether a JSON value has more than MAX_METADATA_DEPTH levels; `written` is its text."""
-    if written.count("[") + written.count("{") <= MAX_METADATA_DEPTH:
-        return False
-    level, depth = [value], 0
-    while level and depth <= MAX_METADATA_DEPTH:
-        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
-        level = [each for values in inside for each in values if isinstance(each, Mapping | list | tuple)]
-        depth += 1
-    return depth > MAX_METADATA_DEPTH

@@ -17,10 +17,10 @@ from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import filters
 from lightir.index.bm25 import K1, B, idf, mean_length
-from lightir.index.columns import COLUMNS_KEPT, Source
+from lightir.index.columns import COLUMNS_KEPT, Mask, Source
 from lightir.index.filters import Filter
 from lightir.index.intake import Sizes
-from lightir.index.live_segment import LiveSegment, Mask
+from lightir.index.live_segment import LiveSegment
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
 from lightir.index.token_queries import TokenQueries

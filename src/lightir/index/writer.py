@@ -36,7 +36,8 @@ from lightir.index.merging import (
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.rows import Rows
 from lightir.index.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, require_writable, store_row
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, require_writable
+from lightir.index.store_row import store_row
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
