@@ -93,7 +93,7 @@ def docstring_findings(path: Path, tree: ast.Module) -> Iterator[Finding]:
     for node in ast.walk(tree):
         if not isinstance(node, kinds) or (text := ast.get_docstring(node, clean=True)) is None:
             continue
-        start = getattr(node, "body")[0].lineno
+        start = node.body[0].lineno
         if BAD_SUMMARY.match(text):
             yield Finding("summary", name_of(path), start, text.splitlines()[0])
         in_entries = False
@@ -114,7 +114,7 @@ def local_findings(path: Path, tree: ast.Module) -> Iterator[Finding]:
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module, docstrings and messages, with their line numbers; format specifications are left out."""
+    """Yield the strings of a module with their line numbers, format specifications left out."""
     specs = {id(part) for node in ast.walk(tree) if isinstance(node, ast.FormattedValue) and node.format_spec
              for part in ast.walk(node.format_spec)}  # fmt: skip
     for node in ast.walk(tree):
@@ -194,7 +194,7 @@ def repeated_names(files: Iterable[Path]) -> dict[str, list[str]]:
 def main() -> None:
     """Print the counts, or with --list every finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, default=[SOURCE], help="folders or files (default src/lightir)")
+    parser.add_argument("folders", nargs="*", type=Path, default=[SOURCE], help="default src/lightir")
     parser.add_argument("--list", action="store_true", help="print every finding, one a line")
     arguments = parser.parse_args()
     folders = [folder.resolve() for folder in arguments.folders]
