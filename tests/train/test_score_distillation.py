@@ -17,9 +17,9 @@ from torch import Tensor
 from lightir.data import Mixture, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.eval.runs import write_run
-from lightir.models.losses import margin_mse, score_kl
 from lightir.train.batch import batch_losses
 from lightir.train.contrastive import train
+from lightir.train.losses import margin_mse, score_kl
 from lightir.train.preparation import build_model, fit_heads
 from lightir.train.recipe import Recipe
 from lightir.train.settings import DataRecipe

@@ -25,12 +25,12 @@ from lightir.index import Index, build_index, document_shards
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
-from lightir.models.losses import two_way_loss
 from lightir.models.own_weights import all_weights
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.answers import holds_answer
 from lightir.train.bag_search import DeviceSearch, KernelSearch
+from lightir.train.losses import two_way_loss
 from lightir.train.preparation import fit_heads, load_trainable, training_policies
 from lightir.train.retrieval import BagOfTokens, Retrieval
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from interrupted import cut
 from lightir.errors import InvalidInput
 from lightir.models.heads import activate
-from lightir.models.losses import flops
 from lightir.train.contrastive import train
+from lightir.train.losses import flops
 from lightir.train.recipe import Recipe
 from lightir.train.sparsity import SparsityControl
 

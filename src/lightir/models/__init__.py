@@ -1,4 +1,4 @@
-"""Language models as encoders: backbones, masks, pooling, heads and the losses' building blocks."""
+"""Language models as encoders: backbones, masks, pooling and heads."""
 
 import importlib.util
 import logging

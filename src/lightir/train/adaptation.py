@@ -16,14 +16,15 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.heads import LMHead, activate
 from lightir.models.lm_losses import next_token_losses
-from lightir.models.losses import mean_over_processes, mean_pairwise_cosine, world_size
 from lightir.models.own_weights import train_all
 from lightir.models.projection import projection_max
 from lightir.text import QueryPolicy
 from lightir.train.loop import COLLAPSED, run_stage
+from lightir.train.losses import mean_pairwise_cosine
 from lightir.train.packed_text import PackedTextStage, check_packed_text
 from lightir.train.packing import PackedBatch
 from lightir.train.preparation import trainable_backbone
+from lightir.train.processes import mean_over_processes, world_size
 from lightir.train.settings import CorpusRecipe, Evaluation, ModelRecipe, Optimisation
 
 logger = logging.getLogger(__name__)

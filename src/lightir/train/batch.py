@@ -10,20 +10,6 @@ from torch import Tensor
 
 from lightir.data import Batch as DataBatch
 from lightir.models.encoder import LightRetriever
-from lightir.models.losses import (
-    alignment_kl,
-    flops,
-    flops_ramp,
-    gather,
-    info_nce,
-    margin_mse,
-    matryoshka,
-    mean_pairwise_cosine,
-    rank,
-    score_kl,
-    similarity,
-    world_size,
-)
 from lightir.train.batch_vectors import (
     Terms,
     batch_terms,
@@ -32,6 +18,18 @@ from lightir.train.batch_vectors import (
     light_query_vectors,
     sparse_query_matrix,
 )
+from lightir.train.losses import (
+    alignment_kl,
+    flops,
+    flops_ramp,
+    info_nce,
+    margin_mse,
+    matryoshka,
+    mean_pairwise_cosine,
+    score_kl,
+    similarity,
+)
+from lightir.train.processes import gather, rank, world_size
 from lightir.train.recipe import Recipe
 from lightir.train.share import Share, share_of
 from lightir.train.teacher import Teacher

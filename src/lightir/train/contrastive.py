@@ -15,13 +15,13 @@ from torch import Tensor
 from lightir.data import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.models.losses import similarity
 from lightir.models.own_weights import all_weights
 from lightir.text import query_term_ids
 from lightir.train.batch import batch_losses
 from lightir.train.batch_vectors import LIGHT_TOKENS_STEP, full_query_states, sparse_query_matrix
 from lightir.train.development import Development, fuse, measured, ndcg
 from lightir.train.loop import run_stage
+from lightir.train.losses import similarity
 from lightir.train.preparation import build_model, fit_heads, prepare_layers, refit_bias, save_shipped
 from lightir.train.processes import autocast
 from lightir.train.recipe import Losses, Recipe

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lightir
-from lightir.models.losses import world_size
+from lightir.train.processes import world_size
 
 
 def environment(device: str) -> dict[str, Any]:

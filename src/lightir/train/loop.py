@@ -26,7 +26,6 @@ from tqdm import tqdm
 from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
 from lightir.files import new_folder, sole_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
-from lightir.models.losses import rank, world_size
 from lightir.train.checkpoint import (
     checkpoints,
     load_checkpoint,
@@ -37,7 +36,16 @@ from lightir.train.checkpoint import (
 from lightir.train.curves import FOLDER as TENSORBOARD
 from lightir.train.curves import Curves
 from lightir.train.environment import environment
-from lightir.train.processes import average_gradients, barrier, is_first, join_processes, of_all_processes, own_device
+from lightir.train.processes import (
+    average_gradients,
+    barrier,
+    is_first,
+    join_processes,
+    of_all_processes,
+    own_device,
+    rank,
+    world_size,
+)
 from lightir.train.recipe_files import recipe_yaml
 from lightir.train.settings import Optimisation
 from lightir.train.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state

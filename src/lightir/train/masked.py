@@ -14,13 +14,13 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import token_log_probs
-from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.models.own_weights import train_all
 from lightir.text import QueryPolicy
 from lightir.train.loop import run_stage
 from lightir.train.packed_text import PackedTextStage, check_packed_text
 from lightir.train.packing import PackedBatch
 from lightir.train.preparation import trainable_backbone
+from lightir.train.processes import mean_over_processes, rank, world_size
 from lightir.train.settings import CorpusRecipe, Evaluation, ModelRecipe, Optimisation
 
 

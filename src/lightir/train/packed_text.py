@@ -13,12 +13,11 @@ from lightir.contract import DocumentPolicy
 from lightir.data import read_documents
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.models.losses import rank, world_size
 from lightir.models.own_weights import all_weights
 from lightir.train.data_names import data_folder
 from lightir.train.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.preparation import prepare_layers
-from lightir.train.processes import autocast
+from lightir.train.processes import autocast, rank, world_size
 from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, check_numbers, packed_attention
 from lightir.train.stage import Measured
 

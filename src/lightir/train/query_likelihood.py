@@ -32,14 +32,13 @@ from lightir.models.likelihood import (
     require_generator,
     sequence_states,
 )
-from lightir.models.losses import mean_over_processes, rank, world_size
 from lightir.models.own_weights import all_weights
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.batch_vectors import SHAPE_STEP, framed_queries
 from lightir.train.development import Development
 from lightir.train.loop import run_stage
 from lightir.train.preparation import load_trainable, prepare_layers, save_shipped, training_policies
-from lightir.train.processes import autocast
+from lightir.train.processes import autocast, mean_over_processes, rank, world_size
 from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation, check_numbers
 from lightir.train.stage import Measured
 from lightir.train.stage_data import StageData

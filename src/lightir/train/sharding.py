@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightir.errors import InvalidInput
 from lightir.models.compilation import LAYER_LISTS
-from lightir.models.losses import world_size
+from lightir.train.processes import world_size
 
 HOOKS = (
     "_forward_pre_hooks",

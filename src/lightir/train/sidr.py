@@ -19,11 +19,11 @@ from torch import Tensor
 from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
-from lightir.models.losses import similarity
 from lightir.models.own_weights import all_weights
 from lightir.train.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
 from lightir.train.development import Development, measured, ndcg
 from lightir.train.loop import run_stage
+from lightir.train.losses import similarity
 from lightir.train.preparation import fit_heads, load_trainable, prepare_layers, save_shipped, training_policies
 from lightir.train.processes import autocast
 from lightir.train.retrieval import BagOfTokens

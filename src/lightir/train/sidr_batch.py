@@ -14,11 +14,12 @@ from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
-from lightir.models.losses import gather, rank, similarity, two_way_loss, world_size
 from lightir.models.pooling import at_least_fp32
 from lightir.text import query_term_ids
 from lightir.train.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
 from lightir.train.gradient_cache import Vectors, in_pieces
+from lightir.train.losses import similarity, two_way_loss
+from lightir.train.processes import gather, rank, world_size
 from lightir.train.retrieval import BagOfTokens
 from lightir.train.share import share_of
 from lightir.train.sidr_recipe import SidrHead, SidrRecipe

@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from lightir.models.losses import world_size
+from lightir.train.processes import world_size
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn import functional as F
 
 from lightir.errors import InvalidInput
@@ -137,55 +135,3 @@ def mean_pairwise_cosine(vectors: Tensor) -> float:
     unit = F.normalize(vectors.detach().double(), dim=1)
     total = unit.sum(dim=0).square().sum() - unit.square().sum()
     return float(total / (n * (n - 1)))
-
-
-def world_size() -> int:
-    """Processes that train together; 1 without torch.distributed."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank() -> int:
-    """This process's number among them."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def gather(rows: Tensor) -> Tensor:
-    """Every process's rows (equally many each) below one another, with gradient; the rows themselves for one process.
-
-    Where every process takes the loss of the whole gathered batch and gradients are then averaged over processes (as
-    DistributedDataParallel does), one step is the same on 1 and on n processes: the backward pass sums what all
-    processes want of these rows.
-    """
-    if world_size() == 1:
-        return rows
-    gathered: Tensor = _AllGather.apply(rows)  # type: ignore[no-untyped-call]
-    return gathered
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.n_rows = len(rows)
-        parts = [torch.empty_like(rows) for _ in range(world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        begin = rank() * ctx.n_rows
-        return total[begin : begin + ctx.n_rows]
-
-
-def mean_over_processes(total: Tensor, n: int) -> Tensor:
-    """A sum over n positions of this process as the mean over all processes' positions.
-
-    Its gradient is such that the mean of all processes' gradients, which the loop takes, is the whole batch's.
-    """
-    if world_size() == 1:
-        return total / max(n, 1)
-    whole = torch.stack([total.detach(), total.new_tensor(float(n))])
-    dist.all_reduce(whole)
-    mean, own = whole[0] / whole[1].clamp(min=1), total * world_size() / whole[1].clamp(min=1)
-    return own + (mean - own.detach())
