@@ -25,7 +25,7 @@ from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy
 from lightir.models.adapters import add_lora
 from lightir.models.backbones import wrap_model
 from lightir.models.encoder import LightRetriever
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.packing import PackedAttention, states_without_padding
 
@@ -48,10 +48,10 @@ def random_retriever(*, layers: int) -> LightRetriever:
     return LightRetriever(backbone, Contract("dense", record, QueryPolicy(), DocumentPolicy(), DenseHead(), None))
 
 
-def batch_of(lengths: list[int]) -> Batch:
+def batch_of(lengths: list[int]) -> TextBatch:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids = torch.randint(2, 258, mask.shape, generator=torch.Generator().manual_seed(0))
-    return Batch(ids, mask, mask)
+    return TextBatch(ids, mask, mask)
 
 
 def main() -> None:

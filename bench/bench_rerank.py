@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 
-from lightir.encode.rerank import load_generator
+from lightir.encode.likelihood_reranking import load_generator
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import end_states, join, likelihood_from_ends, log_likelihood, sequence_states
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
-from lightir.encode.evaluate import evaluate_model
+from lightir.encode.model_evaluation import evaluate_model
 from lightir.eval import Evaluation, compare
 
 SMALLEST = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightir.data import Dataset, read_documents, read_queries
-    from lightir.encode.cache import cache_vocabulary
     from lightir.encode.documents import encode_corpus
-    from lightir.encode.evaluate import evaluate_model
+    from lightir.encode.model_evaluation import evaluate_model
+    from lightir.encode.vocabulary import cache_vocabulary
     from lightir.encode.worker import encode_pending
     from lightir.errors import LightirError
     from lightir.eval import evaluate
@@ -70,11 +70,11 @@ _LIGHT = {
     "read_queries": "lightir.data",
 }
 _HEAVY = {
-    "cache_vocabulary": "lightir.encode.cache",
+    "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill",
     "encode_corpus": "lightir.encode.documents",
     "encode_pending": "lightir.encode.worker",
-    "evaluate_model": "lightir.encode.evaluate",
+    "evaluate_model": "lightir.encode.model_evaluation",
     "train_file": "lightir.train.stages",
 }
 """Names that need the extra `train`; without it they raise MissingExtra, which says so."""

@@ -12,10 +12,10 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import cached_table, encode_corpus
-from lightir.encode.cache import cached_expansions
 from lightir.encode.expansion import generate_queries
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.rerank import rerank
+from lightir.encode.likelihood_reranking import rerank
+from lightir.encode.vocabulary import cached_expansions
 from lightir.eval.runs import ranking_of
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode.cache import cached_table
+from lightir.encode.vocabulary import cached_table
 from lightir.errors import InvalidInput
 from lightir.models.adapters import add_lora
 from lightir.models.encoder import LightRetriever

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.train.packing import PackedTexts, packed_states, placed, states_without_padding
 from tiny_models import CAUSAL, tiny_backbone
 
@@ -102,7 +102,7 @@ def test_texts_that_share_rows_have_the_states_of_padded_ones(name: str, attenti
     ids = torch.randint(2, 258, (n, longest), generator=torch.Generator().manual_seed(2))
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     mask = mask.flip(1) if padding_side == "left" else mask
-    batch = Batch(ids, mask, mask)
+    batch = TextBatch(ids, mask, mask)
     with torch.no_grad():
         for length in (1, 13, 40):
             packed = states_without_padding(backbone, batch, length=length)

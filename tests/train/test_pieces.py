@@ -23,7 +23,7 @@ from lightir.models import pieces as pieces_code
 from lightir.models.adapters import add_lora
 from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.models.pieces import Pieces, each_piece
 from lightir.train.adaptation import AdaptationRecipe
 from lightir.train.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
@@ -43,10 +43,10 @@ def packed_rows(rows: int = 2) -> PackedBatch:
     return PackedTexts(sequences, length=16, seed=0).batch(0, rows=rows)
 
 
-def padded_texts() -> Batch:
+def padded_texts() -> TextBatch:
     ids = torch.randint(2, 258, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(2))
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    return Batch(ids, mask, mask)
+    return TextBatch(ids, mask, mask)
 
 
 def adapted(name: str, implementation: str, attention: str, *, recompute: bool = False) -> Backbone:

@@ -16,9 +16,9 @@ from torch import Tensor
 from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Batch, Dataset, TrainingExample, TrainingSet
-from lightir.encode.cache import cache_vocabulary
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.query_encoder import write_query_encoder
+from lightir.encode.vocabulary import cache_vocabulary
 from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards

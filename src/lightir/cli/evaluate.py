@@ -173,7 +173,7 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     if args.tokens != "bm25":
         raise Misuse("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
     folder = resolve_model_folder(args.target[0])
-    from lightir.encode.evaluate import evaluate_model  # torch, which a wrong name need not wait for
+    from lightir.encode.model_evaluation import evaluate_model  # torch, which a wrong name need not wait for
 
     with tempfile.TemporaryDirectory() as scratch:
         work = args.work or scratch

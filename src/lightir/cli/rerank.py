@@ -124,7 +124,7 @@ def _by_model(args: argparse.Namespace) -> Run:
         raise Misuse("--no-stop is for ql; a cross-encoder always reads query and document together")
     from lightir.data import read_documents, read_queries
     from lightir.encode.cross_encoder import MAX_TOKENS, cross_rerank
-    from lightir.encode.rerank import rerank
+    from lightir.encode.likelihood_reranking import rerank
 
     first = _first_run(args)
     assert first is not None  # one of the two was named

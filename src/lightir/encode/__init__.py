@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
-from lightir.encode.cache import cache_vocabulary, cached_expansions, cached_table
 from lightir.encode.documents import EncodeReport, encode_corpus
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
+from lightir.encode.vocabulary import cache_vocabulary, cached_expansions, cached_table
 
 __all__ = [
     "EncodeReport",

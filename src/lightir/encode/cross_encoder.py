@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from lightir.encode.documents import length_batches
-from lightir.encode.pairs import asked_queries, check_sizes, rescored
+from lightir.encode.rescoring import asked_queries, check_sizes, rescored
 from lightir.errors import FormatError, InvalidInput
 from lightir.models.backbones import position_table
 from lightir.models.devices import usable_device, weights_dtype

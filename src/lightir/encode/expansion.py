@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from lightir.encode.rerank import load_generator
+from lightir.encode.likelihood_reranking import load_generator
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.generation import Hypothesis, beam_search, sample

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lightir.encode.documents import length_batches
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.text import query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
@@ -106,7 +106,7 @@ class FullQueryEncoder:
                 bar.update(len(places))
         return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
 
-    def _formed(self, weights: Tensor, batch: Batch) -> Tensor:
+    def _formed(self, weights: Tensor, batch: TextBatch) -> Tensor:
         """(B, V): the strongest terms, or another form."""
         if self._form in ("weights", "bin"):
             kept = self._model.kept(weights, batch, k=self._model.contract.query.top_k or None)

@@ -12,11 +12,11 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import BAG
 from lightir.contract import Contract, require_same_documents
 from lightir.data import Dataset
-from lightir.encode.cache import cache_vocabulary, stored_term_weights
 from lightir.encode.documents import encode_corpus
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
-from lightir.encode.modes import has_light_dense
+from lightir.encode.model_modes import has_light_dense
 from lightir.encode.query_encoder import QueryTable, write_query_encoder
+from lightir.encode.vocabulary import cache_vocabulary, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.index import build_index, document_shards
 from lightir.index.intake import document_term_ids

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightir.models.backbones import Backbone
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.vectors import Ragged
 
 
@@ -35,7 +35,7 @@ def term_counts(term_ids: Ragged, backbone: Backbone, terms: Tensor | None = Non
     return counts if terms is None else counts[:, terms]
 
 
-def terms_present(batch: Batch, backbone: Backbone) -> Tensor:
+def terms_present(batch: TextBatch, backbone: Backbone) -> Tensor:
     """(B, V) bool: which terms stand in a text."""
     own = torch.zeros(len(batch.input_ids), backbone.vocab_size, dtype=torch.bool, device=backbone.device)
     rows, places = batch.own_mask.nonzero(as_tuple=True)

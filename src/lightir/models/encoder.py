@@ -20,10 +20,10 @@ from lightir.models.backbones import Backbone
 from lightir.models.bags import mixed, term_counts, terms_present, token_means
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
-from lightir.models.framing import Batch, Framed, Framing, pad_batch
+from lightir.models.framing import Framed, Framing, TextBatch, pad_batch
 from lightir.models.heads import LMHead, activate, calibrate_bias, quantized, top_k_weights
 from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
-from lightir.models.model_folder import Heads, read_parts, with_array_hashes, write_parts
+from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, Standardization, pool
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -39,7 +39,7 @@ class LightRetriever(nn.Module):
     term bias that training may swap in.
     """
 
-    def __init__(self, backbone: Backbone, contract: Contract, heads: Heads | None = None) -> None:
+    def __init__(self, backbone: Backbone, contract: Contract, heads: HeadArrays | None = None) -> None:
         """Join the parts; `contract` names the policies, `heads` the arrays that belong to them."""
         super().__init__()
         if contract.attention == "echo" and contract.document.light:
@@ -52,7 +52,7 @@ class LightRetriever(nn.Module):
         self.backbone = backbone
         self.trunk = backbone.trunk
         self.contract = contract
-        self.heads = heads or Heads()
+        self.heads = heads or HeadArrays()
 
     # ---- loading and saving
 
@@ -83,7 +83,7 @@ class LightRetriever(nn.Module):
         """Move the trunk, the head and the fixed arrays; dtype changes are for the backbone's loader."""
         super().to(*arguments, **keywords)
         device = self.backbone.device
-        self.heads = Heads(**{name: value.to(device) for name, value in self.heads.arrays().items()})
+        self.heads = HeadArrays(**{name: value.to(device) for name, value in self.heads.arrays().items()})
         if (head := self.backbone.head) is not None:
             self.backbone = dataclasses.replace(self.backbone, head=head.to(device))
         if device.type == "cuda" and not getattr(self.backbone.model.config, "attn_logit_softcapping", None):
@@ -117,13 +117,13 @@ class LightRetriever(nn.Module):
         policy = self.contract.query
         return policy if instruction is None else dataclasses.replace(policy, instruction=instruction)
 
-    def batch(self, framed: Sequence[Framed], *, length: int | None = None, padding_side: str = "right") -> Batch:
+    def batch(self, framed: Sequence[Framed], *, length: int | None = None, padding_side: str = "right") -> TextBatch:
         """Pad framed texts to one length (the longest, or the one given)."""
         return pad_batch(framed, self.backbone, length=length, padding_side=padding_side)
 
     # ---- the forward passes
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: TextBatch) -> Tensor:
         """Last hidden states (B, T, H); a row sees its own tokens alone, whatever its padding."""
         mask = batch.attention_mask
         positions = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -137,7 +137,7 @@ class LightRetriever(nn.Module):
 
     def document_vectors(
         self,
-        batch: Batch,
+        batch: TextBatch,
         *,
         dense: bool = True,
         sparse: bool = True,
@@ -171,7 +171,7 @@ class LightRetriever(nn.Module):
         states = self._token_states(unique, self.framing.text_ids(prompt), self._dense.pooling)
         return mixed(mixing, self._standardize(states))
 
-    def dense_from(self, states: Tensor, batch: Batch) -> Tensor:
+    def dense_from(self, states: Tensor, batch: TextBatch) -> Tensor:
         """(B, H) float32 pooled and standardised states, not yet normalised."""
         pooled = pool(
             states,
@@ -183,7 +183,7 @@ class LightRetriever(nn.Module):
         return self._standardize(pooled)
 
     def sparse_from(
-        self, states: Tensor, batch: Batch, *, terms: Tensor | None = None, straight_through: bool = False
+        self, states: Tensor, batch: TextBatch, *, terms: Tensor | None = None, straight_through: bool = False
     ) -> Tensor:
         """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions.
 
@@ -192,7 +192,7 @@ class LightRetriever(nn.Module):
         maxima = self._head.maxima(states, batch.own_mask, term_bias=self.heads.term_bias, terms=terms)
         return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
-    def maxima(self, states: Tensor, batch: Batch) -> Tensor:
+    def maxima(self, states: Tensor, batch: TextBatch) -> Tensor:
         """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
         return self._head.maxima(states, batch.own_mask)
 
@@ -263,7 +263,7 @@ class LightRetriever(nn.Module):
         prompt = self._prompt_ids(instruction)
         states = self._token_states(padded, prompt, "last", cache=cache)[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        return self.sparse_from(states, Batch(own.long(), own, own))
+        return self.sparse_from(states, TextBatch(own.long(), own, own))
 
     def token_expansions(
         self,
@@ -284,7 +284,7 @@ class LightRetriever(nn.Module):
         places = ranked.topk(min(self.contract.query.expansion_terms, rows.shape[1]), dim=1).indices
         return places, rows.gather(1, places)
 
-    def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, Batch]:
+    def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, TextBatch]:
         """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
         rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
         policy = self._query_policy(instruction)
@@ -359,7 +359,7 @@ class LightRetriever(nn.Module):
             yield
 
     @torch.no_grad()
-    def encode_batch(self, batch: Batch) -> tuple[Tensor | None, SparseVectors | None]:
+    def encode_batch(self, batch: TextBatch) -> tuple[Tensor | None, SparseVectors | None]:
         """Documents as they are stored: normalised dense (B, dim) float32, and quantised top-k impacts."""
         dense_head, sparse_head = self.contract.dense, self.contract.sparse
         if self.contract.document.light:
@@ -373,7 +373,7 @@ class LightRetriever(nn.Module):
             dense = F.normalize(dense[:, : dense_head.dims[0] if dense_head.dims else None], dim=-1)
         return dense, None if weights is None or sparse_head is None else quantized(weights, sparse_head)
 
-    def _stored_weights(self, states: Tensor, batch: Batch) -> Tensor:
+    def _stored_weights(self, states: Tensor, batch: TextBatch) -> Tensor:
         """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
         sparse = self._sparse
         maxima = self._head.largest_maxima(
@@ -386,11 +386,11 @@ class LightRetriever(nn.Module):
         )
         return self.kept(activate(maxima, sparse.activation), batch)
 
-    def kept(self, weights: Tensor, batch: Batch, *, k: int | None = None) -> Tensor:
+    def kept(self, weights: Tensor, batch: TextBatch, *, k: int | None = None) -> Tensor:
         """(B, V): each row's k strongest weights (None for the contract's), own terms too where asked."""
         return top_k_weights(weights, self._sparse.top_k if k is None else k, own=self._own_terms(batch))
 
-    def _own_terms(self, batch: Batch) -> Tensor | None:
+    def _own_terms(self, batch: TextBatch) -> Tensor | None:
         """(B, V) bool: which terms stand in a text; None where the contract keeps the strongest alone."""
         if not self._sparse.own_terms:
             return None

@@ -25,7 +25,7 @@ Framed = tuple[list[int], int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TextBatch:
     """Framed texts, padded.
 
     Attributes:
@@ -111,7 +111,7 @@ class Framing:
 
 def pad_batch(
     framed: Sequence[Framed], backbone: Backbone, *, length: int | None = None, padding_side: str = "right"
-) -> Batch:
+) -> TextBatch:
     """Framed texts at one length, the longest's or the one given, where the backbone is.
 
     Raises:
@@ -128,7 +128,7 @@ def pad_batch(
         input_ids[row, shift : shift + len(ids)] = ids
         attention[row, shift : shift + len(ids)] = True
         own[row, shift + start : shift + stop] = True
-    return Batch(*(torch.from_numpy(x).to(backbone.device) for x in (input_ids, attention, own)))
+    return TextBatch(*(torch.from_numpy(x).to(backbone.device) for x in (input_ids, attention, own)))
 
 
 def document_text(document: Document | str, policy: DocumentPolicy) -> str:

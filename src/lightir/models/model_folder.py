@@ -22,7 +22,7 @@ from lightir.models.own_weights import OWN_WEIGHTS, save_weights
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadArrays:
     """The fixed arrays behind the backbone; each None where the contract has none.
 
     Attributes:
@@ -43,7 +43,7 @@ class Heads:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbone, Contract, Heads]:
+def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbone, Contract, HeadArrays]:
     """A model folder's backbone with its adapter (merged, or trainable), its contract and its head arrays.
 
     Raises:
@@ -58,7 +58,7 @@ def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbo
     return backbone, contract, _load_heads(folder, contract)
 
 
-def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: Heads) -> Contract:
+def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: HeadArrays) -> Contract:
     """Write a model folder; the contract comes back as saved, with the hashes of the arrays as they are now."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(backbone.trunk, PeftModel):
@@ -78,7 +78,7 @@ def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: Hea
     return contract
 
 
-def with_array_hashes(contract: Contract, heads: Heads) -> Contract:
+def with_array_hashes(contract: Contract, heads: HeadArrays) -> Contract:
     """The contract with the hashes of the head arrays as they are now."""
     dense, sparse, arrays = contract.dense, contract.sparse, _stored(heads)
     if dense is not None and "mean" in arrays:
@@ -88,7 +88,7 @@ def with_array_hashes(contract: Contract, heads: Heads) -> Contract:
     return dataclasses.replace(contract, dense=dense, sparse=sparse)
 
 
-def _stored(heads: Heads) -> dict[str, Tensor]:
+def _stored(heads: HeadArrays) -> dict[str, Tensor]:
     return {name: value.detach().float().cpu().contiguous() for name, value in heads.arrays().items()}
 
 
@@ -134,10 +134,10 @@ def backbone_record(backbone: Backbone) -> BackboneRecord:
     )
 
 
-def _load_heads(folder: Path, contract: Contract) -> Heads:
+def _load_heads(folder: Path, contract: Contract) -> HeadArrays:
     path = folder / "head.safetensors"
     arrays = read_tensors(path) if path.is_file() else {}
-    heads = Heads(**arrays)
+    heads = HeadArrays(**arrays)
     standardized = _standardization_hash(arrays) if "mean" in arrays else ""
     bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
     if contract.dense is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightir.data import Batch as DataBatch
 from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
-from lightir.models.framing import Batch, Framed
+from lightir.models.framing import Framed, TextBatch
 from lightir.models.masks import BLOCKS_PER_ROW
 from lightir.text import query_term_ids, sparse_queries
 from lightir.train.gradient_cache import Vectors, in_pieces
@@ -80,7 +80,7 @@ def document_vectors(
     return in_pieces(encode, retriever.frame_documents(documents), size=recipe.optimisation.gradient_cache)
 
 
-def _packed_states(retriever: LightRetriever, batch: Batch, recipe: Recipe) -> Tensor | None:
+def _packed_states(retriever: LightRetriever, batch: TextBatch, recipe: Recipe) -> Tensor | None:
     """The batch's last hidden states, computed in rows that texts share; None where the recipe pads."""
     if not recipe.optimisation.packed_tokens:
         return None
@@ -148,7 +148,7 @@ def framed_queries(retriever: LightRetriever, queries: Sequence[str], instructio
     return [framed[row] for row in range(len(queries))]
 
 
-def full_query_states(retriever: LightRetriever, framed: Sequence[Framed], recipe: Recipe) -> tuple[Tensor, Batch]:
+def full_query_states(retriever: LightRetriever, framed: Sequence[Framed], recipe: Recipe) -> tuple[Tensor, TextBatch]:
     """Framed queries' last hidden states through the whole model, and the batch that they are of.
 
     They share rows where documents do.

@@ -14,8 +14,8 @@ import numpy as np
 from lightir.addresses import QUERY_ENCODER, resolve_local
 from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.data import read_documents
-from lightir.encode.cache import cached_table, stored_term_weights
 from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
+from lightir.encode.vocabulary import cached_table, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.files import new_folder, write_json
 from lightir.models.encoder import LightRetriever

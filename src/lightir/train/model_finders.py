@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lightir.data import Dataset
-from lightir.encode.evaluate import model_systems
 from lightir.encode.full_queries import FullQueryEncoder
+from lightir.encode.model_evaluation import model_systems
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.bag_search import KernelSearch, corpus_bags

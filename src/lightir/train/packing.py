@@ -16,7 +16,7 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.framing import Batch
+from lightir.models.framing import TextBatch
 from lightir.models.masks import model_mask
 from lightir.models.pieces import Pieces
 
@@ -171,7 +171,7 @@ def not_piecewise(backbone: Backbone) -> str:
 
 
 def states_without_padding(
-    backbone: Backbone, batch: Batch, *, length: int, attention: PackedAttention = "auto"
+    backbone: Backbone, batch: TextBatch, *, length: int, attention: PackedAttention = "auto"
 ) -> Tensor:
     """(B, T, hidden) last hidden states of padded texts, computed in rows that several of them share; 0 in padding.
 

@@ -11,7 +11,7 @@ import torch
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
 from lightir.encode.documents import length_batches
-from lightir.encode.pairs import asked_queries, check_sizes, rescored
+from lightir.encode.rescoring import asked_queries, check_sizes, rescored
 from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import usable_device, weights_dtype
@@ -126,12 +126,12 @@ def _query_tokens(retriever: LightRetriever, queries: Sequence[Query]) -> dict[s
     return {query.query_id: term_ids.row(row).tolist() for row, query in enumerate(queries)}
 
 
-Pairs = Sequence[tuple[int, list[int]]]
-"""Each pair's row among the framed documents, and its query's tokens."""
+ScoredPairs = Sequence[tuple[int, list[int]]]
+"""The pairs to score: a row of the framed documents and the tokens of a query."""
 
 
 def _from_ends(
-    retriever: LightRetriever, framed: Sequence[Framed], pairs: Pairs, batch_tokens: int
+    retriever: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
 ) -> Iterator[tuple[list[int], list[float]]]:
     """Numbers of pairs with their log likelihoods; every document goes through the model once."""
     backbone, n_ends = retriever.backbone, len(retriever.end_ids)
@@ -149,7 +149,7 @@ def _from_ends(
 
 
 def _together(
-    retriever: LightRetriever, framed: Sequence[Framed], pairs: Pairs, batch_tokens: int
+    retriever: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
 ) -> Iterator[tuple[list[int], list[float]]]:
     """As _from_ends, but each query sees its whole document."""
     backbone = retriever.backbone

@@ -14,7 +14,7 @@ from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.data import TrainingSet, read_documents
 from lightir.encode.expansion import expanded, generate_queries, training_records
-from lightir.encode.rerank import load_generator, rerank
+from lightir.encode.likelihood_reranking import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import ranking_of, read_run, write_run
 from lightir.models.encoder import LightRetriever

@@ -16,7 +16,7 @@ from lightir.encode.query_encoder import stored_rows
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import read_json
 from lightir.models.encoder import LightRetriever
-from lightir.models.model_folder import Heads, backbone_record
+from lightir.models.model_folder import HeadArrays, backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from tiny_models import CAUSAL, tiny_backbone
@@ -96,10 +96,10 @@ def test_several_instructions_lie_in_one_folder_and_the_first_is_the_default(tmp
 
 def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
     model = tiny_model(dims=(32, 16, 8))
-    model.heads = Heads(mean=torch.full((32,), 0.3), deviation=torch.linspace(0.5, 2, 32))
+    model.heads = HeadArrays(mean=torch.full((32,), 0.3), deviation=torch.linspace(0.5, 2, 32))
     whole = cached_table(model)
     np.testing.assert_array_equal(cached_table(model, dim=8), whole[:, :8])
-    model.heads = Heads()
+    model.heads = HeadArrays()
     np.testing.assert_allclose(whole, (cached_table(model) - 0.3) / np.linspace(0.5, 2, 32), atol=1e-5)
     for dim in (33, -1):
         with pytest.raises(InvalidInput, match="dim is"):
@@ -108,7 +108,7 @@ def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
 
 def test_term_weights_are_stored_exactly_when_the_policy_says_idf(tmp_path: Path) -> None:
     model = tiny_model()
-    model.heads = Heads(term_weights=torch.arange(258.0))
+    model.heads = HeadArrays(term_weights=torch.arange(258.0))
     cache_vocabulary(model, tmp_path / "counts")
     assert not (tmp_path / "counts" / "sparse.safetensors").exists()
     policy = dataclasses.replace(model.contract.query, term_weights="idf")
@@ -117,7 +117,7 @@ def test_term_weights_are_stored_exactly_when_the_policy_says_idf(tmp_path: Path
     np.testing.assert_array_equal(load_file(tmp_path / "idf" / "sparse.safetensors")["term_weights"], np.arange(258))
     with pytest.raises(AlreadyExists):
         cache_vocabulary(model, tmp_path / "idf")
-    model.heads = Heads()
+    model.heads = HeadArrays()
     with pytest.raises(InvalidInput, match="were not given"):
         cache_vocabulary(model, tmp_path / "none")
 

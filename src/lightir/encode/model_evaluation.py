@@ -12,8 +12,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
 from lightir.data import Dataset
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
-from lightir.encode.late import TwoStageSearcher
-from lightir.encode.modes import (
+from lightir.encode.model_modes import (
     BETA_FORMS,
     DOCUMENT_FORMS,
     FULL,
@@ -25,6 +24,7 @@ from lightir.encode.modes import (
     stages,
 )
 from lightir.encode.prepared import PreparedModel
+from lightir.encode.two_stage import TwoStageSearcher
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, build_index
 from lightir.search import Searcher

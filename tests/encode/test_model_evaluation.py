@@ -15,9 +15,9 @@ import torch
 from factories import make_contract
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
 from lightir.data import Dataset
-from lightir.encode.evaluate import evaluate_model, model_systems
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.modes import check_modes, default_modes
+from lightir.encode.model_evaluation import evaluate_model, model_systems
+from lightir.encode.model_modes import check_modes, default_modes
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype
