@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lightir.data import Batch
+from lightir.data import TrainingBatch
 from lightir.train.batch import batch_losses
 from lightir.train.preparation import build_model, prepare_layers
 from lightir.train.recipe import Heads, Losses, Recipe
@@ -63,12 +63,12 @@ def recipe(variant: str, address: str, *, length: int) -> Recipe:
     )
 
 
-def data(n: int, length: int) -> Batch:
+def data(n: int, length: int) -> TrainingBatch:
     texts = ["".join(chr(97 + (i * 7 + j) % 26) for j in range(length)) for i in range(2 * n)]
     documents = tuple(Document(str(i), text) for i, text in enumerate(texts))
     queries = tuple(text[:12] for text in texts[:n])
     names = tuple(map(str, range(n)))
-    return Batch("none", ("find it",) * n, names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
+    return TrainingBatch("none", ("find it",) * n, names, queries, documents, np.zeros((n, 2 * n), dtype=np.bool_))
 
 
 def measure(variant: str, *, batch: int, length: int, layers: int) -> dict[str, float]:

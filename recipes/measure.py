@@ -18,7 +18,7 @@ from pathlib import Path
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
 from lightir.encode.model_evaluation import evaluate_model
-from lightir.eval import Evaluation, compare, plot
+from lightir.eval import EvaluationResult, compare, plot
 
 SMALLEST = (
     "tiny --data {data} --work {out}/work --out {out}/found --system BM25={model}:tokens --system light={model}:dense"
@@ -29,7 +29,7 @@ def main() -> None:
     """Measure, compare, write."""
     args = arguments()
     systems = [parsed(text) for text in args.system]
-    evaluations: dict[str, dict[str, Evaluation]] = {label: {} for label, _, _ in systems}
+    evaluations: dict[str, dict[str, EvaluationResult]] = {label: {} for label, _, _ in systems}
     for dataset in args.datasets:
         for model, modes in modes_by_model(systems).items():
             documents = Contract.load(resolve_model_folder(model)).document_fingerprint

@@ -21,7 +21,7 @@ from pathlib import Path
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
 from lightir.encode.model_evaluation import evaluate_model
-from lightir.eval import Evaluation, compare
+from lightir.eval import EvaluationResult, compare
 
 SMALLEST = (
     "tiny:test --data {data} --work {out}/work --out {out}/found "
@@ -52,7 +52,7 @@ LIGHT = {
     "full, no model": "sparse",
 }
 
-Found = dict[str, dict[str, Evaluation]]
+Found = dict[str, dict[str, EvaluationResult]]
 """Column -> search -> evaluation."""
 
 
@@ -98,7 +98,7 @@ def arguments() -> argparse.Namespace:
 
 def measured(
     args: argparse.Namespace, model: str, dataset: str, split: str, searches: Mapping[str, str]
-) -> dict[str, Evaluation]:
+) -> dict[str, EvaluationResult]:
     """Each search's evaluation."""
     work = args.work / Contract.load(resolve_model_folder(model)).fingerprint / dataset
     modes = list(searches.values())
@@ -121,7 +121,7 @@ def table(found: Found, searches: Sequence[str] | Mapping[str, str], dataset: st
     return "\n".join(lines)
 
 
-def light_table(found: Mapping[str, Evaluation]) -> str:
+def light_table(found: Mapping[str, EvaluationResult]) -> str:
     """Rows are searches; those without a model with the share that they keep."""
     lines = ["| search | nDCG@10 (top-1) | kept |", "|---|---:|---:|"]
     for search, each in found.items():
@@ -131,7 +131,7 @@ def light_table(found: Mapping[str, Evaluation]) -> str:
     return "\n".join(lines)
 
 
-def cell(evaluation: Evaluation) -> str:
+def cell(evaluation: EvaluationResult) -> str:
     """nDCG@10 and top-1."""
     return f"{evaluation.measures['nDCG@10']:.3f} ({evaluation.measures['Success@1']:.3f})"
 

@@ -266,7 +266,7 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         raise ContractMismatch(f"{names[0]} and {names[1]} don't belong together: {listed}")
 
 
-def array_hash(*arrays: npt.NDArray[Any]) -> str:
+def hash_arrays(*arrays: npt.NDArray[Any]) -> str:
     """16 hexadecimal digits over the arrays' dtypes, shapes and bytes, in order."""
     digest = hashlib.sha256()
     for array in arrays:
@@ -300,13 +300,13 @@ def from_json(cls: Any, value: Any, where: str) -> Any:
         FormatError: names the place and both what was there and what was expected.
     """
     if not isinstance(value, dict):
-        raise FormatError(f"{where}: {shown(value)} where an object for {cls.__name__} was expected")
+        raise FormatError(f"{where}: {shorten(value)} where an object for {cls.__name__} was expected")
     hints = typing.get_type_hints(cls)
     known = {each.name for each in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - known, key=str):
         near = difflib.get_close_matches(str(unknown[0]), known, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FormatError(f"{where}: unknown key {shown(unknown[0])}{meant}; {cls.__name__} knows {sorted(known)}")
+        raise FormatError(f"{where}: unknown key {shorten(unknown[0])}{meant}; {cls.__name__} knows {sorted(known)}")
     arguments = {key: _convert(hints[key], each, f"{where}: {key}") for key, each in value.items()}
     try:
         return cls(**arguments)
@@ -339,11 +339,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 def _expect(holds: bool, value: Any, expected: str, where: str) -> Any:
     if not holds:
-        raise FormatError(f"{where} is {shown(value)}; expected {expected}")
+        raise FormatError(f"{where} is {shorten(value)}; expected {expected}")
     return value
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """The value for an error: as repr gives it, shortened where it is long or deep."""
     try:
         return _SHORT.repr(value)

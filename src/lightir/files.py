@@ -30,7 +30,7 @@ def fsync_path(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path | str) -> Iterator[BinaryIO]:
+def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
     """A binary file to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
 
     A reader sees the old or the new bytes, never a part. A link stays, and what it points to is replaced. What is no
@@ -94,8 +94,8 @@ def check_writable(path: Path | str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file by the content, whole: see `new_file`."""
-    with new_file(path) as file, _naming(path):
+    """Replace the file by the content, whole: see `atomic_file`."""
+    with atomic_file(path) as file, _naming(path):
         file.write(content)
 
 
@@ -119,7 +119,7 @@ def read_json(path: Path) -> Any:
         raise FormatError(f"{path} is not valid JSON: {error}") from error
 
 
-def inside(folder: Path, name: object) -> Path:
+def child_path(folder: Path, name: object) -> Path:
     """The path of a file or folder that a record of the folder names: directly inside it, never elsewhere.
 
     Raises:
@@ -149,7 +149,7 @@ def copy_folder(source: Path | str, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, overwrite: bool = False, replaces: str | None = None) -> Iterator[Path]:
+def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None = None) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
 
     Every file in it is flushed before the rename, and as readable as the umask lets a new file be, whatever its writer
@@ -189,7 +189,7 @@ def new_folder(path: Path, *, overwrite: bool = False, replaces: str | None = No
 
 
 @contextlib.contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
+def exclusive_writer(folder: Path) -> Iterator[None]:
     """A block in which nobody else writes the folder, in this process or another. The lock ends with the process.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from lightir.errors import InvalidInput
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """All lines of a file, with their numbers, from 1, and their ends.
 
     Raises:
@@ -22,12 +22,12 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     yield from _decoded(_raw_lines(path), str(path))
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The file's lines that are not blank, with their numbers, without their ends."""
-    return _filled(lines_of(path))
+    return _filled(read_lines(path))
 
 
-def stdin_lines() -> Iterator[tuple[int, str]]:
+def read_stdin_lines() -> Iterator[tuple[int, str]]:
     """stdin's lines that are not blank, as they come, with their numbers, without their ends; UTF-8 in any locale."""
     stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
     return _filled(_decoded(stream, "stdin"))
@@ -35,7 +35,7 @@ def stdin_lines() -> Iterator[tuple[int, str]]:
 
 def read_text(path: Path) -> str:
     """The whole file."""
-    return "".join(line for _, line in lines_of(path))
+    return "".join(line for _, line in read_lines(path))
 
 
 def count_lines(path: Path) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lightir.contract import FILE_NAME, Contract
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
-from lightir.files import inside, new_folder, read_json, sha256_file, sole_writer, write_json
+from lightir.files import atomic_folder, child_path, exclusive_writer, read_json, sha256_file, write_json
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
@@ -94,7 +94,7 @@ class VectorsWriter:
         self._found: dict[str, int] = {}  # documents of an earlier run, and what tells their texts from others
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = contextlib.ExitStack()
-        self._held.enter_context(sole_writer(self.folder))
+        self._held.enter_context(exclusive_writer(self.folder))
         try:
             self._begin(quantized, resume)
         except BaseException:
@@ -164,7 +164,7 @@ class VectorsWriter:
         if repeated:
             raise InvalidInput(f"document {repeated[0]!r} is encoded already; each goes in once")
         name = f"shard-{len(self._manifest['shards']):05d}"
-        with new_folder(self.folder / name, overwrite=True) as folder:
+        with atomic_folder(self.folder / name, overwrite=True) as folder:
             _write_shard(folder, shard)
             files = {
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -245,12 +245,12 @@ class VectorsReader:
     def documents(self) -> Iterator[Document]:
         """All documents in their order, without their vectors; no checksums are compared."""
         for entry in self.manifest["shards"]:
-            yield from _read_documents(inside(self.folder, entry["name"]) / DOCUMENTS)
+            yield from _read_documents(child_path(self.folder, entry["name"]) / DOCUMENTS)
 
     def _read(self, entry: dict[str, Any]) -> Shard:
-        folder = inside(self.folder, entry["name"])
+        folder = child_path(self.folder, entry["name"])
         for name, expected in entry["files"].items():
-            path = inside(folder, name)
+            path = child_path(folder, name)
             if (
                 not path.is_file()
                 or path.stat().st_size != expected["bytes"]
@@ -301,9 +301,9 @@ def _check_shards(folder: Path, shards: Any) -> None:
     """Nothing, or a FormatError where the manifest does not list shards with their files."""
     try:
         for entry in shards:
-            inside(folder, entry["name"])
+            child_path(folder, entry["name"])
             known = [(expected["bytes"], expected["sha256"]) for expected in entry["files"].values()]
-            documents = inside(folder, entry["name"]) / DOCUMENTS
+            documents = child_path(folder, entry["name"]) / DOCUMENTS
             if not documents.is_file():
                 raise FormatError(f"{documents} is damaged or missing; encode into a new folder")
             if not known or not 0 <= int(entry["documents"]) <= documents.stat().st_size:

@@ -24,7 +24,7 @@ _TO_ESCAPE = re.compile(r"[\s%]")
 _ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
-def refuse_str(values: object, name: str) -> None:
+def require_list(values: object, name: str) -> None:
     """Raise InvalidInput where one str stands for several, which Python would take letter by letter, or no list."""
     if isinstance(values, str):
         raise InvalidInput(f"{name} is one str, {values[:40]!r}; expected a list of them")
@@ -149,7 +149,7 @@ class Hit:
         return any(branch.estimated for branch in self.branches.values())
 
 
-def escaped_id(each_id: str) -> str:
+def escape_id(each_id: str) -> str:
     """The id as TREC's files hold it, between blanks: blanks and "%" are written %XX, as in a URL.
 
     Raises:
@@ -160,13 +160,13 @@ def escaped_id(each_id: str) -> str:
     return _TO_ESCAPE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), each_id)
 
 
-def unescaped_id(text: str) -> str:
-    """The id that escaped_id wrote; escapes of other characters, as foreign ids may hold them, stay."""
+def unescape_id(text: str) -> str:
+    """The id that escape_id wrote; escapes of other characters, as foreign ids may hold them, stay."""
     return _ESCAPED.sub(lambda match: _restored(match[0]), text)
 
 
 def _restored(escapes: str) -> str:
-    """The escapes' characters where they are ones that escaped_id escapes; the others as they stand."""
+    """The escapes' characters where they are ones that escape_id escapes; the others as they stand."""
     restored = bytes.fromhex(escapes.replace("%", "")).decode(errors="surrogateescape")
     return "".join(
         each if _TO_ESCAPE.fullmatch(each) else "".join(f"%{b:02X}" for b in each.encode(errors="surrogateescape"))

@@ -18,8 +18,8 @@ from lightir.contract import (
     DocumentPolicy,
     Fusion,
     SparseHead,
-    array_hash,
     differences,
+    hash_arrays,
     require_same_documents,
 )
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
@@ -179,9 +179,9 @@ def test_differences_name_keys_that_one_side_lacks() -> None:
 def test_array_hash_sees_values_types_and_shapes() -> None:
     base = np.arange(6, dtype=np.float32)
     variants = [base, base.astype(np.float64), base.reshape(2, 3), base[::-1].copy()]
-    assert len({array_hash(each) for each in variants}) == len(variants)
-    assert {len(array_hash(each)) for each in variants} == {16}
-    assert array_hash(base) == array_hash(base.copy())
+    assert len({hash_arrays(each) for each in variants}) == len(variants)
+    assert {len(hash_arrays(each)) for each in variants} == {16}
+    assert hash_arrays(base) == hash_arrays(base.copy())
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "packages").rglob("lightir.json")), ids=str)

@@ -10,11 +10,11 @@ import pytest
 
 from lightir import files
 from lightir.errors import AlreadyExists, FormatError, NotFound
-from lightir.files import check_writable, new_file, new_folder, read_json, write_bytes, write_json
+from lightir.files import atomic_file, atomic_folder, check_writable, read_json, write_bytes, write_json
 
 
 def fill_and_fail(path: Path) -> None:
-    with new_folder(path, overwrite=True) as folder:
+    with atomic_folder(path, overwrite=True) as folder:
         (folder / "x").write_text("half")
         raise RuntimeError
 
@@ -26,7 +26,7 @@ def test_a_block_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_failed_replacement_keeps_the_old_folder(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "f") as folder:
+    with atomic_folder(tmp_path / "f") as folder:
         (folder / "x").write_text("old")
     with pytest.raises(RuntimeError):
         fill_and_fail(tmp_path / "f")
@@ -35,18 +35,18 @@ def test_a_failed_replacement_keeps_the_old_folder(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "f") as folder:
+    with atomic_folder(tmp_path / "f") as folder:
         (folder / "x").write_text("old")
-    with pytest.raises(AlreadyExists), new_folder(tmp_path / "f"):
+    with pytest.raises(AlreadyExists), atomic_folder(tmp_path / "f"):
         pass
-    with new_folder(tmp_path / "f", overwrite=True) as folder:
+    with atomic_folder(tmp_path / "f", overwrite=True) as folder:
         (folder / "y").write_text("new")
     assert [path.name for path in (tmp_path / "f").iterdir()] == ["y"]
 
 
 def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
-    with new_folder(tmp_path / "f") as folder:
+    with atomic_folder(tmp_path / "f") as folder:
         (folder / "x").write_text("x")
     assert (tmp_path / "f" / "x").exists()
 
@@ -56,11 +56,11 @@ def test_what_is_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter").write_text("years of work")
     with (
         pytest.raises(AlreadyExists, match=r"thesis has no store\.sqlite"),
-        new_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"),
+        atomic_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"),
     ):
         pass
     (tmp_path / "thesis" / "store.sqlite").touch()
-    with new_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"):
+    with atomic_folder(tmp_path / "thesis", overwrite=True, replaces="store.sqlite"):
         pass
     assert list((tmp_path / "thesis").iterdir()) == []
 
@@ -69,8 +69,8 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays
     for killed in (".f[1].new-0123", ".f1.new-0123"):
         (tmp_path / killed).mkdir()
         (tmp_path / killed / "x").write_text("half")
-    with new_folder(tmp_path / "f[1]", overwrite=True) as first:
-        with new_folder(tmp_path / "f[1]") as second:
+    with atomic_folder(tmp_path / "f[1]", overwrite=True) as first:
+        with atomic_folder(tmp_path / "f[1]") as second:
             assert first.is_dir()
             assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, ".f1.new-0123"}
         (first / "x").touch()
@@ -79,13 +79,13 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays
 
 
 def test_a_reader_finds_the_old_folder_or_the_new_one(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "f") as folder:
+    with atomic_folder(tmp_path / "f") as folder:
         (folder / "x").touch()
     looked, missed = 0, 0
 
     def replace() -> None:
         for _ in range(100):
-            with new_folder(tmp_path / "f", overwrite=True) as folder:
+            with atomic_folder(tmp_path / "f", overwrite=True) as folder:
                 (folder / "x").touch()
 
     writer = threading.Thread(target=replace)
@@ -106,7 +106,7 @@ def test_a_link_to_a_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Pat
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "x").touch()
     (tmp_path / "f").symlink_to(tmp_path / "there")
-    with new_folder(tmp_path / "f", overwrite=True) as folder:
+    with atomic_folder(tmp_path / "f", overwrite=True) as folder:
         (folder / "y").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "there"]
     assert [path.name for path in (tmp_path / "f").iterdir()] == ["y"]
@@ -170,7 +170,7 @@ def test_a_new_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a", b"old")
 
     def fill_and_fail_file() -> None:
-        with new_file(tmp_path / "a") as file:
+        with atomic_file(tmp_path / "a") as file:
             file.write(b"half")
             assert (tmp_path / "a").read_bytes() == b"old"
             raise RuntimeError
@@ -195,7 +195,7 @@ def test_json_errors_name_the_file(tmp_path: Path) -> None:
 def test_a_new_folder_is_as_readable_as_the_umask_says(tmp_path, umask, file_mode, folder_mode):
     before = os.umask(umask)
     try:
-        with new_folder(tmp_path / "model") as folder:
+        with atomic_folder(tmp_path / "model") as folder:
             (folder / "inner").mkdir()
             for name in ("head.safetensors", "inner/weights"):
                 (folder / name).touch(mode=0o600)

@@ -313,7 +313,7 @@ def test_a_query_from_stdin_is_searched_in_the_index_as_it_is_then(bm25_index, t
             writer.add([Document("new", "a zeppelin")])
         yield 2, "zeppelin"
 
-    monkeypatch.setattr("lightir.lines.stdin_lines", typed)
+    monkeypatch.setattr("lightir.lines.read_stdin_lines", typed)
     assert main(["search", str(index), "-", "--json"]) == 0
     found = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
     assert [[hit["doc_id"] for hit in hits] for hits in found] == [[], ["new"]]
@@ -361,7 +361,7 @@ def test_several_answers_are_json_lines_and_one_is_an_object_for_people(
 ):
     questions = tmp_path / "q.txt"
     questions.write_text("bread\nriver\n")
-    monkeypatch.setattr("lightir.lines.stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
+    monkeypatch.setattr("lightir.lines.read_stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
     search = ["search", str(bm25_index), *more]
     for several in (["-"], ["--queries", str(questions)]):
         assert main([*search, *several, "--json"]) == 0

@@ -20,10 +20,10 @@ from transformers import (
 
 from collections_for_training import write_dataset
 from lightir.cli import main
-from lightir.data import Dataset, judged_and_mined, write_negatives
+from lightir.data import Dataset, collect_candidates, write_negatives
 from lightir.encode.cross_encoder import CrossEncoder, cross_rerank
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.eval.runs import ranking_of, read_run, write_run
+from lightir.eval.runs import rank_by_score, read_run, write_run
 from lightir.train.settings import DataRecipe
 from lightir.train.stage_data import open_set
 from lightir.types import Document, Query
@@ -40,9 +40,9 @@ DOCUMENTS += [
 QUERIES = [Query(f"q{i}", f"which {word}?") for i, word in enumerate(WORDS[:3])] + [Query("wordy", "and " * 50)]
 IDS = [document.doc_id for document in DOCUMENTS]
 RUN = {
-    "q0": ranking_of("q0", {doc_id: float(n) for n, doc_id in enumerate(IDS)}),
-    "q2": ranking_of("q2", {"d1": 3.0, "copy": 2.0, "d2": 1.0}),
-    "wordy": ranking_of("wordy", {"d4": 2.0, "long": 2.5}),
+    "q0": rank_by_score("q0", {doc_id: float(n) for n, doc_id in enumerate(IDS)}),
+    "q2": rank_by_score("q2", {"d1": 3.0, "copy": 2.0, "d2": 1.0}),
+    "wordy": rank_by_score("wordy", {"d4": 2.0, "long": 2.5}),
 }
 MAX_TOKENS = 64
 
@@ -218,7 +218,7 @@ def test_a_cross_encoder_teaches_by_what_it_says_of_relevant_documents_and_mined
 
 
 def test_relevant_documents_come_before_mined_ones_and_once() -> None:
-    found = judged_and_mined({"a": {"x": 1, "y": 2, "z": 0}, "b": {"w": 1}}, {"a": ["v", "x", "u"], "c": ["t"]})
+    found = collect_candidates({"a": {"x": 1, "y": 2, "z": 0}, "b": {"w": 1}}, {"a": ["v", "x", "u"], "c": ["t"]})
     assert {query_id: list(ranking.doc_ids) for query_id, ranking in found.items()} == {
         "a": ["y", "x", "v", "u"],
         "b": ["w"],

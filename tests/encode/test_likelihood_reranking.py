@@ -16,7 +16,7 @@ from lightir.data import TrainingSet, read_documents
 from lightir.encode.expansion import expanded, generate_queries, training_records
 from lightir.encode.likelihood_reranking import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
-from lightir.eval.runs import ranking_of, read_run, write_run
+from lightir.eval.runs import rank_by_score, read_run, write_run
 from lightir.models.encoder import LightRetriever
 from lightir.models.generation import beam_search, sample
 from lightir.models.likelihood import (
@@ -39,9 +39,9 @@ DOCUMENTS += [Document("copy", DOCUMENTS[2].text, DOCUMENTS[2].title), Document(
 QUERIES = [Query(f"q{i}", f"which {word}?") for i, word in enumerate(WORDS[:3])] + [Query("nothing", " ")]
 IDS = [document.doc_id for document in DOCUMENTS]
 RUN = {
-    "q0": ranking_of("q0", {doc_id: float(n) for n, doc_id in enumerate(IDS)}),
-    "q2": ranking_of("q2", {"d1": 3.0, "copy": 2.0, "d2": 1.0}),
-    "nothing": ranking_of("nothing", {"d4": 2.0, "d3": 2.5}),
+    "q0": rank_by_score("q0", {doc_id: float(n) for n, doc_id in enumerate(IDS)}),
+    "q2": rank_by_score("q2", {"d1": 3.0, "copy": 2.0, "d2": 1.0}),
+    "nothing": rank_by_score("nothing", {"d4": 2.0, "d3": 2.5}),
 }
 
 
@@ -92,7 +92,7 @@ def test_only_the_first_of_each_ranking_are_scored_and_an_empty_run_stays_empty(
         query_id: set(list(ranking.doc_ids)[:2]) for query_id, ranking in RUN.items()
     }
     assert rerank(model, {}, DOCUMENTS, QUERIES) == {}
-    nobody = {"q0": ranking_of("q0", {})}
+    nobody = {"q0": rank_by_score("q0", {})}
     assert len(rerank(model, nobody, [], QUERIES)["q0"]) == 0
 
 

@@ -16,7 +16,7 @@ from lightir.encode.expansion import generate_queries
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.likelihood_reranking import rerank
 from lightir.encode.vocabulary import cached_expansions
-from lightir.eval.runs import ranking_of
+from lightir.eval.runs import rank_by_score
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
@@ -84,7 +84,7 @@ def test_the_vocabulary_gets_the_rows_that_it_has_on_the_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_run_is_reranked_as_on_the_cpu(stop: bool) -> None:
-    run = {query.query_id: ranking_of(query.query_id, {d.doc_id: 1.0 for d in DOCUMENTS}) for query in QUERIES}
+    run = {query.query_id: rank_by_score(query.query_id, {d.doc_id: 1.0 for d in DOCUMENTS}) for query in QUERIES}
     found, made = [], []
     for device in PLACES:
         with gpu_if(device):

@@ -11,12 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from lightir.errors import InvalidInput
-from lightir.eval import Comparison, Evaluation, compare, plot
+from lightir.eval import Comparison, EvaluationResult, compare, plot
 
 
-def evaluation(values: np.ndarray) -> Evaluation:
+def evaluation(values: np.ndarray) -> EvaluationResult:
     per_query = {f"q{i}": float(value) for i, value in enumerate(values)}
-    return Evaluation({"nDCG@10": float(np.mean(values))}, {"nDCG@10": per_query})
+    return EvaluationResult({"nDCG@10": float(np.mean(values))}, {"nDCG@10": per_query})
 
 
 BASE = np.linspace(0.3, 0.7, 60)

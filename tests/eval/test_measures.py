@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate
-from lightir.eval.measures import MOST_GRADE, parsed_measures
+from lightir.eval.measures import MOST_GRADE, parse_measures
 from lightir.types import Qrels, Ranking, Run
 
 
@@ -123,13 +123,13 @@ def test_two_spellings_of_one_measure_both_come_back() -> None:
 def test_a_measure_may_be_named_as_trec_eval_does_and_without_capitals() -> None:
     names = {"ndcg_cut_10": "nDCG@10", "map": "AP", "recall_100": "R@100", "P_5": "P@5", "recip_rank": "RR"}
     names |= {"ndcg@10": "nDCG@10", "recall@100": "R@100", "mrr@10": "RR@10", "p(rel=2)@5": "P(rel=2)@5"}
-    parsed = parsed_measures([*names, *names.values()])
+    parsed = parse_measures([*names, *names.values()])
     assert {name: parsed[name] for name in names} == {name: parsed[other] for name, other in names.items()}
     assert list(evaluate(run_of(q=["b", "a"]), {"q": {"a": 1}}, ["recip_rank"]).measures.items()) == [
         ("recip_rank", 0.5)
     ]
     with pytest.raises(InvalidInput, match="'ndcg_cut' is not known"):  # many cutoffs at once
-        parsed_measures(["ndcg_cut"])
+        parse_measures(["ndcg_cut"])
 
 
 def test_a_query_whose_grades_are_all_negative_counts_zero() -> None:

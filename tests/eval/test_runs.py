@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lightir.data import read_qrels
 from lightir.errors import InvalidInput, NotFound
-from lightir.eval import ranking_of, read_run, write_qrels, write_run
-from lightir.types import Ranking, escaped_id, unescaped_id
+from lightir.eval import rank_by_score, read_run, write_qrels, write_run
+from lightir.types import Ranking, escape_id, unescape_id
 
 
 def ranking(query_id: str, *pairs: tuple[str, float]) -> Ranking:
@@ -76,9 +76,9 @@ def test_escaping_is_undone_for_every_id(each_id: str) -> None:
         each_id.encode()
     except UnicodeEncodeError:
         return
-    escaped = escaped_id(each_id)
+    escaped = escape_id(each_id)
     assert len(escaped.split()) == 1
-    assert unescaped_id(escaped) == each_id
+    assert unescape_id(escaped) == each_id
 
 
 def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_may_be_gzipped_and_a_broken_stream_is_said(tmp_path: Path) -> Non
 
 
 def test_ranking_of_nothing_is_empty() -> None:
-    assert len(ranking_of("q", {})) == 0
+    assert len(rank_by_score("q", {})) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightir.errors import InvalidInput
-from lightir.eval import corrected, paired_t_test, randomization_test, significance
+from lightir.eval import correct_p_values, paired_t_test, randomization_test, significance
 
 TENTHS = st.integers(0, 4).map(lambda i: i / 10)
 P_VALUES = st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.03, 0.05, 0.2, 0.5, 1.0]), max_size=6)
@@ -92,13 +92,13 @@ def slow_closed_test(p: list[float], combined: str) -> list[float]:
 @given(P_VALUES)
 def test_corrections_equal_the_closed_tests_that_define_them(p: list[float]) -> None:
     for method in ("holm", "hommel"):
-        assert corrected(p, method).tolist() == pytest.approx(slow_closed_test(p, method))
-    assert corrected(p, "none").tolist() == p
+        assert correct_p_values(p, method).tolist() == pytest.approx(slow_closed_test(p, method))
+    assert correct_p_values(p, "none").tolist() == p
 
 
 def test_what_is_no_p_value_is_refused() -> None:
     with pytest.raises(InvalidInput):
-        corrected([0.5, 1.5])
+        correct_p_values([0.5, 1.5])
 
 
 def test_as_many_flips_as_may_be_drawn_are_all_taken() -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightir.data import Batch
+from lightir.data import TrainingBatch
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 from lightir.models.encoder import LightRetriever
@@ -50,7 +50,7 @@ def plain(recipe: Recipe) -> Recipe:
 
 
 @pytest.fixture
-def prepared(plain: Recipe) -> tuple[LightRetriever, Batch]:
+def prepared(plain: Recipe) -> tuple[LightRetriever, TrainingBatch]:
     sets, _ = open_sets(plain, negatives=[None, None])
     retriever = build_model(plain, device="cpu")
     fit_heads(retriever, plain, sets)
@@ -66,7 +66,9 @@ def sampled(recipe: Recipe, n: int) -> Recipe:
     return dataclasses.replace(recipe, losses=dataclasses.replace(recipe.losses, sparse_terms=n))
 
 
-def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(prepared: tuple[LightRetriever, Batch]) -> None:
+def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(
+    prepared: tuple[LightRetriever, TrainingBatch],
+) -> None:
     retriever, data = prepared
     batch = retriever.batch(retriever.frame_documents(data.documents))
     states = retriever.states(batch)
@@ -77,7 +79,7 @@ def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(prepared: tuple
 
 
 def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
     mixed = dataclasses.replace(data, instructions=("find a", "look for b", "find a", "c"))
@@ -96,7 +98,7 @@ def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
 
 
 def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch], monkeypatch: pytest.MonkeyPatch
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retriever, data = prepared
     mixed = dataclasses.replace(data, instructions=("a", "b", "a", "a"), queries=("abba", "aba", "cab", "abba"))
@@ -117,7 +119,7 @@ def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
 
 
 def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
     whole, _ = batch_losses(retriever, data, plain, step=3)
@@ -129,7 +131,7 @@ def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
 
 
 def test_flops_of_samples_is_right_on_average(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch], monkeypatch: pytest.MonkeyPatch
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retriever, data = prepared
     whole, seen = batch_losses(retriever, data, plain, step=0)
@@ -147,7 +149,7 @@ def test_flops_of_samples_is_right_on_average(
 
 
 def test_every_step_draws_its_own_sample_and_draws_it_again(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch]
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
 
@@ -162,7 +164,7 @@ def test_every_step_draws_its_own_sample_and_draws_it_again(
 
 
 def test_the_full_encoder_follows_the_teachers_scores(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch], teacher_folder: Path
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], teacher_folder: Path
 ) -> None:
     retriever, data = prepared
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7, temperature=0.1))
@@ -195,7 +197,7 @@ def test_the_full_encoder_follows_the_teachers_scores(
 
 
 def test_under_autocast_nothing_is_rounded_after_the_backbone(
-    plain: Recipe, prepared: tuple[LightRetriever, Batch], teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cosines in bfloat16 are .004 apart, which a temperature of .02 makes a logit's .2."""
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7))
@@ -251,7 +253,7 @@ def sparse_on_both_sides(recipe: Recipe, **heads: object) -> Recipe:
     return dataclasses.replace(recipe, losses=losses, heads=changed, evaluation=Evaluation(), method="csplade")
 
 
-def prepare(recipe: Recipe) -> tuple[LightRetriever, Batch]:
+def prepare(recipe: Recipe) -> tuple[LightRetriever, TrainingBatch]:
     sets, _ = open_sets(recipe, negatives=[None, None])
     retriever = build_model(recipe, device="cpu")
     fit_heads(retriever, recipe, sets)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from interrupted import cut
 from lightir.contract import Contract, SparseHead
-from lightir.data import Batch, Dataset, TrainingExample, TrainingSet
+from lightir.data import Dataset, TrainingBatch, TrainingExample, TrainingSet
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.query_encoder import write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
@@ -60,7 +60,7 @@ def sidr(model_folder: Path, datasets: tuple[Path, Path]) -> SidrRecipe:
     )
 
 
-def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], Batch]:
+def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], TrainingBatch]:
     sets, _ = open_sets(recipe, negatives=[None] * len(recipe.data))
     contract = training_policies(shipped_contract(recipe), recipe)
     retriever = load_trainable(recipe.model, contract, seed=0, device="cpu")
@@ -311,7 +311,7 @@ def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -
     example = TrainingExample("q", "red", ("p", "also"), (), "s", answers=("planet",))
     training = TrainingSet("s", (example,), documents, ("",))
     index = BagOfTokens(training, retriever)
-    batch = Batch("s", ("",), ("q",), ("red",), (documents["p"],), np.zeros((1, 1), dtype=np.bool_))
+    batch = TrainingBatch("s", ("",), ("q",), ("red",), (documents["p"],), np.zeros((1, 1), dtype=np.bool_))
     weights = torch.zeros(1, 258)
     weights[0, retriever.backbone.tokenizer.term_ids([" red"]).row(0).astype(np.int64)] = 1.0
     for seed in range(20):

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from interrupted import cut
 from lightir.errors import AlreadyExists, WriteFailed
-from lightir.files import sole_writer
+from lightir.files import exclusive_writer
 from lightir.train import stopping
 from lightir.train.checkpoint import checkpoints, load_checkpoint
 from lightir.train.contrastive import train
@@ -165,7 +165,7 @@ def test_a_run_that_is_still_going_on_is_not_begun_again(plain: Recipe, tmp_path
     (tmp_path / "model.run").mkdir()
     (tmp_path / "model.run" / "log.jsonl").touch()
     with (
-        sole_writer(tmp_path / "model.run"),
+        exclusive_writer(tmp_path / "model.run"),
         pytest.raises(AlreadyExists, match=r"model\.run is being written by another process"),
     ):
         train(plain, tmp_path / "model", device="cpu")

@@ -51,6 +51,6 @@ def run(args: argparse.Namespace) -> None:
 def read_ids(file: str) -> list[str]:
     """The lines of a file, or of stdin, without blank ones."""
     from lightir.data.readers import STDIN
-    from lightir.lines import numbered_lines, stdin_lines
+    from lightir.lines import read_nonblank_lines, read_stdin_lines
 
-    return [line for _, line in (stdin_lines() if file == STDIN else numbered_lines(Path(file)))]
+    return [line for _, line in (read_stdin_lines() if file == STDIN else read_nonblank_lines(Path(file)))]

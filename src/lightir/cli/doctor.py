@@ -86,7 +86,7 @@ def _is_installed(package: str) -> bool:
 
 def _query_tokenizer(model: Path) -> str:
     """Which path a model's queries take to their term ids, and why if it is the slow one."""
-    from lightir.query.files import TOKENIZER_FILE
+    from lightir.query.encoder_files import TOKENIZER_FILE
     from lightir.text import TextTokenizer
 
     folders = [folder for folder in (model / "query-encoder", model) if (folder / TOKENIZER_FILE).is_file()]

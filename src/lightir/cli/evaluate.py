@@ -23,7 +23,7 @@ from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
 from lightir.cli.fusion import add_fusion, add_tokens
 from lightir.cli.terminal import Misuse, duration, print_json, say, table
 from lightir.files import check_writable, write_bytes
-from lightir.types import escaped_id
+from lightir.types import escape_id
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -237,7 +237,7 @@ def per_query_lines(report: EvaluationReport) -> Iterator[str]:
     for system, evaluation in report.systems.items():
         for measure, values in evaluation.per_query.items():
             for query_id, value in values.items():
-                yield f"{system}\t{measure}\t{escaped_id(query_id)}\t{value:.6g}\n"
+                yield f"{system}\t{measure}\t{escape_id(query_id)}\t{value:.6g}\n"
 
 
 def print_table(report: EvaluationReport) -> None:

@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> None:
             print_json_line(record)
             n_lines += 1
     else:
-        from lightir.files import new_file
+        from lightir.files import atomic_file
 
-        with new_file(args.out) as file:
+        with atomic_file(args.out) as file:
             for record in _records(args):
                 file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
                 n_lines += 1

@@ -58,7 +58,7 @@ def kind_of(folder: Path) -> str:
     """
     from lightir.contract import FILE_NAME
     from lightir.index.store import STORE_FILE
-    from lightir.query.files import TABLES_FILE
+    from lightir.query.encoder_files import TABLES_FILE
     from lightir.shards import MANIFEST
 
     marks = {"index": STORE_FILE, "vectors": MANIFEST, "query-encoder": TABLES_FILE, "model": FILE_NAME}

@@ -105,11 +105,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _first_run(args: argparse.Namespace) -> Run | None:
     """The run to begin with, if one is named."""
-    from lightir.data import Dataset, judged_and_mined, read_negatives
+    from lightir.data import Dataset, collect_candidates, read_negatives
     from lightir.eval.runs import read_run
 
     if args.negatives:
-        return judged_and_mined(Dataset.open(args.queries).qrels(args.split or "train"), read_negatives(args.negatives))
+        qrels = Dataset.open(args.queries).qrels(args.split or "train")
+        return collect_candidates(qrels, read_negatives(args.negatives))
     return read_run(args.run_file) if args.run_file else None
 
 

@@ -156,9 +156,9 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
     if args.queries is not None:
         yield from (query.text for query in given_queries(args))
     elif args.query == "-":
-        from lightir.lines import stdin_lines
+        from lightir.lines import read_stdin_lines
 
-        yield from (line.strip() for _, line in stdin_lines())
+        yield from (line.strip() for _, line in read_stdin_lines())
     else:
         yield args.query
 

@@ -7,26 +7,26 @@ from lightir.data.decontamination import DecontaminationReport, decontaminate, d
 from lightir.data.examples import TrainingExample
 from lightir.data.hub import open_hub
 from lightir.data.instructions import instructions, task_names
-from lightir.data.mixture import Batch, Mixture
-from lightir.data.negatives import judged_and_mined, read_negatives, write_negatives
-from lightir.data.pairs import span_pairs, title_pairs
+from lightir.data.mixture import Mixture, TrainingBatch
+from lightir.data.negatives import collect_candidates, read_negatives, write_negatives
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
-from lightir.data.training import Pair, TrainingSet
+from lightir.data.self_supervision import span_pairs, title_pairs
+from lightir.data.training_set import Pair, TrainingSet
 from lightir.data.triples import open_triples
 
 __all__ = [
-    "Batch",
     "Dataset",
     "DecontaminationReport",
     "Mixture",
     "Pair",
+    "TrainingBatch",
     "TrainingExample",
     "TrainingSet",
+    "collect_candidates",
     "count_documents",
     "decontaminate",
     "decontaminate_sets",
     "instructions",
-    "judged_and_mined",
     "open_hub",
     "open_triples",
     "read_documents",

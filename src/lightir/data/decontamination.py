@@ -9,7 +9,7 @@ from typing import Any
 
 from lightir.data.dataset import Dataset
 from lightir.data.near_duplicates import HAMMING, JACCARD, RULES, Match, NearDuplicates
-from lightir.data.training import TrainingSet
+from lightir.data.training_set import TrainingSet
 from lightir.types import Document, Qrels, Query
 
 DOCUMENT_JACCARD = 0.8

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from lightir.data.placed_documents import ROWS_AT_ONCE, DocumentPlaces, Keys, PlacedDocuments, Places, hash_key
+from lightir.data.lazy_documents import (
+    ROWS_AT_ONCE,
+    IdHashes,
+    LazyDocuments,
+    LazyDocumentsBuilder,
+    Locations,
+    hash_text,
+)
 from lightir.errors import InvalidInput
 from lightir.text import check_text
 from lightir.types import Document, Query
@@ -41,7 +48,7 @@ class TrainingExample:
     scores: tuple[float, ...] = ()
 
 
-class Row(NamedTuple):
+class TrainingRow(NamedTuple):
     """One line of a file, or row of a table: a query with some of its documents.
 
     Attributes:
@@ -64,17 +71,17 @@ class Row(NamedTuple):
 class RowSource(Protocol):
     """A file or table of rows that can be read at any place."""
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, TrainingRow]]:
         """All rows in order, each with the place where `row` finds it again."""
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> TrainingRow:
         """The row at a place."""
 
     def where(self, place: int) -> str:
         """The place in words, for errors."""
 
 
-def given_document(value: Any, where: str) -> Document:
+def parse_document(value: Any, where: str) -> Document:
     """A document as examples give it: a text, or an object with "text", perhaps "title", and an id, "_id" or "docid".
 
     Without an id a hash of title and text is it.
@@ -90,7 +97,7 @@ def given_document(value: Any, where: str) -> Document:
     return Document(check_text(fields.get(name, content), f"{where}: {name}"), text, title)
 
 
-def given_scores(values: Sequence[Any], where: str) -> tuple[float, ...]:
+def parse_scores(values: Sequence[Any], where: str) -> tuple[float, ...]:
     """A teacher's scores as examples give them: numbers, or None where it gave none, which becomes NaN.
 
     Raises:
@@ -102,13 +109,13 @@ def given_scores(values: Sequence[Any], where: str) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-class RowExamples(Sequence[TrainingExample]):
+class LazyExamples(Sequence[TrainingExample]):
     """One example a query, made of all its rows. In memory are 8 bytes a row and 8 a query, and no text.
 
     Positives and negatives are those of the rows, each once, in their order; a positive of any row is no negative.
     """
 
-    def __init__(self, source: RowSource, starts: Places, places: Places, *, name: str) -> None:
+    def __init__(self, source: RowSource, starts: Locations, places: Locations, *, name: str) -> None:
         """Example i is of the rows at places[starts[i]:starts[i + 1]]."""
         self._source, self._starts, self._places, self._name = source, starts, places, name
 
@@ -140,22 +147,22 @@ class RowExamples(Sequence[TrainingExample]):
             row = self._source.row(int(self._places[first]))
             yield Query(row.query_id, row.query)
 
-    def select(self, positions: npt.NDArray[np.int64]) -> RowExamples:
+    def select(self, positions: npt.NDArray[np.int64]) -> LazyExamples:
         """Some of the examples."""
         lengths = np.diff(self._starts)[positions]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
         places = self._places[np.repeat(self._starts[:-1][positions], lengths) + within]
-        return RowExamples(self._source, starts, places, name=self._name)
+        return LazyExamples(self._source, starts, places, name=self._name)
 
     def digest(self) -> str:
         """A hash over which rows are taken."""
         return hashlib.sha256(self._starts.tobytes() + self._places.tobytes()).hexdigest()
 
-    def _row_places(self, position: int) -> Places:
+    def _row_places(self, position: int) -> Locations:
         return self._places[self._starts[position] : self._starts[position + 1]]
 
-    def _joined(self, rows: Sequence[Row]) -> TrainingExample:
+    def _joined(self, rows: Sequence[TrainingRow]) -> TrainingExample:
         first = rows[0]
         positives = dict.fromkeys(doc_id for row in rows for doc_id in row.positive_ids)
         negatives = dict.fromkeys(doc_id for row in rows for doc_id in row.negative_ids if doc_id not in positives)
@@ -165,7 +172,7 @@ class RowExamples(Sequence[TrainingExample]):
         )
 
 
-def _joined_scores(rows: Sequence[Row], doc_ids: Sequence[str]) -> tuple[float, ...]:
+def _joined_scores(rows: Sequence[TrainingRow], doc_ids: Sequence[str]) -> tuple[float, ...]:
     known: dict[str, float] = {}
     for row in rows:
         for doc_id, score in zip((*row.positive_ids, *row.negative_ids), row.scores, strict=False):
@@ -184,12 +191,12 @@ class RowSet:
         digest: a hash over all rows, and the collection's documents where there is one.
     """
 
-    examples: RowExamples
-    documents: PlacedDocuments
+    examples: LazyExamples
+    documents: LazyDocuments
     digest: str
 
 
-def read_rows(source: RowSource, *, name: str, collection: PlacedDocuments | None = None, digest: str = "") -> RowSet:
+def read_rows(source: RowSource, *, name: str, collection: LazyDocuments | None = None, digest: str = "") -> RowSet:
     """One pass over a source: which rows are of which query, and where documents lie.
 
     Args:
@@ -202,19 +209,19 @@ def read_rows(source: RowSource, *, name: str, collection: PlacedDocuments | Non
         InvalidInput: a row names a document that the collection lacks, or an id has two texts; the place is named.
     """
     queries, texts, places = array("Q"), array("Q"), array("q")
-    own = DocumentPlaces(lambda place: source.row(place).documents, source.where, repeats=True)
+    own = LazyDocumentsBuilder(lambda place: source.row(place).documents, source.where, repeats=True)
     named, named_at = array("Q"), array("q")
     total = hashlib.sha256(digest.encode())
     for place, row in source.rows():
-        queries.append(hash_key(row.query_id))
-        texts.append(hash_key(row.query))
+        queries.append(hash_text(row.query_id))
+        texts.append(hash_text(row.query))
         places.append(place)
         total.update(repr(row).encode())
         for document in row.documents:
             own.add(document, place)
         if collection is not None:
             for doc_id in (*row.positive_ids, *row.negative_ids):
-                named.append(hash_key(doc_id))
+                named.append(hash_text(doc_id))
                 named_at.append(place)
             if len(named) >= ROWS_AT_ONCE:
                 _require_known(source, collection, named, named_at)
@@ -224,20 +231,20 @@ def read_rows(source: RowSource, *, name: str, collection: PlacedDocuments | Non
     starts, order = _by_query(np.asarray(queries, np.uint64))
     ordered = np.asarray(places, np.int64)[order]
     _require_one_text(source, np.asarray(texts, np.uint64)[order], starts, ordered)
-    examples = RowExamples(source, starts, ordered, name=name)
+    examples = LazyExamples(source, starts, ordered, name=name)
     return RowSet(examples, own.build() if collection is None else collection, total.hexdigest())
 
 
-def _require_known(source: RowSource, collection: PlacedDocuments, keys: array[int], places: array[int]) -> None:
+def _require_known(source: RowSource, collection: LazyDocuments, keys: array[int], places: array[int]) -> None:
     lacking = np.flatnonzero(collection.lacks(np.asarray(keys, dtype=np.uint64)))
     if len(lacking):
         place, key = places[int(lacking[0])], keys[int(lacking[0])]
         row = source.row(place)
-        doc_id = next(each for each in (*row.positive_ids, *row.negative_ids) if hash_key(each) == key)
+        doc_id = next(each for each in (*row.positive_ids, *row.negative_ids) if hash_text(each) == key)
         raise InvalidInput(f"{source.where(place)}: document {doc_id!r} is not in the collection")
 
 
-def _by_query(queries: Keys) -> tuple[Places, Places]:
+def _by_query(queries: IdHashes) -> tuple[Locations, Locations]:
     """Starts (n + 1,) and the order of the rows: queries by their first row, a query's rows as they came."""
     _, first, group = np.unique(queries, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
@@ -247,7 +254,7 @@ def _by_query(queries: Keys) -> tuple[Places, Places]:
     return starts, np.argsort(number, kind="stable")
 
 
-def _require_one_text(source: RowSource, texts: Keys, starts: Places, places: Places) -> None:
+def _require_one_text(source: RowSource, texts: IdHashes, starts: Locations, places: Locations) -> None:
     another = np.flatnonzero(texts != np.repeat(texts[starts[:-1]], np.diff(starts)))
     if len(another):
         place = int(places[int(another[0])])

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightir.data.examples import Row, given_document, given_scores, read_rows
-from lightir.data.training import TrainingSet
+from lightir.data.examples import TrainingRow, parse_document, parse_scores, read_rows
+from lightir.data.training_set import TrainingSet
 from lightir.errors import InvalidInput, MissingExtra, NotFound
 from lightir.text import check_text
 from lightir.types import Document
@@ -93,11 +93,11 @@ class TableRows:
         self._id = next((each for each in ID_COLUMNS if each in columns), None)
         self._scores = next((each for each in SCORE_COLUMNS if each in columns), None)
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, TrainingRow]]:
         """All rows."""
         return ((place, self._row(place, record)) for place, record in enumerate(self._table))
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> TrainingRow:
         """One row."""
         return self._row(place, self._table[place])
 
@@ -111,7 +111,7 @@ class TableRows:
                 return name
         raise InvalidInput(f"{self._name}: its columns are {list(columns)}; expected one of {', '.join(names)}")
 
-    def _row(self, place: int, record: Mapping[str, Any]) -> Row:
+    def _row(self, place: int, record: Mapping[str, Any]) -> TrainingRow:
         where = self.where(place)
         query = check_text(record[self._query], f"{where}: {self._query}")
         query_id = hashlib.sha256(query.encode()).hexdigest()[:16] if self._id is None else str(record[self._id])
@@ -119,10 +119,10 @@ class TableRows:
         negatives = [each for name in self._negatives for each in _documents(record[name], f"{where}: {name}")]
         if not positives:
             raise InvalidInput(f"{where}: {self._positive} is empty; an example needs a relevant document")
-        scores = () if self._scores is None else given_scores(_listed(record[self._scores]), f"{where}: {self._scores}")
+        scores = () if self._scores is None else parse_scores(_listed(record[self._scores]), f"{where}: {self._scores}")
         if scores and len(scores) != len(positives) + len(negatives):
             raise InvalidInput(f"{where}: {len(scores)} scores for {len(positives) + len(negatives)} documents")
-        return Row(
+        return TrainingRow(
             query_id,
             query,
             tuple(each.doc_id for each in positives),
@@ -135,7 +135,7 @@ class TableRows:
 def _documents(value: Any, where: str) -> list[Document]:
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # how `datasets` shows a Sequence of objects
         value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
-    return [given_document(each, where) for each in _listed(value)]
+    return [parse_document(each, where) for each in _listed(value)]
 
 
 def _listed(value: Any) -> list[Any]:

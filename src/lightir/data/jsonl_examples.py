@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightir.data.examples import TrainingExample, given_document, given_scores
-from lightir.data.records import json_records, list_field, place_name
+from lightir.data.examples import TrainingExample, parse_document, parse_scores
+from lightir.data.records import json_records, list_field, record_location
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import numbered_lines
+from lightir.lines import read_nonblank_lines
 from lightir.text import check_text
 from lightir.types import Document
 
@@ -24,8 +24,8 @@ def read_jsonl_examples(path: Path, name: str) -> tuple[list[TrainingExample], d
         raise NotFound(f"{path} does not exist; a file of training examples is needed")
     documents: dict[str, Document] = {}
     examples = [
-        _example(record, number, name, documents, place_name(str(path), number))
-        for number, record in json_records(str(path), numbered_lines(path))
+        _example(record, number, name, documents, record_location(str(path), number))
+        for number, record in json_records(str(path), read_nonblank_lines(path))
     ]
     return examples, documents
 
@@ -51,12 +51,12 @@ def _scores(record: dict[str, Any], n: int, where: str) -> tuple[float, ...]:
     values = list_field(record, "scores", where)
     if values and len(values) != n:
         raise InvalidInput(f"{where}: {len(values)} scores for {n} positives and negatives")
-    return given_scores(values, where)
+    return parse_scores(values, where)
 
 
 def _add_document(value: Any, documents: dict[str, Document], where: str) -> str:
     """The id of the document, which is put among the documents."""
-    document = given_document(value, where)
+    document = parse_document(value, where)
     if documents.setdefault(document.doc_id, document) != document:
         raise InvalidInput(f"{where}: document {document.doc_id!r} came before with another text")
     return document.doc_id

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.data.examples import TrainingExample
-from lightir.data.training import TrainingSet
+from lightir.data.training_set import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.types import Document
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """The queries of one step with their documents.
 
     Attributes:
@@ -122,7 +122,7 @@ class Mixture:
         """The step's epoch and its place in it, both from 0."""
         return divmod(step, self.batches_per_epoch)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> TrainingBatch:
         """The batch of the step, from 0; the same one however often and in whatever order it is asked for."""
         if step < 0:
             raise InvalidInput(f"step {step} is negative")
@@ -147,14 +147,14 @@ class Mixture:
         """A set's batches in an epoch, or its examples where batches are mixed."""
         return self.batches_per_set[name] * (self.batch_size if self.mixed else 1)
 
-    def _set_batch(self, chosen: int, number: int) -> Batch:
+    def _set_batch(self, chosen: int, number: int) -> TrainingBatch:
         examples = self.sets[chosen].examples
         a_pass, place = divmod(number, len(examples) // self.batch_size)
         rows = self._permutation(chosen, a_pass)[place * self.batch_size : (place + 1) * self.batch_size]
         rng = np.random.default_rng([self.seed, 2, chosen, number])
         return self._draw([chosen] * len(rows), [examples[row] for row in rows], rng)
 
-    def _mixed_batch(self, step: int, order: npt.NDArray[np.int64], epoch: int, place: int) -> Batch:
+    def _mixed_batch(self, step: int, order: npt.NDArray[np.int64], epoch: int, place: int) -> TrainingBatch:
         first = place * self.batch_size
         chosen = order[first : first + self.batch_size].tolist()
         before = np.bincount(order[:first], minlength=len(self.sets)).tolist()
@@ -173,7 +173,9 @@ class Mixture:
             self._permutations[chosen] = a_pass, generator.permutation(len(self.sets[chosen]))
         return self._permutations[chosen][1]
 
-    def _draw(self, chosen: Sequence[int], examples: Sequence[TrainingExample], rng: np.random.Generator) -> Batch:
+    def _draw(
+        self, chosen: Sequence[int], examples: Sequence[TrainingExample], rng: np.random.Generator
+    ) -> TrainingBatch:
         """A batch of examples, each of the set with the number beside it."""
         instructions = {}
         for number in sorted(set(chosen)):
@@ -185,7 +187,7 @@ class Mixture:
         owners = [*chosen, *np.repeat(np.asarray(chosen), self.n_negatives).tolist()]
         columns = list(zip(owners, doc_ids, strict=True))
         documents = tuple(self.sets[number].documents[doc_id] for number, doc_id in columns)
-        return Batch(
+        return TrainingBatch(
             "+".join(self.sets[number].name for number in instructions),
             tuple(instructions[number] for number in chosen),
             tuple(example.query_id for example in examples),
@@ -218,7 +220,7 @@ def _false_negatives(
     columns: Sequence[tuple[int, str]],
     documents: Sequence[Document],
 ) -> npt.NDArray[np.bool_]:
-    """See Batch; `columns` are the documents' sets and ids: equal ids in different sets are different documents."""
+    """Return TrainingBatch.false_negatives; `columns` are (set, document id): equal ids in two sets are two documents."""
     texts = [(document.title, document.text) for document in documents]
     found = np.zeros((len(examples), len(documents)), dtype=np.bool_)
     for row, example in enumerate(examples):

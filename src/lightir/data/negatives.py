@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lightir.data.records import json_records, list_field, place_name
+from lightir.data.records import json_records, list_field, record_location
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
-from lightir.lines import numbered_lines
+from lightir.lines import read_nonblank_lines
 from lightir.text import check_text
 from lightir.types import Qrels, Ranking, Run
 
@@ -36,8 +36,8 @@ def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         raise NotFound(f"{path} does not exist; mine the negatives first: lightir mine")
     negatives: dict[str, tuple[str, ...]] = {}
-    for number, record in json_records(str(path), numbered_lines(path)):
-        where = place_name(str(path), number)
+    for number, record in json_records(str(path), read_nonblank_lines(path)):
+        where = record_location(str(path), number)
         query_id = check_text(record.get("query_id"), f"{where}: query_id")
         if query_id in negatives:
             raise InvalidInput(f"{where}: query {query_id!r} came before")
@@ -47,7 +47,7 @@ def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
     return negatives
 
 
-def judged_and_mined(qrels: Qrels, negatives: Mapping[str, Sequence[str]]) -> Run:
+def collect_candidates(qrels: Qrels, negatives: Mapping[str, Sequence[str]]) -> Run:
     """Each judged query's relevant documents, then its negatives, as a run whose scores say the order alone.
 
     What a teacher has to score so that a model can learn from it.

@@ -13,14 +13,14 @@ from lightir.data.records import (
     json_records,
     parquet_file,
     parquet_records,
-    place_name,
+    record_location,
     stdin_records,
     table_records,
 )
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import count_lines, numbered_lines, read_text
+from lightir.lines import count_lines, read_nonblank_lines, read_text
 from lightir.text import check_text
-from lightir.types import Document, Qrels, Query, unescaped_id
+from lightir.types import Document, Qrels, Query, unescape_id
 
 Source: TypeAlias = str | Path | Sequence[str | Path]
 """A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
@@ -102,7 +102,7 @@ def read_qrels(path: Path | str) -> Qrels:
         raise NotFound(f"{path} does not exist; a file of relevance judgements is needed")
     qrels: Qrels = {}
     first = True
-    for number, line in numbered_lines(path):
+    for number, line in read_nonblank_lines(path):
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) != 3:
             columns = line.split()
@@ -111,7 +111,7 @@ def read_qrels(path: Path | str) -> Qrels:
                     f"{path}, line {number}: {line[:80]!r}; expected query id, document id and grade between tabs, "
                     f"or the four columns of TREC"
                 )
-            columns = [unescaped_id(columns[0]), unescaped_id(columns[2]), columns[3]]
+            columns = [unescape_id(columns[0]), unescape_id(columns[2]), columns[3]]
         elif first and not _is_number(columns[2]):
             first = False
             continue
@@ -186,7 +186,7 @@ class _Part:
         if self.path is None:
             yield from stdin_records(id_field, text_field)
         elif self.kind == "jsonl":
-            yield from json_records(self.name, numbered_lines(self.path))
+            yield from json_records(self.name, read_nonblank_lines(self.path))
         elif self.kind in ("csv", "tsv"):
             yield from table_records(self.path, self.kind)
         elif self.kind == "parquet":
@@ -246,7 +246,7 @@ class _SeenIds:
 
     def add(self, each_id: str, name: str, number: int) -> None:
         if each_id in self._places:
-            here, there = place_name(name, number), place_name(*self._places[each_id])
+            here, there = record_location(name, number), record_location(*self._places[each_id])
             also = f" already in {there}" if here != there else " in this file, which is named twice"
             raise InvalidInput(f"{here}: id {each_id!r} stood{also}; each id goes in once")
         self._places[each_id] = (name, number)
@@ -286,7 +286,7 @@ def _documents(parts: Sequence[_Part], fields: _Fields) -> Iterator[Document]:
                 yield Document(doc_id, read_text(file))
             continue
         for number, record in part.records(fields.id[0], fields.text[0]):
-            document = _document(record, fields, place_name(part.name, number))
+            document = _document(record, fields, record_location(part.name, number))
             seen.add(document.doc_id, part.name, number)
             yield document
 
@@ -295,12 +295,12 @@ def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
     seen = _SeenIds()
     for part in parts:
         if part.kind == "text":
-            lines = numbered_lines(cast(Path, part.path))
+            lines = read_nonblank_lines(cast(Path, part.path))
             records: Iterator[Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
         else:
             records = part.records(QUERY_ID_FIELDS[0], QUERY_TEXT_FIELDS[0])
         for number, record in records:
-            query = _query(record, place_name(part.name, number))
+            query = _query(record, record_location(part.name, number))
             seen.add(query.query_id, part.name, number)
             yield query
 

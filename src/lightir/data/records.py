@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.lines import lines_of, stdin_lines
+from lightir.lines import read_lines, read_stdin_lines
 
 Record: TypeAlias = tuple[int, dict[str, Any]]
 """A line (or row) number, from 1, and its fields."""
@@ -59,7 +59,7 @@ def table_records(path: Path, kind: str) -> Iterator[Record]:
     """The rows of a CSV (quoted) or TSV file (not), whose header names the fields, with the lines where they begin."""
     # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
     csv.field_size_limit(sys.maxsize)
-    lines = (line for _, line in lines_of(path))
+    lines = (line for _, line in read_lines(path))
     rows = (
         csv.reader(lines, strict=True) if kind == "csv" else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     )
@@ -149,7 +149,7 @@ def _json_value(value: Any, where: str) -> Any:
 
 def stdin_records(id_field: str, text_field: str) -> Iterator[Record]:
     """JSON lines from stdin, or plain lines with their numbers as ids, under these field names."""
-    lines = stdin_lines()
+    lines = read_stdin_lines()
     first = next(lines, None)
     if first is None:
         return
@@ -165,6 +165,6 @@ def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[
     yield from rest
 
 
-def place_name(name: str, number: int) -> str:
+def record_location(name: str, number: int) -> str:
     """The words for a line or row in an error."""
     return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"

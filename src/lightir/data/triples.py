@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lightir.data.examples import Row, given_document, read_rows
-from lightir.data.placed_documents import DocumentPlaces, PlacedDocuments
-from lightir.data.training import TrainingSet
+from lightir.data.examples import TrainingRow, parse_document, read_rows
+from lightir.data.lazy_documents import LazyDocuments, LazyDocumentsBuilder
+from lightir.data.training_set import TrainingSet
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import numbered_lines
+from lightir.lines import read_nonblank_lines
 from lightir.types import Document
 
 COLLECTION = ("collection.tsv", "collection.tsv.gz")
@@ -64,7 +64,7 @@ def _beside(path: Path, names: Sequence[str]) -> Path:
 
 def _queries(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for number, line in numbered_lines(path):
+    for number, line in read_nonblank_lines(path):
         query_id, tab, text = line.partition("\t")
         if not (tab and query_id.strip() and text.strip()):
             raise InvalidInput(f"{path}, line {number}: {line[:80]!r}; expected a query's id and text between tabs")
@@ -147,16 +147,16 @@ class TextTriples:
         self._lines = lines
         self.where = lines.where
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, TrainingRow]]:
         """All lines."""
         return ((place, self.row(place)) for place in self._lines.places())
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> TrainingRow:
         """One line."""
         query, *texts = self._lines.fields(place, 3)
-        positive, negative = (given_document(text, "a passage") for text in texts)
+        positive, negative = (parse_document(text, "a passage") for text in texts)
         query_id = hashlib.sha256(query.encode()).hexdigest()[:16]
-        return Row(query_id, query, (positive.doc_id,), (negative.doc_id,), (positive, negative))
+        return TrainingRow(query_id, query, (positive.doc_id,), (negative.doc_id,), (positive, negative))
 
 
 class IdTriples:
@@ -167,11 +167,11 @@ class IdTriples:
         self._lines, self._queries = lines, queries
         self.where = lines.where
 
-    def rows(self) -> Iterator[tuple[int, Row]]:
+    def rows(self) -> Iterator[tuple[int, TrainingRow]]:
         """All lines."""
         return ((place, self.row(place)) for place in self._lines.places())
 
-    def row(self, place: int) -> Row:
+    def row(self, place: int) -> TrainingRow:
         """One line.
 
         Raises:
@@ -180,7 +180,7 @@ class IdTriples:
         query_id, positive, negative = self._lines.fields(place, 3)
         if query_id not in self._queries:
             raise InvalidInput(f"{self.where(place)}: query {query_id!r} is not among the queries")
-        return Row(query_id, self._queries[query_id], (positive,), (negative,))
+        return TrainingRow(query_id, self._queries[query_id], (positive,), (negative,))
 
 
 class Collection:
@@ -190,13 +190,13 @@ class Collection:
         """Over the lines of a file."""
         self._lines = lines
 
-    def index(self) -> tuple[PlacedDocuments, str]:
+    def index(self) -> tuple[LazyDocuments, str]:
         """The passages by id, and a hash over them.
 
         Raises:
             InvalidInput: an id stands twice.
         """
-        found = DocumentPlaces(self._at, self._lines.where, repeats=False)
+        found = LazyDocumentsBuilder(self._at, self._lines.where, repeats=False)
         digest = hashlib.sha256()
         for place in self._lines.places():
             (document,) = self._at(place)

@@ -136,7 +136,7 @@ def cross_rerank(
 
     Args:
         model: a loaded one, or what CrossEncoder.load takes.
-        run: what some first stage found, or `judged_and_mined` documents.
+        run: what some first stage found, or `collect_candidates` documents.
         documents: a corpus that holds the run's documents; title and text are read with a blank between them.
         queries: the texts of the run's queries; others are left aside.
         depth: how many of each ranking's best are scored; the rest is left out. None scores all.

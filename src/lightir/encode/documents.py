@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.errors import InvalidInput
-from lightir.files import copy_folder, new_folder
+from lightir.files import atomic_folder, copy_folder
 from lightir.models.compilation import layer_parameters
 from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
@@ -129,7 +129,7 @@ def encode_corpus(
                 writer.add(_encode_window(retriever, window, at_once, bar))
                 tokens += window.tokens
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
-            with new_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
+            with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
                 copy_folder(folder / QUERY_ENCODER, copy)
         writer.finish()
         return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)

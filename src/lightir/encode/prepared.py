@@ -23,7 +23,7 @@ from lightir.index.intake import document_term_ids
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
 from lightir.query import CachedQueryEncoder
-from lightir.query.cached import tables_there
+from lightir.query.cached_encoder import describe_tables
 from lightir.search import Searcher
 from lightir.shards import MANIFEST, Shard, VectorsReader
 from lightir.text import TextTokenizer
@@ -140,5 +140,5 @@ class PreparedModel:
         if name is None:
             return FullQueryEncoder(self.model, sparse=sparse, form=form)
         if name not in encoder.tables:
-            raise InvalidInput(f"no query table for task {name!r}; {tables_there(encoder.tables)}")
+            raise InvalidInput(f"no query table for task {name!r}; {describe_tables(encoder.tables)}")
         return FullQueryEncoder(self.model, instruction=encoder.tables[name].instruction, sparse=sparse, form=form)

@@ -29,10 +29,10 @@ from safetensors.numpy import save_file
 
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
-from lightir.files import new_folder, write_json
+from lightir.files import atomic_folder, write_json
 from lightir.query import CachedExpansions
 from lightir.query.bigrams import Bigrams
-from lightir.query.files import (
+from lightir.query.encoder_files import (
     BIGRAMS_FILE,
     DEFAULT_TABLE_FILE,
     EXPANSIONS_FILE,
@@ -108,7 +108,7 @@ def write_query_encoder(
     _require_agreement(contract, tokenizer, term_weights, expansions, bigrams)
     _require_alike(tables)
     files = [DEFAULT_TABLE_FILE, *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
-    with new_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside:
+    with atomic_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside:
         if tables:
             query = dataclasses.replace(contract.query, instruction=tables[0].instruction)
             contract = dataclasses.replace(contract, query=query)

@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from lightir.errors import InvalidInput, NotFound
-from lightir.eval.runs import ranking_of
+from lightir.eval.runs import rank_by_score
 from lightir.types import Document, Query, Run
 
 WINDOW = 1024
@@ -62,7 +62,7 @@ def rescored(run: Run, documents: Iterable[Document], score: Scorer, *, depth: i
                     row, query_id = pairs[number]
                     found[query_id][window[row].doc_id] = value
                 bar.update(len(numbers))
-    return {query_id: ranking_of(query_id, scores) for query_id, scores in found.items()}
+    return {query_id: rank_by_score(query_id, scores) for query_id, scores in found.items()}
 
 
 def _asked(documents: Iterable[Document], wanted: set[str]) -> Iterator[Document]:

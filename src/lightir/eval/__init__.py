@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from lightir.eval.comparison import Comparison, compare, plot
-from lightir.eval.measures import DEFAULT_MEASURES, Evaluation, evaluate
-from lightir.eval.runs import ranking_of, read_run, write_qrels, write_run
-from lightir.eval.significance import corrected, paired_t_test, randomization_test
+from lightir.eval.measures import DEFAULT_MEASURES, EvaluationResult, evaluate
+from lightir.eval.runs import rank_by_score, read_run, write_qrels, write_run
+from lightir.eval.significance import correct_p_values, paired_t_test, randomization_test
 
 __all__ = [
     "DEFAULT_MEASURES",
     "Comparison",
-    "Evaluation",
+    "EvaluationResult",
     "compare",
-    "corrected",
+    "correct_p_values",
     "evaluate",
     "paired_t_test",
     "plot",
     "randomization_test",
-    "ranking_of",
+    "rank_by_score",
     "read_run",
     "write_qrels",
     "write_run",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.eval.measures import Evaluation
-from lightir.eval.significance import Correction, corrected, randomization_test
+from lightir.eval.measures import EvaluationResult
+from lightir.eval.significance import Correction, correct_p_values, randomization_test
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Comparison:
 
 
 def compare(
-    evaluations: Mapping[str, Mapping[str, Evaluation]],
+    evaluations: Mapping[str, Mapping[str, EvaluationResult]],
     *,
     reference: str,
     measure: str = "nDCG@10",
@@ -130,18 +130,18 @@ def compare(
     for dataset, base in evaluations[reference].items():
         others = [system for system in p_values if dataset in evaluations[system]]
         raw = [_p_value(base, evaluations[system][dataset], measure, (system, dataset), seed) for system in others]
-        for system, p in zip(others, corrected(raw, correction), strict=True):
+        for system, p in zip(others, correct_p_values(raw, correction), strict=True):
             p_values[system][dataset] = float(p)
     return Comparison(measure, reference, alpha, correction, values, p_values)
 
 
-def _mean(evaluation: Evaluation, measure: str, system: str) -> float:
+def _mean(evaluation: EvaluationResult, measure: str, system: str) -> float:
     if measure not in evaluation.measures:
         raise InvalidInput(f"system {system!r} was not measured by {measure!r}, only by {list(evaluation.measures)}")
     return evaluation.measures[measure]
 
 
-def _p_value(base: Evaluation, other: Evaluation, measure: str, names: tuple[str, str], seed: int) -> float:
+def _p_value(base: EvaluationResult, other: EvaluationResult, measure: str, names: tuple[str, str], seed: int) -> float:
     a, b = other.per_query[measure], base.per_query[measure]
     if a.keys() != b.keys():
         raise InvalidInput(f"system {names[0]!r} was judged on other queries of {names[1]!r} than the reference")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.types import Qrels, Run, refuse_str
+from lightir.types import Qrels, Run, require_list
 
 MOST_GRADE = 1_000_000
 DEFAULT_MEASURES = ("nDCG@10", "R@20", "R@50", "R@100", "RR@10")
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationResult:
     """A run's quality on one set of judgements.
 
     Attributes:
@@ -35,7 +35,7 @@ class Evaluation:
         return len(next(iter(self.per_query.values()), {}))
 
 
-def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> Evaluation:
+def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> EvaluationResult:
     """The run's measures, each query's and their means.
 
     The mean is over the queries that the judgements hold: one that the run lacks, whose ranking is empty, or that has
@@ -60,7 +60,7 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
             f"none of the run's {len(run)} queries is among the {len(qrels)} judged ones "
             f"(the judgements have {next(iter(qrels))!r}); is it the right split?"
         )
-    ir_measures, parsed = _ir_measures(), parsed_measures(measures)
+    ir_measures, parsed = _ir_measures(), parse_measures(measures)
     # trec_eval orders by score and breaks ties by id, downward; falling whole numbers make it keep our order.
     scores = {
         query_id: {doc_id: float(len(ranking) - place) for place, doc_id in enumerate(ranking.doc_ids)}
@@ -78,17 +78,17 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES)
         name: {query_id: found[measure].get(query_id, 0.0) for query_id in qrels} for name, measure in parsed.items()
     }
     means = {name: sum(values.values()) / len(values) for name, values in per_query.items()}
-    return Evaluation(means, per_query)
+    return EvaluationResult(means, per_query)
 
 
-def parsed_measures(measures: Sequence[str]) -> dict[str, Any]:
+def parse_measures(measures: Sequence[str]) -> dict[str, Any]:
     """ir-measures' object for each name.
 
     Raises:
         MissingExtra: ir-measures is not installed.
         InvalidInput: an unknown measure.
     """
-    refuse_str(measures, "measures")
+    require_list(measures, "measures")
     ir_measures = _ir_measures()
     return {name: _parse(ir_measures, name) for name in measures}
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from lightir.errors import InvalidInput, NotFound
 from lightir.files import write_bytes
-from lightir.lines import lines_of
-from lightir.types import Qrels, Ranking, Run, escaped_id, unescaped_id
+from lightir.lines import read_lines
+from lightir.types import Qrels, Ranking, Run, escape_id, unescape_id
 
 
 def write_run(path: Path | str, run: Run, *, tag: str = "lightir") -> None:
@@ -33,7 +33,7 @@ def write_run(path: Path | str, run: Run, *, tag: str = "lightir") -> None:
 
 def _run_lines(run: Run, tag: str) -> Iterator[str]:
     for query_id, ranking in run.items():
-        name = escaped_id(query_id)
+        name = escape_id(query_id)
         if len(set(ranking.doc_ids)) < len(ranking):
             raise InvalidInput(f"query {query_id!r}: a document stands twice in its ranking")
         if not np.all(np.isfinite(ranking.scores)) or np.any(np.diff(ranking.scores) > 0):
@@ -41,7 +41,7 @@ def _run_lines(run: Run, tag: str) -> Iterator[str]:
         last = np.float32(np.inf)
         for rank, (doc_id, score) in enumerate(zip(ranking.doc_ids, ranking.scores, strict=True), 1):
             last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
-            yield f"{name} Q0 {escaped_id(doc_id)} {rank} {last!s} {tag}\n"
+            yield f"{name} Q0 {escape_id(doc_id)} {rank} {last!s} {tag}\n"
 
 
 def read_run(path: Path | str) -> Run:
@@ -56,7 +56,7 @@ def read_run(path: Path | str) -> Run:
     """
     found: dict[str, dict[str, float]] = {}
     for number, columns in _columns(Path(path), 6):
-        query_id, doc_id = unescaped_id(columns[0]), unescaped_id(columns[2])
+        query_id, doc_id = unescape_id(columns[0]), unescape_id(columns[2])
         where = f"{path}, line {number}"
         try:
             score = float(columns[4])
@@ -68,10 +68,10 @@ def read_run(path: Path | str) -> Run:
         if doc_id in scores:
             raise InvalidInput(f"{where}: document {doc_id!r} came before for query {query_id!r}")
         scores[doc_id] = score
-    return {query_id: ranking_of(query_id, scores) for query_id, scores in found.items()}
+    return {query_id: rank_by_score(query_id, scores) for query_id, scores in found.items()}
 
 
-def ranking_of(query_id: str, scores: dict[str, float]) -> Ranking:
+def rank_by_score(query_id: str, scores: dict[str, float]) -> Ranking:
     """The documents in total order: score down, then id up."""
     ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return Ranking(query_id, [doc_id for doc_id, _ in ordered], np.array([s for _, s in ordered], dtype=np.float64))
@@ -80,7 +80,7 @@ def ranking_of(query_id: str, scores: dict[str, float]) -> Ranking:
 def write_qrels(path: Path | str, qrels: Qrels) -> None:
     """Write judgements in TREC's four columns, ids escaped as write_run does; read_qrels undoes it."""
     lines = [
-        f"{escaped_id(query_id)} 0 {escaped_id(doc_id)} {grade}\n"
+        f"{escape_id(query_id)} 0 {escape_id(doc_id)} {grade}\n"
         for query_id, grades in qrels.items()
         for doc_id, grade in grades.items()
     ]
@@ -90,7 +90,7 @@ def write_qrels(path: Path | str, qrels: Qrels) -> None:
 def _columns(path: Path, n_columns: int) -> Iterator[tuple[int, list[str]]]:
     if not path.exists() or path.is_dir():  # a pipe may be read, as a shell's <(zcat run.gz) is one
         raise NotFound(f"{path} does not exist; a TREC file is needed")
-    for number, line in lines_of(path):
+    for number, line in read_lines(path):
         columns = line.split()
         if columns and len(columns) != n_columns:
             raise InvalidInput(f"{path}, line {number}: {len(columns)} columns; expected {n_columns}")

@@ -79,7 +79,7 @@ def paired_t_test(a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArr
     return float(2 * stats.t.sf(abs(t), len(differences) - 1))
 
 
-def corrected(p_values: Sequence[float] | FloatArray, method: Correction = "holm") -> FloatArray:
+def correct_p_values(p_values: Sequence[float] | FloatArray, method: Correction = "holm") -> FloatArray:
     """The p values after correction for their number, in their order, none above 1.
 
     Args:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.errors import FormatError, LightirError
-from lightir.files import inside
+from lightir.files import child_path
 from lightir.index.columns import Columns
 from lightir.index.dictionary import SortedIds
 from lightir.index.graph import Graph, GraphFacts
@@ -80,7 +80,8 @@ class Segment:
         self._manifest_bytes = content
         self.manifest = _checked_manifest(path, content)
         self.buffers = {
-            name: _mapped(inside(folder, name), int(entry["bytes"])) for name, entry in self.manifest["files"].items()
+            name: _mapped(child_path(folder, name), int(entry["bytes"]))
+            for name, entry in self.manifest["files"].items()
         }
         self._ask_for_huge_pages()
 

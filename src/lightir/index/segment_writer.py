@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.files import new_folder, sha256_file
+from lightir.files import atomic_folder, sha256_file
 from lightir.index import dictionary
 from lightir.index.bm25 import saturation
 from lightir.index.graph import LEAST_DOCUMENTS, build_graph
@@ -229,7 +229,7 @@ def write_segment(
         record: what else the manifest says.
         told: is called with numbers of bytes as they are written.
     """
-    with new_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         places: dict[str, Any] = {}
         files: dict[str, Any] = {}
         for file in sorted({file_of(name) for name in arrays}):

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
-from lightir.files import new_folder
+from lightir.files import atomic_folder
 from lightir.index.connections import Connection, connect
 from lightir.index.lock import WriterLock
 from lightir.index.store_row import StoreRow
 from lightir.text import check_text
-from lightir.types import Document, refuse_str
+from lightir.types import Document, require_list
 
 STORE_FILE = "store.sqlite"
 SEGMENTS_FOLDER = "segments"
@@ -221,7 +221,7 @@ class Store:
         Raises:
             NotFound: there is no such document.
         """
-        refuse_str(doc_ids, "doc_ids")
+        require_list(doc_ids, "doc_ids")
         found = []
         for doc_id in doc_ids:
             rows = self._select(
@@ -478,7 +478,7 @@ def new_index(out: Path, *, overwrite: bool) -> Iterator[Path]:
         with ExitStack() as stack:
             if overwrite and (out / STORE_FILE).is_file():
                 stack.callback(WriterLock(out).release)
-            yield stack.enter_context(new_folder(out, overwrite=overwrite, replaces=STORE_FILE))
+            yield stack.enter_context(atomic_folder(out, overwrite=overwrite, replaces=STORE_FILE))
     except sqlite3.OperationalError as error:
         raise WriteFailed(f"{out} cannot be written: {error}") from error
 

@@ -42,7 +42,7 @@ from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import check_text
-from lightir.types import Document, refuse_str
+from lightir.types import Document, require_list
 from lightir.vectors import SparseVectors
 
 
@@ -458,12 +458,12 @@ def _listed(documents: Iterable[Document]) -> list[Document]:
     """The documents as a list, for they are looked at more than once, which a generator would not bear."""
     if isinstance(documents, Document):
         raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of them")
-    refuse_str(documents, "documents")
+    require_list(documents, "documents")
     return list(documents)
 
 
 def _checked_ids(doc_ids: Iterable[str]) -> frozenset[str]:
-    refuse_str(doc_ids, "doc_ids")
+    require_list(doc_ids, "doc_ids")
     return frozenset(check_text(doc_id, "a doc_id") for doc_id in doc_ids)
 
 

@@ -21,7 +21,7 @@ from transformers.utils import logging as hub_logging
 
 from lightir.addresses import cache_folder, resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.files import new_folder, sha256_file
+from lightir.files import atomic_folder, sha256_file
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -82,7 +82,7 @@ def _unpacked_gguf(path: Path, digest: str) -> Path:
             folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
         )
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    with without_progress_bars(), new_folder(target, overwrite=True) as aside:
+    with without_progress_bars(), atomic_folder(target, overwrite=True) as aside:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
     return target
@@ -95,7 +95,7 @@ def tokenizer_file(folder: str) -> Path:
         return path
     # Old checkpoints carry only vocabulary files: transformers converts them, the result is read from text.
     target = cache_folder() / "tokenizers" / hashlib.sha256(folder.encode()).hexdigest()[:16]
-    with new_folder(target, overwrite=True) as aside:
+    with atomic_folder(target, overwrite=True) as aside:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
         tokenizer.save(str(aside / "tokenizer.json"))
     return target / "tokenizer.json"

@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lightir.contract import FILE_NAME, BackboneRecord, Contract, array_hash
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays
 from lightir.errors import ContractMismatch
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Attention, Backbone, load_backbone
@@ -84,7 +84,7 @@ def with_array_hashes(contract: Contract, heads: HeadArrays) -> Contract:
     if dense is not None and "mean" in arrays:
         dense = dataclasses.replace(dense, standardized=_standardization_hash(arrays))
     if sparse is not None and "term_bias" in arrays:
-        sparse = dataclasses.replace(sparse, bias_hash=array_hash(arrays["term_bias"].numpy()))
+        sparse = dataclasses.replace(sparse, bias_hash=hash_arrays(arrays["term_bias"].numpy()))
     return dataclasses.replace(contract, dense=dense, sparse=sparse)
 
 
@@ -93,7 +93,7 @@ def _stored(heads: HeadArrays) -> dict[str, Tensor]:
 
 
 def _standardization_hash(arrays: dict[str, Tensor]) -> str:
-    return array_hash(arrays["mean"].numpy(), arrays["deviation"].numpy())
+    return hash_arrays(arrays["mean"].numpy(), arrays["deviation"].numpy())
 
 
 def contract_backbone(
@@ -139,7 +139,7 @@ def _load_heads(folder: Path, contract: Contract) -> HeadArrays:
     arrays = read_tensors(path) if path.is_file() else {}
     heads = HeadArrays(**arrays)
     standardized = _standardization_hash(arrays) if "mean" in arrays else ""
-    bias_hash = array_hash(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
+    bias_hash = hash_arrays(arrays["term_bias"].numpy()) if "term_bias" in arrays else ""
     if contract.dense is not None:
         _require("dense.standardized", contract.dense.standardized, standardized, folder)
     if contract.sparse is not None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lightir.contract import array_hash
+from lightir.contract import hash_arrays
 from lightir.models.backbones import Backbone
 from lightir.models.model_files import read_tensors
 
@@ -79,7 +79,7 @@ def save_ends(backbone: Backbone, folder: Path | str) -> str:
 
 def ends_hash(embeddings: Tensor) -> str:
     """16 hexadecimal digits over (n, hidden) fp32 embeddings."""
-    return array_hash(embeddings.numpy())
+    return hash_arrays(embeddings.numpy())
 
 
 def saved_ends(folder: Path | str) -> Tensor | None:

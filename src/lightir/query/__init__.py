@@ -1,6 +1,6 @@
 """Query encoders that need no model: cached tables of token vectors, cached expansions, and counts."""
 
-from lightir.query.cached import CachedQueryEncoder
+from lightir.query.cached_encoder import CachedQueryEncoder
 from lightir.query.expansions import CachedExpansions
 from lightir.query.tables import CachedTable
 

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from lightir.errors import InvalidInput
 from lightir.vectors import IntArray, Ragged, TermIds
 
-Pairs = npt.NDArray[np.uint32]
+TermPairs = npt.NDArray[np.uint32]
 
 
 class Bigrams:
     """Which pairs have a row, and where they stand in a text."""
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: TermPairs) -> None:
         """Row i belongs to the terms pairs[i].
 
         Args:

@@ -11,8 +11,8 @@ from typing import Any
 
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
-from lightir.eval import DEFAULT_MEASURES, Comparison, Evaluation, compare, evaluate, write_run
-from lightir.eval.measures import parsed_measures
+from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare, evaluate, write_run
+from lightir.eval.measures import parse_measures
 from lightir.search.searcher import Searcher
 from lightir.types import BRANCHES, Branch, Qrels, Run
 
@@ -35,7 +35,7 @@ class EvaluationReport:
 
     dataset: str
     split: str
-    systems: Mapping[str, Evaluation]
+    systems: Mapping[str, EvaluationResult]
     missing_documents: int
     seconds: float
 
@@ -189,7 +189,7 @@ def measured_depth(dataset: Dataset, split: str, measures: Sequence[str], k: int
         InvalidInput: no judgements, an unknown measure, or k is less than a cutoff.
         MissingExtra: ir-measures is not installed.
     """
-    parsed_measures(measures)
+    parse_measures(measures)
     depth, qrels = _depth(measures, k), dataset.qrels(split)
     if not qrels:
         raise InvalidInput(f"{dataset.name} has no judgements in its split {split!r}")

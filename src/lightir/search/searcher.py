@@ -26,7 +26,7 @@ from lightir.search.language_model import Smoothing
 from lightir.search.modes import WHOLE_DEPTH, Mode, Plan, plan
 from lightir.search.ranking import candidates, guide, joined, ranked, without
 from lightir.search.single import OfTexts, SingleSearch, single_search
-from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, refuse_str
+from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 
 PREPARED_KEPT = 64
@@ -131,7 +131,7 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a query_id that comes twice, a branch that the index lacks, a bad filter.
         """
-        refuse_str(queries, "queries")
+        require_list(queries, "queries")
         if isinstance(queries, dict):
             raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
         queries = queries if isinstance(queries, list) else list(queries)  # a generator too
@@ -406,7 +406,7 @@ def _is_count(value: object) -> bool:
 
 
 def _ids(doc_ids: Collection[str]) -> set[str]:
-    refuse_str(doc_ids, "the documents to exclude")
+    require_list(doc_ids, "the documents to exclude")
     return {*doc_ids}
 
 

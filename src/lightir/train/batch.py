@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightir.data import Batch as DataBatch
+from lightir.data import TrainingBatch
 from lightir.models.encoder import LightRetriever
 from lightir.train.batch_vectors import (
     Terms,
@@ -39,7 +39,7 @@ WATCHED = 64
 
 
 def batch_losses(
-    retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int, teacher: Teacher | None = None
+    retriever: LightRetriever, batch: TrainingBatch, recipe: Recipe, *, step: int, teacher: Teacher | None = None
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The weighted parts of a batch's loss, by name, and what is worth watching.
 
@@ -161,7 +161,7 @@ def _teacher_kl(teacher: Teacher, share: Share, recipe: Recipe, candidates: Cand
 
 def _sparse_losses(
     retriever: LightRetriever,
-    batch: DataBatch,
+    batch: TrainingBatch,
     recipe: Recipe,
     sparse: Tensor,
     terms: Terms,

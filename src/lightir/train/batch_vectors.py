@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.data import Batch as DataBatch
+from lightir.data import TrainingBatch
 from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed, TextBatch
@@ -46,7 +46,7 @@ class Terms:
     factor: float
 
 
-def batch_terms(retriever: LightRetriever, batch: DataBatch, recipe: Recipe, *, step: int) -> Terms:
+def batch_terms(retriever: LightRetriever, batch: TrainingBatch, recipe: Recipe, *, step: int) -> Terms:
     """All terms, or the queries' and a sample drawn from seed and step, the same on every process."""
     device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
     rows = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, batch.queries)

@@ -13,7 +13,7 @@ import torch
 
 from lightir.contract import differences, from_json, to_json
 from lightir.errors import FormatError, NotFound, WriteFailed
-from lightir.files import new_folder, read_json, write_json
+from lightir.files import atomic_folder, read_json, write_json
 
 FORMAT_VERSION = 3
 KEPT = 2
@@ -60,7 +60,7 @@ def save_checkpoint(
     """
     target = folder / f"step-{step:07d}"
     try:
-        with new_folder(target, overwrite=True) as aside:
+        with atomic_folder(target, overwrite=True) as aside:
             torch.save(dict(state), aside / _STATE)
             header = {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe), "given": given}
             write_json(aside / _HEADER, header)

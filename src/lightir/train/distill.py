@@ -17,7 +17,7 @@ from lightir.data import read_documents
 from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
 from lightir.encode.vocabulary import cached_table, stored_term_weights
 from lightir.errors import InvalidInput
-from lightir.files import new_folder, write_json
+from lightir.files import atomic_folder, write_json
 from lightir.models.encoder import LightRetriever
 from lightir.query.bigrams import Bigrams
 from lightir.shards import MANIFEST, VectorsReader
@@ -102,7 +102,7 @@ def distill(
         "bigrams": 0 if table.bigrams is None else len(table.bigrams.bigrams),
         "decontamination": None if report is None else report.to_json(),
     }
-    with new_folder(Path(out), overwrite=overwrite, replaces=FILE_NAME) as folder:
+    with atomic_folder(Path(out), overwrite=overwrite, replaces=FILE_NAME) as folder:
         _write_model(folder, teacher, model, table, dtype=table_dtype, terms=terms)
         write_json(folder / "distillation.json", facts)
     return Path(out)

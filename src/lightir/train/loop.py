@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
-from lightir.files import new_folder, sole_writer, write_bytes, write_json
+from lightir.files import atomic_folder, exclusive_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.train.checkpoint import (
     checkpoints,
@@ -116,7 +116,7 @@ def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Iterator[Pa
     with ExitStack() as held:
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(sole_writer(folder))
+            held.enter_context(exclusive_writer(folder))
             if not resume and (left := list(folder.iterdir())):
                 logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
                 for path in left:
@@ -342,7 +342,7 @@ class Loop:
         return out
 
     def _write_model(self, out: Path) -> None:
-        with new_folder(out) as folder:
+        with atomic_folder(out) as folder:
             self.stage.save(folder)
             self._write_records(folder / "training")
 

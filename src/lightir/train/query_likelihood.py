@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, Fusion
-from lightir.data import Batch
+from lightir.data import TrainingBatch
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
@@ -213,7 +213,7 @@ def shipped_contract(recipe: LikelihoodRecipe) -> Contract:
 
 
 def batch_losses(
-    retriever: LightRetriever, batch: Batch, recipe: LikelihoodRecipe, *, number: int
+    retriever: LightRetriever, batch: TrainingBatch, recipe: LikelihoodRecipe, *, number: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The parts of a batch's loss, by name, means over its pairs of sums over tokens (Eq. 10), and what to watch.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightir.contract import shown, to_json
+from lightir.contract import shorten, to_json
 from lightir.errors import FormatError, InvalidInput, NotFound
 
 MOST_VALUES = 1_000_000
@@ -103,7 +103,7 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
         return content
     base = content.pop("base")
     if not isinstance(base, str):
-        raise FormatError(f"{path}: base is {shown(base)}; expected the name of a recipe file")
+        raise FormatError(f"{path}: base is {shorten(base)}; expected the name of a recipe file")
     return _merged(_with_base(path.parent / base, (*above, path.resolve())), content)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightir.data import Batch, TrainingExample, TrainingSet
+from lightir.data import TrainingBatch, TrainingExample, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.answers import holds_answer
@@ -55,7 +55,7 @@ class BagOfTokens:
         return [[self.doc_ids[doc_ord] for doc_ord in doc_ords[a:b]] for a, b in itertools.pairwise(found)]
 
     def draw(
-        self, batch: Batch, weights: Tensor, retrieval: Retrieval, generator: np.random.Generator
+        self, batch: TrainingBatch, weights: Tensor, retrieval: Retrieval, generator: np.random.Generator
     ) -> tuple[list[Document], int]:
         """One negative for each query, and for how many queries the search gave one.
 
@@ -77,7 +77,7 @@ class BagOfTokens:
             drawn.append(self._documents[chosen])
         return drawn, found
 
-    def extended(self, batch: Batch, retrieved: Sequence[Document]) -> Batch:
+    def extended(self, batch: TrainingBatch, retrieved: Sequence[Document]) -> TrainingBatch:
         """The batch with one negative more for each query, behind its others."""
         n = len(batch.queries)
         negatives = len(batch.documents) // n - 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lightir.data import Batch
+from lightir.data import TrainingBatch
 from lightir.errors import InvalidInput
 
 
@@ -32,7 +32,7 @@ class Share:
     scores: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
 
-def share_of(batch: Batch, *, process: int, processes: int) -> Share:
+def share_of(batch: TrainingBatch, *, process: int, processes: int) -> Share:
     """One process's share: consecutive queries with all their documents.
 
     Raises:

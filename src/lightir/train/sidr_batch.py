@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.data import Batch as DataBatch
+from lightir.data import TrainingBatch
 from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
@@ -71,7 +71,7 @@ def light_queries(
 
 def batch_losses(
     retriever: LightRetriever,
-    batch: DataBatch,
+    batch: TrainingBatch,
     recipe: SidrRecipe,
     *,
     index: BagOfTokens | None = None,
@@ -129,12 +129,12 @@ def batch_losses(
 
 def _with_retrieved(
     index: BagOfTokens,
-    batch: DataBatch,
+    batch: TrainingBatch,
     queries: Tensor,
     query_bags: Tensor,
     recipe: SidrRecipe,
     generator: np.random.Generator,
-) -> tuple[DataBatch, dict[str, float]]:
+) -> tuple[TrainingBatch, dict[str, float]]:
     """The batch with a negative more for each query, found by its V_θ (n, V), and what the log shows of that."""
     start = _now(queries.device)
     weights = pruned(queries, query_bags, recipe.heads, k=recipe.retrieval.query_terms)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
-from lightir.contract import from_json, shown
+from lightir.contract import from_json, shorten
 from lightir.errors import FormatError
 from lightir.train import adaptation, contrastive, masked, query_likelihood, sidr
 from lightir.train.recipe import Recipe
@@ -52,7 +52,7 @@ def read_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> tuple[Sta
     content = recipe_content(path, overrides=overrides)
     name = content.get("stage", "contrastive") if isinstance(content, dict) else "contrastive"
     if not isinstance(name, str) or name not in STAGES:
-        raise FormatError(f"{path}: stage is {shown(name)}; expected one of {', '.join(sorted(STAGES))}")
+        raise FormatError(f"{path}: stage is {shorten(name)}; expected one of {', '.join(sorted(STAGES))}")
     kind = STAGES[name]
     return kind, from_json(kind.recipe, content, str(path))
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lightir.data.dataset import Dataset
-from lightir.data.examples import RowExamples, RowSet, TrainingExample
+from lightir.data.examples import LazyExamples, RowSet, TrainingExample
 from lightir.data.instructions import instructions as listed_instructions
 from lightir.data.jsonl_examples import read_jsonl_examples
+from lightir.data.lazy_documents import LazyDocuments
 from lightir.data.negatives import read_negatives
-from lightir.data.placed_documents import PlacedDocuments
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 
@@ -34,7 +34,7 @@ class TrainingSet:
 
     Attributes:
         name: the set's name.
-        examples: with distinct query ids; a tuple, or RowExamples that stay in their file.
+        examples: with distinct query ids; a tuple, or LazyExamples that stay in their file.
         documents: every document by id; random negatives come from all of them.
         instructions: at least one; "" stands for none.
         digest: a hash over the file or table that the examples stay in; "" for examples in memory.
@@ -155,7 +155,7 @@ class TrainingSet:
 
     def queries(self) -> Iterator[Query]:
         """The examples' queries."""
-        if isinstance(self.examples, RowExamples):
+        if isinstance(self.examples, LazyExamples):
             yield from self.examples.queries()
             return
         for example in self.examples:
@@ -164,18 +164,18 @@ class TrainingSet:
     @property
     def doc_ids(self) -> Sequence[str]:
         """All documents' ids, in the mapping's order."""
-        return self.documents.ids if isinstance(self.documents, PlacedDocuments) else tuple(self.documents)
+        return self.documents.ids if isinstance(self.documents, LazyDocuments) else tuple(self.documents)
 
     @property
     def most_positives(self) -> int:
         """No example has more positives than this."""
-        if isinstance(self.examples, RowExamples):
+        if isinstance(self.examples, LazyExamples):
             return self.examples.most_positives
         return max((len(example.positive_ids) for example in self.examples), default=0)
 
     def fingerprint(self) -> str:
         """A hash over ids and texts of queries and documents, positives, negatives and scores: 16 digits."""
-        if isinstance(self.examples, RowExamples):
+        if isinstance(self.examples, LazyExamples):
             return hashlib.sha256(f"{self.digest} {self.examples.digest()}".encode()).hexdigest()[:16]
         digest = hashlib.sha256()
         for each in self.examples:
@@ -204,7 +204,7 @@ class TrainingSet:
     def without(self, query_ids: Collection[str]) -> TrainingSet:
         """The same set less some queries; it may end up empty, and then goes into no mixture."""
         dropped = set(query_ids)
-        if not isinstance(self.examples, RowExamples):
+        if not isinstance(self.examples, LazyExamples):
             return replace(self, examples=tuple(each for each in self.examples if each.query_id not in dropped))
         kept = [place for place, query in enumerate(self.queries()) if query.query_id not in dropped]
         return replace(self, examples=self.examples.select(np.asarray(kept, dtype=np.int64)))

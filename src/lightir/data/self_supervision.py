@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightir.data.training import Pair
+from lightir.data.training_set import Pair
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 

@@ -13,9 +13,14 @@ from lightir.addresses import resolve_query_encoder
 from lightir.contract import Contract
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.kernel.query import TextEncoder
-from lightir.query.agreement import check_bigrams, check_expansions, check_tables, check_term_weights, check_tokenizer
-from lightir.query.expansions import CachedExpansions
-from lightir.query.files import (
+from lightir.query.contract_checks import (
+    check_bigrams,
+    check_expansions,
+    check_tables,
+    check_term_weights,
+    check_tokenizer,
+)
+from lightir.query.encoder_files import (
     BIGRAMS_FILE,
     EXPANSIONS_FILE,
     TERM_WEIGHTS_FILE,
@@ -25,6 +30,7 @@ from lightir.query.files import (
     load_tables,
     load_tensor,
 )
+from lightir.query.expansions import CachedExpansions
 from lightir.query.tables import CachedBigrams, CachedTable
 from lightir.text import TextTokenizer, query_library, query_text_policy
 from lightir.vectors import Floats, QueryVectors, Ragged
@@ -164,7 +170,7 @@ class CachedQueryEncoder:
     def _encoder(self, task: str | None) -> TextEncoder:
         encoder = self._encoders.get(task)
         if encoder is None:
-            raise NotFound(f"no query table for task {task!r}; {tables_there(self.tables)}")
+            raise NotFound(f"no query table for task {task!r}; {describe_tables(self.tables)}")
         return encoder
 
     def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
@@ -205,7 +211,7 @@ class CachedQueryEncoder:
         return width if dim is None else dim
 
 
-def tables_there(names: Collection[str]) -> str:
+def describe_tables(names: Collection[str]) -> str:
     """What an error says of the tables that there are."""
     if list(names) == [""]:
         return "there is one table alone, which is for every task: name none"

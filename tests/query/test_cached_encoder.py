@@ -16,7 +16,7 @@ from lightir.contract import Contract, DenseHead
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.files import read_json, write_json
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.query.files import map_safetensors
+from lightir.query.encoder_files import map_safetensors
 from small_collections import DIM, VOCAB_SIZE, WORDS, word_contract, word_table, word_tokenizer, write_folder
 
 QUERIES = ["the cat the cat", "dog", "", "zebra", "Well FISH"]

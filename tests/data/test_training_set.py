@@ -11,8 +11,8 @@ import pytest
 
 from lightir.data import Mixture, TrainingSet, instructions, read_negatives, title_pairs, write_negatives
 from lightir.data.examples import TrainingExample
-from lightir.data.negatives import judged_and_mined
-from lightir.data.pairs import span_pairs
+from lightir.data.negatives import collect_candidates
+from lightir.data.self_supervision import span_pairs
 from lightir.errors import InvalidInput, NotFound
 from lightir.types import Document
 
@@ -75,7 +75,7 @@ def test_negatives_of_one_query_stand_in_one_line(tmp_path: Path) -> None:
 
 def test_a_teacher_scores_relevant_documents_best_grade_first_and_then_negatives() -> None:
     qrels = {"q": {"b": 1, "a": 1, "none": 0, "best": 2, "bad": -1}, "alone": {"x": 0}}
-    run = judged_and_mined(qrels, {"q": ["n2", "a", "n1"], "other": ["n"]})
+    run = collect_candidates(qrels, {"q": ["n2", "a", "n1"], "other": ["n"]})
     assert {query_id: list(ranking.doc_ids) for query_id, ranking in run.items()} == {
         "q": ["best", "a", "b", "n2", "n1"],
         "alone": [],

@@ -16,23 +16,23 @@ from lightir.types import Document
 ROWS_AT_ONCE = 65_536
 """Rows whose document ids are looked up together."""
 
-Keys = npt.NDArray[np.uint64]
-Places = npt.NDArray[np.int64]
+IdHashes = npt.NDArray[np.uint64]
+Locations = npt.NDArray[np.int64]
 
 
-def hash_key(text: str) -> int:
+def hash_text(text: str) -> int:
     """64 bits of a hash: two of a billion different texts agree with a probability of 3 %, two of ten million 3e-6."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-class PlacedDocuments(Mapping[str, Document]):
+class LazyDocuments(Mapping[str, Document]):
     """Documents by id that stay in their file: 16 bytes each are kept. They come in the order of their ids' hashes."""
 
-    def __init__(self, keys: Keys, places: Places, read: Callable[[int], Sequence[Document]]) -> None:
+    def __init__(self, keys: IdHashes, places: Locations, read: Callable[[int], Sequence[Document]]) -> None:
         """Put together from arrays.
 
         Args:
-            keys: (n,) hash_key of each id, ascending and different.
+            keys: (n,) hash_text of each id, ascending and different.
             places: (n,) where each lies.
             read: the documents at a place.
         """
@@ -40,7 +40,7 @@ class PlacedDocuments(Mapping[str, Document]):
 
     def __getitem__(self, doc_id: str) -> Document:
         """The document, read now."""
-        key = np.uint64(hash_key(doc_id))
+        key = np.uint64(hash_text(doc_id))
         position = int(np.searchsorted(self._keys, key))
         if position < len(self._keys) and self._keys[position] == key:
             for document in self._read(int(self._places[position])):
@@ -61,7 +61,7 @@ class PlacedDocuments(Mapping[str, Document]):
         """The ids in the mapping's order, each read when it is asked for."""
         return _PlacedIds(self)
 
-    def lacks(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def lacks(self, keys: IdHashes) -> npt.NDArray[np.bool_]:
         """Which of the hashes belong to no document."""
         if not len(self._keys):
             return np.ones(len(keys), dtype=np.bool_)
@@ -74,11 +74,11 @@ class PlacedDocuments(Mapping[str, Document]):
 
 
 def _id_of_key(documents: Sequence[Document], key: int) -> str:
-    return next(each.doc_id for each in documents if hash_key(each.doc_id) == key)
+    return next(each.doc_id for each in documents if hash_text(each.doc_id) == key)
 
 
 class _PlacedIds(Sequence[str]):
-    def __init__(self, documents: PlacedDocuments) -> None:
+    def __init__(self, documents: LazyDocuments) -> None:
         self._documents = documents
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class _PlacedIds(Sequence[str]):
         return self._documents.id_at(range(len(self))[position])
 
 
-class DocumentPlaces:
+class LazyDocumentsBuilder:
     """Collects where documents lie; an id stands for one text."""
 
     def __init__(
@@ -121,16 +121,16 @@ class DocumentPlaces:
             InvalidInput: an id stands twice with two texts, or where it may not at all; the later place is named.
         """
         keys, texts, places = self._fresh
-        keys.append(hash_key(document.doc_id))
-        texts.append(hash_key(f"{document.title}\0{document.text}"))
+        keys.append(hash_text(document.doc_id))
+        texts.append(hash_text(f"{document.title}\0{document.text}"))
         places.append(place)
         if len(keys) >= 64 * ROWS_AT_ONCE:
             self._unite()
 
-    def build(self) -> PlacedDocuments:
+    def build(self) -> LazyDocuments:
         """The mapping; raises as add does."""
         self._unite()
-        return PlacedDocuments(self._keys, self._places, self._read)
+        return LazyDocuments(self._keys, self._places, self._read)
 
     def _unite(self) -> None:
         """Sort what is new into what is known."""

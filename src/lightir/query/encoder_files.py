@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.files import inside, read_json
+from lightir.files import child_path, read_json
 from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
 from lightir.query.tables import CachedBigrams, CachedTable
@@ -63,7 +63,7 @@ def load_tables(folder: Path) -> dict[str, CachedTable]:
             raise FormatError(f"{path} has version {content['format_version']!r}; this release reads {TABLES_VERSION}")
         dtype, records = str(content["dtype"]), list(content["tables"])
         named = [
-            (str(record["task"]), str(record["instruction"]), inside(folder, record["file"])) for record in records
+            (str(record["task"]), str(record["instruction"]), child_path(folder, record["file"])) for record in records
         ]
     except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: {error!r}; expected format_version, dtype and tables") from error
