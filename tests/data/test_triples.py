@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightir.data import Dataset, Mixture, TrainingSet, decontaminate_sets, open_triples, placed_documents
+from lightir.data import Dataset, Mixture, TrainingSet, decontaminate_sets, lazy_documents, open_triples
 from lightir.errors import InvalidInput, NotFound
 
 
@@ -130,7 +130,7 @@ def test_byte_order_marks_blanks_and_missing_last_line_ends_change_nothing(
 
 
 def test_many_documents_are_found_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed_documents, "ROWS_AT_ONCE", 1)  # so that several rounds are sorted into another
+    monkeypatch.setattr(lazy_documents, "ROWS_AT_ONCE", 1)  # so that several rounds are sorted into another
     n = 300
     write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)))
     write(tmp_path / "queries.tsv", "q\twhat")

@@ -220,7 +220,7 @@ def _false_negatives(
     columns: Sequence[tuple[int, str]],
     documents: Sequence[Document],
 ) -> npt.NDArray[np.bool_]:
-    """Return TrainingBatch.false_negatives; `columns` are (set, document id): equal ids in two sets are two documents."""
+    """Return TrainingBatch.false_negatives; `columns` are (set, document id): equal ids in two sets differ."""
     texts = [(document.title, document.text) for document in documents]
     found = np.zeros((len(examples), len(documents)), dtype=np.bool_)
     for row, example in enumerate(examples):
