@@ -29,10 +29,10 @@ from tqdm import tqdm
 
 from lightir.data import Dataset
 from lightir.eval import evaluate
-from lightir.index import Demand, Index, IndexWriter
-from lightir.index.demand import DEMAND_TOP
-from lightir.index.parked import Vectors
-from lightir.index.queue import Queue
+from lightir.index import Index, IndexWriter
+from lightir.pending.demand import DEMAND_TOP, Demand
+from lightir.pending.parked import Vectors
+from lightir.pending.queue import Queue
 from lightir.search import LateSearcher, Searcher
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run

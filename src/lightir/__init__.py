@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightir.data import Dataset, read_documents, read_queries
     from lightir.encode.documents import encode_corpus
+    from lightir.encode.model_encoder import encode_pending
     from lightir.encode.model_evaluation import evaluate_model
     from lightir.encode.vocabulary import cache_vocabulary
-    from lightir.encode.worker import encode_pending
     from lightir.errors import LightirError
     from lightir.eval import evaluate
     from lightir.index import Index, IndexWriter, build_index
@@ -73,7 +73,7 @@ _HEAVY = {
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill",
     "encode_corpus": "lightir.encode.documents",
-    "encode_pending": "lightir.encode.worker",
+    "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
     "train_file": "lightir.train.stages",
 }

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from lightir.errors import IndexLocked, InvalidInput
-from lightir.index import Demand, Index, IndexWriter
-from lightir.index.queue import Queue
+from lightir.index import Index, IndexWriter
+from lightir.pending import Demand, Queue
 from lightir.search import Searcher
 from lightir.types import Document
 from small_collections import word_contract

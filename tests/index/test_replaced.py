@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from lightir.errors import ContractMismatch, IndexLocked, InvalidInput, NotFound, WriteFailed
-from lightir.index import Demand, Index, IndexWriter, build_index, connections, document_shards
+from lightir.index import Index, IndexWriter, build_index, connections, document_shards
 from lightir.index.lock import WriterLock
-from lightir.index.queue import Queue
 from lightir.index.store import STORE_FILE, Store
-from lightir.index.worker import work
+from lightir.pending import Demand, Queue, work
 from lightir.search import Searcher
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lightir.cli import main
-from lightir.index import Demand, Index, IndexWriter
-from lightir.index.demand import DEMAND_TOP
-from lightir.index.queue import Queue
-from lightir.index.worker import work
+from lightir.index import Index, IndexWriter
+from lightir.pending.demand import DEMAND_TOP, Demand
+from lightir.pending.queue import Queue
+from lightir.pending.worker_loop import work
 from lightir.search import Searcher
 from lightir.types import Document
 from pending_documents import FakeEncoder, pending_index

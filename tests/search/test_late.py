@@ -12,8 +12,7 @@ import pytest
 
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
-from lightir.index.queue import Queue
-from lightir.index.worker import work
+from lightir.pending import Queue, failures_of, work
 from lightir.search import LateSearcher, Searcher
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
@@ -166,7 +165,7 @@ def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: 
         hits, report = late.hits(POISON, mode="tokens")
         assert [hit.doc_id for hit in hits] == ["bad"]
         assert report.failed == {"bad": "ValueError: cannot read ['bad']"}
-        assert [each.doc_id for each in index.failures()] == ["bad"]
+        assert [each.doc_id for each in failures_of(index.view)] == ["bad"]
         assert late.encode_for(POISON).left == 1
 
 

@@ -17,9 +17,9 @@ from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Dataset, TrainingBatch, TrainingExample, TrainingSet
 from lightir.encode.full_queries import FullQueryEncoder
+from lightir.encode.model_encoder import encode_pending
 from lightir.encode.query_encoder import write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
-from lightir.encode.worker import encode_pending
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
 from lightir.models.backbones import Backbone, load_backbone

@@ -70,13 +70,17 @@ def kind_of(folder: Path) -> str:
     raise NotFound(f"{folder} is neither an index nor vectors, a query encoder or a model")
 
 
-def index_facts(info: IndexInfo) -> dict[str, Any]:
-    """What an index holds, with the bytes that a document takes on average."""
-    found = dataclasses.asdict(info)
-    each = {part: round(n_bytes / max(info.documents, 1), 1) for part, n_bytes in info.bytes.items()}
-    place = list(found).index("bytes") + 1
-    items = list(found.items())
-    return dict([*items[:place], ("bytes_per_document", each), *items[place:]])
+def index_facts(info: IndexInfo, *, n_failed: int) -> dict[str, Any]:
+    """Return the counts and sizes of an index, with the number of failed documents and the mean bytes per document."""
+    per_document = {part: round(n_bytes / max(info.documents, 1), 1) for part, n_bytes in info.bytes.items()}
+    facts: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(info).items():
+        facts[name] = value
+        if name == "pending":
+            facts["failed"] = n_failed
+        if name == "bytes":
+            facts["bytes_per_document"] = per_document
+    return facts
 
 
 def default_search(available: tuple[Branch, ...], contract: Contract | None) -> str:
@@ -109,11 +113,13 @@ def facts(address: str) -> dict[str, Any]:
     kind = kind_of(folder)
     if kind == "index":
         from lightir.index import Index
+        from lightir.pending import failures_of
 
         with Index.open(folder) as index:
-            failures = [dataclasses.asdict(each) for each in index.failures()]
+            failures = [dataclasses.asdict(failure) for failure in failures_of(index.view)]
             search = default_search(index.branches, index.contract)
-            return {"kind": kind, **index_facts(index.info()), "default_search": search, "failures": failures}
+            counts = index_facts(index.info(), n_failed=len(failures))
+            return {"kind": kind, **counts, "default_search": search, "failures": failures}
     contract = Contract.load(folder)
     found: dict[str, Any] = {"kind": kind}
     if kind == "vectors":

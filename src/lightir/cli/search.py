@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> None:
     if args.late_m is not None and args.doc_id is not None:
         args.parser.error("--doc-id explains one document as it is; --late-m encodes others")
     from lightir.files import check_writable
-    from lightir.index import Demand, Index
+    from lightir.index import Index
+    from lightir.pending import Demand
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
     from lightir.search.language_model import parse_smoothing
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
 
 def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
     """The searcher with the index's model loaded."""
-    from lightir.encode.worker import encoder_for
+    from lightir.encode.model_encoder import encoder_for
     from lightir.search import LateSearcher
 
     encoder = encoder_for(searcher.index, args.model)

@@ -21,7 +21,7 @@ from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_json
 from lightir.cli.terminal import print_json, say, visible
 
 if TYPE_CHECKING:
-    from lightir.index.worker import WorkReport
+    from lightir.pending.worker_loop import WorkReport
 
 HELP = "encode an index's pending documents while it is searched (needs the extra `train`)"
 EXAMPLES = """
@@ -66,7 +66,7 @@ def seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Work, then say what was done; 1 when documents failed."""
-    from lightir.encode.worker import encode_pending
+    from lightir.encode.model_encoder import encode_pending
 
     with stopping() as stop:
         report = encode_pending(

@@ -1,10 +1,8 @@
 """The index: a SQLite store of documents and immutable segments of memory-mapped arrays."""
 
 from lightir.index.build import build_index, document_shards
-from lightir.index.demand import Demand
 from lightir.index.filters import Filter
 from lightir.index.intake import normalized
-from lightir.index.queue import Failure
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segment import SparseBranch
 from lightir.index.token_queries import TokenQueries
@@ -12,8 +10,6 @@ from lightir.index.view import View
 from lightir.index.writer import IndexWriter
 
 __all__ = [
-    "Demand",
-    "Failure",
     "Filter",
     "Index",
     "IndexInfo",

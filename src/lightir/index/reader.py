@@ -17,7 +17,6 @@ from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder
 from lightir.index.graph import mean_recall
-from lightir.index.queue import Failure, failures_of
 from lightir.index.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, new_index
 from lightir.index.view import View, checked_record
@@ -35,7 +34,6 @@ class IndexInfo:
         documents: number of documents.
         encoded: documents with vectors.
         pending: documents that wait for vectors, failed ones too.
-        failed: documents that could not be encoded; `Index.failures` has the errors.
         deleted: documents that are gone but not compacted away.
         segments: number of segments.
         branches: what can be searched.
@@ -50,7 +48,6 @@ class IndexInfo:
     documents: int
     encoded: int
     pending: int
-    failed: int
     deleted: int
     segments: int
     branches: tuple[Branch, ...]
@@ -179,10 +176,6 @@ class Index:
         """Counts, sizes and the contract."""
         return view_info(self.view)
 
-    def failures(self) -> list[Failure]:
-        """The pending documents that could not be encoded, oldest first, with their errors."""
-        return failures_of(self.view)
-
     def verify(self) -> None:
         """Read every byte against its checksum, and the store against the segments.
 
@@ -271,7 +264,6 @@ def view_info(view: View) -> IndexInfo:
         documents=len(view),
         encoded=0 if contract is None else len(view) - view.n_pending,
         pending=view.n_pending,
-        failed=len(failures_of(view)),
         deleted=sum(len(each.segment) - each.n_live for each in view.segments),
         segments=len(segments),
         branches=view.branches,

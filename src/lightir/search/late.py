@@ -12,10 +12,10 @@ import numpy as np
 from lightir.errors import InvalidInput, WriteFailed
 from lightir.index import Filter, View
 from lightir.index.connections import BUSY_S
-from lightir.index.pending import keys_of_pending
-from lightir.index.queue import Queue
-from lightir.index.queue_file import is_busy
-from lightir.index.worker import Encoded, deliver, encode_each, require_fit
+from lightir.pending.keys import keys_of_pending
+from lightir.pending.queue import Queue
+from lightir.pending.queue_file import is_busy
+from lightir.pending.worker_loop import Encoded, deliver, encode_each, require_fit
 from lightir.search.modes import Mode
 from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder

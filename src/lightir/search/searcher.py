@@ -14,9 +14,9 @@ import numpy as np
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.index import Demand, Filter, Index, View
+from lightir.index import Filter, Index, View
 from lightir.index.columns import Mask
-from lightir.index.demand import DEMAND_TOP
+from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.encoding import QueryCoding, checked_text

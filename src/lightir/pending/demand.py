@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError, InvalidInput, WriteFailed
-from lightir.index.pending import keys_of_pending
-from lightir.index.queue import Queue
-from lightir.index.queue_file import is_busy
 from lightir.index.view import View
+from lightir.pending.keys import keys_of_pending
+from lightir.pending.queue import Queue
+from lightir.pending.queue_file import is_busy
 
 DEMAND_TOP = 20
 """A query asks for the pending documents among so many of its best: SiDR's m."""

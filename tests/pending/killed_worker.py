@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lightir.index import Index, IndexWriter
-from lightir.index.worker import work
+from lightir.pending.worker_loop import work
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 
 # tqdm's own lock is a semaphore that forked processes share: a worker killed with it would stop all that come after.

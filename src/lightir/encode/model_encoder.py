@@ -14,9 +14,9 @@ from lightir.contract import Contract, require_same_documents
 from lightir.encode.documents import compile_if_worth, encode_shard, load_encoder
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
-from lightir.index.pending import pending_keys
-from lightir.index.worker import PIECE, WorkReport, work
 from lightir.models.encoder import LightRetriever
+from lightir.pending.keys import pending_keys
+from lightir.pending.worker_loop import PIECE, WorkReport, work
 from lightir.shards import Shard
 from lightir.types import Document
 
@@ -96,7 +96,7 @@ def encode_pending(
     stop: threading.Event | None = None,
     progress: bool = True,
 ) -> WorkReport:
-    """Load a model and give an index's pending documents their vectors; see `lightir.index.worker.work`.
+    """Load a model and give an index's pending documents their vectors; see `lightir.pending.worker_loop.work`.
 
     Args:
         folder: the index.

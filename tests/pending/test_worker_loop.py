@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index import Index, IndexWriter, build_index, document_shards, worker
-from lightir.index.queue import Queue
-from lightir.index.worker import work
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.pending import Queue, WorkReport, failures_of, work, worker_loop
 from lightir.search import Searcher
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors
@@ -52,14 +51,14 @@ def folder(tmp_path: Path) -> Path:
     return pending_index(tmp_path / "index", 40)
 
 
-def once(folder: Path, encoder: FakeEncoder, **options: Any) -> worker.WorkReport:
+def once(folder: Path, encoder: FakeEncoder, **options: Any) -> WorkReport:
     return work(folder, encoder, once=True, progress=False, **options)
 
 
 def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Path) -> None:
     with Index.open(folder) as index:
         before = Searcher(index).search(["cat 7 runs"], 50, mode="tokens")["0"]
-        assert (index.info().encoded, index.info().pending, index.info().failed) == (0, 40, 0)
+        assert (index.info().encoded, index.info().pending, failures_of(index.view)) == (0, 40, [])
     encoder = FakeEncoder()
     report = once(folder, encoder, batch_size=16, piece=5)
     assert (report.committed, report.dropped, report.failed, report.pending) == (40, 0, {}, 0)
@@ -128,8 +127,8 @@ def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable
     assert report.committed == 38
     assert report.failed == {each: f"ValueError: cannot read ['{each}']" for each in ("d0011", "d0012")}
     with Index.open(folder) as index:
-        assert (index.info().encoded, index.info().pending, index.info().failed) == (38, 2, 2)
-        assert {each.doc_id: each.error for each in index.failures()} == report.failed
+        assert (index.info().encoded, index.info().pending) == (38, 2)
+        assert {each.doc_id: each.error for each in failures_of(index.view)} == report.failed
         assert set(Searcher(index).search([POISON], mode="tokens")["0"].doc_ids) == {"d0011", "d0012"}
     again = FakeEncoder()
     assert once(folder, again).failed == {}
@@ -138,13 +137,13 @@ def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable
         writer.upsert([Document("d0011", "a healthy cat")])
     assert once(folder, again).committed == 1
     with Index.open(folder) as index:
-        assert [each.doc_id for each in index.failures()] == ["d0012"]
+        assert [each.doc_id for each in failures_of(index.view)] == ["d0012"]
     report = once(folder, FakeEncoder(), retry_failed=True)
     assert list(report.failed) == ["d0012"]
 
 
 def test_a_worker_that_encodes_nothing_at_all_gives_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MOST_FAILURES_IN_A_ROW", 8)
+    monkeypatch.setattr(worker_loop, "MOST_FAILURES_IN_A_ROW", 8)
 
     def fail(batch: Any) -> None:
         raise RuntimeError("no memory left on the device")
@@ -152,7 +151,7 @@ def test_a_worker_that_encodes_nothing_at_all_gives_up(folder: Path, monkeypatch
     with pytest.raises(InvalidInput, match=r"8 documents failed in a row, .* no memory left on the device"):
         once(folder, FakeEncoder(watch=fail), piece=4)
     with Index.open(folder) as index:
-        assert index.info().failed == 8 < index.info().pending
+        assert len(failures_of(index.view)) == 8 < index.info().pending
     assert once(folder, FakeEncoder(), retry_failed=True).pending == 0
 
 
@@ -196,13 +195,13 @@ def test_waiting_for_documents_is_not_counted_as_work(folder: Path, monkeypatch:
         now[0] += 2.0
 
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
-    monkeypatch.setattr(worker, "time", clock)
+    monkeypatch.setattr(worker_loop, "time", clock)
     report = work(folder, FakeEncoder(watch=pass_time), batch_size=8, piece=8, stop=Stop(), progress=False)
     assert (report.committed, report.seconds, report.documents_per_s) == (40, 10.0, 4.0)
 
 
 def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_loop, "PATIENCE_S", 0.0)
     stop = threading.Event()
     encoder = FakeEncoder(watch=lambda batch: stop.set())
     with IndexWriter.open(folder) as long:
@@ -219,7 +218,7 @@ def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, mon
 
 
 def test_parked_vectors_alone_are_committed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_loop, "PATIENCE_S", 0.0)
     stop = threading.Event()
     with IndexWriter.open(folder):
         once(folder, FakeEncoder(watch=lambda batch: stop.set()), piece=40, batch_size=40, stop=stop)
@@ -243,8 +242,8 @@ def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> N
             Index.open(tmp_path / name) as index,
         ):
             claim = queue.claim(lambda index=index: index.view, 2)  # type: ignore[misc]
-            found = worker.encode_each(monkey, index.view.store.documents_of(claim.keys))
-            delivery = worker.deliver(tmp_path / name, queue, contract, found, patience_s=0.0)
+            found = worker_loop.encode_each(monkey, index.view.store.documents_of(claim.keys))
+            delivery = worker_loop.deliver(tmp_path / name, queue, contract, found, patience_s=0.0)
             assert delivery.parked == claim.keys
         assert once(tmp_path / name, monkey).committed == 5
         with Index.open(tmp_path / name) as index:

@@ -29,11 +29,11 @@ import numpy as np
 
 from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.index.connections import BUSY_S, Connection
-from lightir.index.parked import Vectors
-from lightir.index.pending import pending_keys
-from lightir.index.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, damaged, named, opened
 from lightir.index.store import Keys, read_mode
 from lightir.index.view import View
+from lightir.pending.keys import pending_keys
+from lightir.pending.parked import Vectors
+from lightir.pending.queue_file import QUEUE_FILE, QUEUE_FOLDER, create, damaged, named, opened
 
 WORKERS_FOLDER = "workers"
 

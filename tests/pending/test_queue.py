@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.errors import FormatError, IndexLocked, WriteFailed
-from lightir.index import Demand, Index, IndexWriter
-from lightir.index.parked import Vectors
-from lightir.index.pending import keys_of_pending, pending_keys
-from lightir.index.queue import HALF_LIFE_S, Queue
-from lightir.index.worker import work
+from lightir.index import Index, IndexWriter
+from lightir.pending import Demand, failures_of
+from lightir.pending.keys import keys_of_pending, pending_keys
+from lightir.pending.parked import Vectors
+from lightir.pending.queue import HALF_LIFE_S, Queue
+from lightir.pending.worker_loop import work
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 
@@ -123,7 +124,7 @@ def test_a_dead_worker_s_claims_are_free(folder: Path, index: Index) -> None:
     code = f"""
 import signal
 from lightir.index import Index
-from lightir.index.queue import Queue
+from lightir.pending.queue import Queue
 with Index.open({str(folder)!r}) as index:
     queue = Queue.open({str(folder)!r})
     print(len(queue.claim(lambda: index.view, 4).keys), flush=True)
@@ -234,7 +235,7 @@ def test_an_index_without_pending_documents_gets_no_queue(tmp_path: Path) -> Non
         writer.add(shard.documents, dense=shard.dense, sparse=shard.sparse)
     with Index.open(folder) as index, Demand(folder) as demand:
         demand.note(index.view, ords_of(index, "d0001"))
-        assert index.failures() == []
+        assert failures_of(index.view) == []
     assert not (folder / "queue").exists()
 
 
@@ -248,9 +249,9 @@ def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) ->
         Queue.open(folder)
     path.write_bytes(b"nonsense" * 1000)
     with pytest.raises(FormatError, match=r"queue\.sqlite is damaged.*Remove .*queue"):
-        index.failures()
+        failures_of(index.view)
     shutil.rmtree(folder / "queue")
-    assert index.failures() == []
+    assert failures_of(index.view) == []
 
 
 def changed(folder: Path, statement: str, *arguments: object) -> None:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode import encode_corpus
-from lightir.encode import worker as worker_module
-from lightir.encode.worker import ModelEncoder, encoder_for
+from lightir.encode import encode_corpus, model_encoder
+from lightir.encode.model_encoder import ModelEncoder, encoder_for
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, build_index, document_shards
-from lightir.index.worker import work
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
+from lightir.pending.worker_loop import work
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -69,7 +68,7 @@ def test_what_compiling_is_worth_is_judged_by_what_is_pending(
 ) -> None:
     model, expected = tiny_model(), []
     build_index(document_shards(DOCUMENTS[:pending]), tmp_path / "i", contract=model.contract, progress=False)
-    monkeypatch.setattr(worker_module, "compile_if_worth", lambda *arguments: expected.append(arguments[2:]))
+    monkeypatch.setattr(model_encoder, "compile_if_worth", lambda *arguments: expected.append(arguments[2:]))
     with Index.open(tmp_path / "i") as index, ModelEncoder(model).compiled(None, index):
         tokens = sum(len(ids) for ids, _, _ in model.frame_documents(DOCUMENTS[:pending]))
         assert expected == [(None, pytest.approx(tokens))]
@@ -83,11 +82,11 @@ def test_the_model_is_the_installed_one_of_the_index_or_must_be_named(
         (tmp_path / name).mkdir()
         each.save(tmp_path / name)
     loaded: list[Any] = []
-    monkeypatch.setattr(worker_module, "load_encoder", lambda folder, *rest: loaded.append(folder))
+    monkeypatch.setattr(model_encoder, "load_encoder", lambda folder, *rest: loaded.append(folder))
     build_index(document_shards(DOCUMENTS), tmp_path / "index", contract=contract, progress=False)
     build_index(document_shards(DOCUMENTS), tmp_path / "plain", progress=False)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "plain") as plain:
-        monkeypatch.setattr(worker_module, "shipped_models", lambda: {"other": tmp_path / "other"})
+        monkeypatch.setattr(model_encoder, "shipped_models", lambda: {"other": tmp_path / "other"})
         with pytest.raises(NotFound, match=r"backbone org/words; installed: other\); name its folder with --model"):
             encoder_for(index)
         with pytest.raises(ContractMismatch, match="attention is 'causal' in the index but 'bidirectional' in the mod"):
@@ -96,6 +95,6 @@ def test_the_model_is_the_installed_one_of_the_index_or_must_be_named(
             encoder_for(plain)
         assert loaded == []
         encoder_for(index, tmp_path / "fits")
-        monkeypatch.setattr(worker_module, "shipped_models", lambda: {"a": tmp_path / "other", "b": tmp_path / "fits"})
+        monkeypatch.setattr(model_encoder, "shipped_models", lambda: {"a": tmp_path / "other", "b": tmp_path / "fits"})
         encoder_for(index)
         assert loaded == [tmp_path / "fits"] * 2

@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, IndexLocked, InvalidInput
-from lightir.index.parked import Vectors
-from lightir.index.pending import pending_keys
-from lightir.index.queue import Queue
 from lightir.index.reader import Index
 from lightir.index.view import View
 from lightir.index.writer import IndexWriter
+from lightir.pending.keys import pending_keys
+from lightir.pending.parked import Vectors
+from lightir.pending.queue import Queue
 from lightir.shards import DocumentEncoder, Shard
 from lightir.types import Document
 
