@@ -15,8 +15,7 @@ from pathlib import Path
 
 import lightir
 from lightir import contract, text
-from lightir.cli import build_parser
-from lightir.cli.completion import commands
+from lightir.cli.app import GROUPS, build_parser, command_parsers
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "lightir"
@@ -61,24 +60,24 @@ def cli_page() -> str:
         "# The command line",
         NOTE,
         "",
-        "Data on stdout, talk and progress on stderr. Exit codes: 0 done, 1 failed,",
-    ]
-    lines += [
-        "2 misused, 130 after Ctrl-C. `-` is stdin or stdout. Every command takes `--help` and `--traceback`.",
+        "Commands write data to stdout, and progress and messages to stderr. `-` is stdin or stdout.",
+        "Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 after Ctrl-C.",
+        "Every command accepts `--help` and `--traceback`.",
         "",
     ]
-    for name, command in commands(parser).items():
-        lines += [
-            f"## lightir {name}",
-            "",
-            (command.description or "").strip(),
-            "",
-            "| argument | meaning |",
-            "|---|---|",
-        ]
-        lines += [f"| {_argument(action)} | {_help(action)} |" for action in command._actions if _is_own(action)]
-        lines += ["", "```", *inspect.cleandoc(str(command.epilog)).splitlines()[1:], "```", ""]
+    parsers = command_parsers(parser)
+    for title, names in GROUPS.items():
+        lines += [f"## {title.capitalize()}", ""]
+        lines += [line for name in names for line in _command_section(name, parsers[name])]
     return "\n".join(lines)
+
+
+def _command_section(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the lines on one command: description, table of arguments, examples."""
+    yield from (f"### lightir {name}", "", (command.description or "").strip(), "")
+    yield from ("| argument | meaning |", "|---|---|")
+    yield from (f"| {_argument(action)} | {_help(action)} |" for action in command._actions if _is_own(action))
+    yield from ("", "```", *inspect.cleandoc(str(command.epilog)).splitlines()[1:], "```", "")
 
 
 def _is_own(action: argparse.Action) -> bool:

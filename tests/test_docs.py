@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightir.cli.app import COMMANDS, build_parser
-from lightir.cli.completion import commands
+from lightir.cli.app import COMMANDS, build_parser, command_parsers
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
@@ -78,7 +77,7 @@ def check_options(words: list[str], parser: argparse.ArgumentParser) -> None:
     """Nothing, or an error where a command that is named in passing, perhaps in part, has not the options named."""
     if not re.fullmatch(r"[a-z]+", words[0]) or words[0] == "bench":
         return
-    known = {option for action in commands(parser)[words[0]]._actions for option in action.option_strings}
+    known = {option for action in command_parsers(parser)[words[0]]._actions for option in action.option_strings}
     assert set(options_of(words)) <= known, words
 
 

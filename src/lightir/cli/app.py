@@ -15,31 +15,33 @@ import lightir
 from lightir.cli import terminal
 from lightir.errors import AlreadyExists, LightirError
 
-COMMANDS = (
-    "demo",
-    "train",
-    "cache",
-    "distill",
-    "encode",
-    "index",
-    "add",
-    "delete",
-    "compact",
-    "snapshot",
-    "worker",
-    "search",
-    "evaluate",
-    "tune",
-    "rerank",
-    "expand",
-    "mine",
-    "info",
-    "verify",
-    "doctor",
-    "bench",
-    "completion",
-)
-"""A command NAME is the module lightir.cli.NAME; help lists them in this order."""
+GROUPS = {
+    "search": ("demo", "search", "rerank"),
+    "documents": ("encode", "index", "add", "delete", "worker", "expand"),
+    "models": ("cache", "distill"),
+    "evaluation": ("evaluate", "tune", "bench"),
+    "training": ("train", "mine"),
+    "upkeep": ("info", "verify", "compact", "snapshot", "doctor", "completion"),
+}
+"""Commands by task, in the order of the help. The module of a command NAME is lightir.cli.NAME."""
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+
+DESCRIPTION = """\
+Semantic search without a model at query time.
+
+A language model encodes your documents once, offline. A query is a table lookup
+that takes microseconds on one CPU core. Rankings fuse dense vectors, learned
+sparse vectors and BM25.
+"""
+EPILOG = """\
+examples:
+  lightir encode minilm notes/ --out vectors      encode your files with an installed model
+  lightir index vectors --out index               build an index of them
+  lightir search index "how do I reset it?"       search it without the model
+
+To try it on the documentation of your Python: lightir demo
+Help on a command: lightir COMMAND --help
+"""
 
 TRAIN_PACKAGES = ("torch", "transformers", "peft", "accelerate", "gguf", "yaml")
 MISUSED = 2  # as argparse has it
@@ -61,6 +63,19 @@ class Command(Protocol):
 
     def run(self, args: argparse.Namespace) -> int | None:
         """Do it; None means 0."""
+
+
+class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
+    """Help formatter that lists commands by task."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        commands = {command.dest: command for command in action._get_subactions()}
+        sections = []
+        for title, names in GROUPS.items():
+            sections.append("".join([f"{title}:\n", *(self._format_action(commands[name]) for name in names)]))
+        return "\n".join(sections)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -105,12 +120,13 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of `lightir`, with one subparser a command."""
     parser = _Parser(
         prog="lightir",
-        description="Retrieval with no model at query time: train, cache, encode, index, search, evaluate.",
-        epilog="Begin with: lightir demo. A command's own help: lightir COMMAND --help.",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=_GroupedHelp,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lightir {lightir.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title=argparse.SUPPRESS)
     for name in COMMANDS:
         command = load_command(name)
         sub = subparsers.add_parser(
@@ -127,6 +143,12 @@ def build_parser() -> argparse.ArgumentParser:
         )
         sub.set_defaults(run=command.run, parser=sub, stays=getattr(command, "STAYS", ""))
     return parser
+
+
+def command_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return each command's parser by name."""
+    action = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(action.choices)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

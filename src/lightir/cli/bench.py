@@ -11,7 +11,7 @@ from pathlib import Path
 import lightir
 from lightir.errors import NotFound
 
-HELP = "run a benchmark of this checkout"
+HELP = "run a benchmark of the checkout"
 EXAMPLES = """
   lightir bench                           the benchmarks by name
   lightir bench query_encoding -- --help  a benchmark's own options

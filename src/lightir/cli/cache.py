@@ -11,7 +11,7 @@ import argparse
 from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
 from lightir.cli.terminal import print_json, say
 
-HELP = "compute a model's query tables (needs the extra `train`)"
+HELP = "compute a model's query tables (needs lightir[train])"
 EXAMPLES = """
   lightir cache model
   lightir cache model --task scifact --task nfcorpus --dim 256 --dtype int8 --out query-encoder

@@ -8,7 +8,7 @@ import dataclasses
 from lightir.cli.arguments import add_json
 from lightir.cli.terminal import print_json, say, size
 
-HELP = "merge an index's segments and drop what was deleted"
+HELP = "merge segments and remove deleted documents"
 EXAMPLES = """
   lightir compact index
 """

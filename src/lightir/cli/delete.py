@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightir.cli.arguments import add_json
-from lightir.cli.filters import add_filter, why_nothing
+from lightir.cli.arguments import add_filter, add_json
+from lightir.cli.filter_hints import why_nothing
 from lightir.cli.terminal import print_json, say, visible
 
 HELP = "delete documents from an index"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lightir.search import Searcher
     from lightir.types import Document
 
-HELP = "encode, index and ask your Python's documentation"
+HELP = "encode and search the documentation of your Python"
 STAYS = "what is encoded stays, but for the last minute or so: the same command goes on"
 EXAMPLES = """
   lightir demo

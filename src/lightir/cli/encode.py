@@ -8,7 +8,7 @@ import dataclasses
 from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_fields, add_json
 from lightir.cli.terminal import print_json, say
 
-HELP = "encode a corpus into vectors (needs the extra `train`)"
+HELP = "encode documents into vectors (needs lightir[train])"
 STAYS = "what is encoded stays, but for the last minute or so: go on with the same command and --resume"
 EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
-from lightir.cli.fusion import add_fusion, add_tokens
+from lightir.cli.arguments import MODEL_HELP, add_device, add_fusion, add_json, add_tokens, positive
 from lightir.cli.terminal import Misuse, duration, print_json, say, table
 from lightir.files import check_writable, write_bytes
 from lightir.types import escape_id
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from lightir.data import Dataset
     from lightir.search.evaluate import EvaluationReport
 
-HELP = "measure an index, a model or run files (needs the extra `eval`)"
+HELP = "measure an index, a model or run files (needs lightir[eval])"
 EXAMPLES = """
   lightir evaluate index --dataset scifact/
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json

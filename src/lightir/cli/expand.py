@@ -14,7 +14,7 @@ from typing import Any
 from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
 from lightir.cli.terminal import print_json, print_json_line, say
 
-HELP = "generate queries that documents answer (needs the extra `train`)"
+HELP = "append generated queries to documents (needs lightir[train])"
 EXAMPLES = """
   lightir expand model scifact/ -o expanded.jsonl
   lightir expand model corpus.jsonl -n 3 --draw 10 --training -o queries.jsonl

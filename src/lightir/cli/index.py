@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightir.contract import Contract
     from lightir.index import IndexInfo
 
-HELP = "build an index from vectors, or from a plain corpus"
+HELP = "build an index of vectors or plain documents"
 EXAMPLES = """
   lightir index vectors --out index
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightir.index import IndexInfo
     from lightir.types import Branch
 
-HELP = "what an index, vectors, model or query-encoder folder holds"
+HELP = "show what an index, vectors or model folder contains"
 EXAMPLES = """
   lightir info index
   lightir info minilm --json

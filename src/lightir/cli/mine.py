@@ -15,8 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
-from lightir.cli.fusion import add_tokens
+from lightir.cli.arguments import MODEL_HELP, add_device, add_json, add_tokens, positive
 from lightir.cli.terminal import Misuse, print_json, say
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from lightir.train.finders import Finder
     from lightir.train.teacher import Teacher
 
-HELP = "mine hard negatives with BM25, an index or a model"
+HELP = "mine hard negatives for training"
 EXAMPLES = """
   lightir mine scifact/ --out scifact-negatives.jsonl
   lightir mine nfcorpus/ -n 15 --first-rank 11 --margin 0.95 --out nfcorpus-negatives.jsonl

@@ -23,7 +23,7 @@ from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")
 BY_MODEL = ("ql", "cross-encoder")
-HELP = "put a run into another order by query likelihood or a cross-encoder (extra `train`), or by counted words"
+HELP = "rerank a run by query likelihood or a cross-encoder"
 EXAMPLES = """
   lightir search index --queries scifact/queries.jsonl -k 200 --mode tokens --run bm25.trec
   lightir rerank model --run bm25.trec --corpus scifact/ --queries scifact/ -o reranked.trec

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from lightir.cli.arguments import add_json, positive
-from lightir.cli.filters import add_filter, why_nothing
-from lightir.cli.fusion import add_fusion, add_tokens
+from lightir.cli.arguments import add_filter, add_fusion, add_json, add_tokens, positive
+from lightir.cli.filter_hints import why_nothing
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import print_json, print_json_line, say, visible
 

@@ -7,7 +7,7 @@ import argparse
 from lightir.cli.arguments import add_json
 from lightir.cli.terminal import print_json, say
 
-HELP = "back an index up to another folder"
+HELP = "copy an index while it is in use"
 EXAMPLES = """
   lightir snapshot index backup
   lightir snapshot index backup --overwrite && lightir verify backup

@@ -8,7 +8,7 @@ from pathlib import Path
 from lightir.cli.arguments import add_device, add_json
 from lightir.cli.terminal import print_json, say
 
-HELP = "train a model from a recipe (needs the extra `train`)"
+HELP = "train a model from a recipe (needs lightir[train])"
 STAYS = "the checkpoints are in MODEL.run, and the same command with --resume goes on from the last one"
 EXAMPLES = """
   lightir train recipes/lightretriever-smollm2-135m.yaml --out model

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import add_json, positive
-from lightir.cli.fusion import add_tokens
+from lightir.cli.arguments import add_json, add_tokens, positive
 from lightir.cli.terminal import Misuse, print_json, say, table
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from lightir.search.tune import Tuning
     from lightir.types import Qrels, Query
 
-HELP = "fit the weights of an index's branches on judged queries"
+HELP = "fit fusion weights to judged queries"
 EXAMPLES = """
   lightir tune index nfcorpus/ --split dev
   lightir tune index nfcorpus/ --split dev --write

@@ -9,7 +9,7 @@ from lightir.cli.arguments import add_json
 from lightir.cli.info import folder_of, kind_of
 from lightir.cli.terminal import print_json, say
 
-HELP = "check a folder against its checksums and its contract"
+HELP = "verify a folder against its checksums"
 EXAMPLES = """
   lightir verify index && echo whole
   lightir verify minilm

@@ -23,7 +23,7 @@ from lightir.cli.terminal import print_json, say, visible
 if TYPE_CHECKING:
     from lightir.pending.worker_loop import WorkReport
 
-HELP = "encode an index's pending documents while it is searched (needs the extra `train`)"
+HELP = "encode pending documents in the background (needs lightir[train])"
 EXAMPLES = """
   lightir worker index
   lightir worker index --once --model MODEL

@@ -1,8 +1,7 @@
-"""What commands with --filter share."""
+"""Hints for a filter that matches no document."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,29 +12,9 @@ if TYPE_CHECKING:
     from lightir.index.view import View
     from lightir.types import Document
 
-FILTER_HELP = (
-    'a metadata filter as JSON, such as {"lang": "en", "year": {"gte": 2000}}; '
-    "tests are gt, gte, lt, lte, in and exists, joined by and, or, not; a number is not a text, and a CSV holds texts"
-)
-
 SAMPLE = 100
 """Documents whose fields are looked at for a hint."""
 FIELDS_SHOWN = 10
-
-
-def add_filter(parser: argparse.ArgumentParser) -> None:
-    """Declare --filter."""
-    parser.add_argument("--filter", type=json_filter, metavar="JSON", help=FILTER_HELP)
-
-
-def json_filter(text: str) -> Any:
-    """An argparse type: any JSON value; what it may be as a filter is checked where it is used."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
-        raise argparse.ArgumentTypeError(
-            f"{text[:80]!r} is not JSON: {error}; expected an object, such as " """'{"lang": "en"}'"""
-        ) from None
 
 
 def why_nothing(view: View, wanted: Mapping[str, Any] | None) -> Iterator[str]:
