@@ -24,7 +24,7 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
-from lightir.encode import encode_corpus
+from lightir.encode import EncodeOptions, encode_corpus
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_files import model_files
@@ -133,7 +133,7 @@ def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
 
 def ours(model: LightRetriever, documents: list[Document]) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
-        encode_corpus(model, documents, Path(folder) / "v", compile=False)
+        encode_corpus(model, documents, Path(folder) / "v", options=EncodeOptions(compile=False))
         shards = list(VectorsReader(Path(folder) / "v"))
     return np.concatenate([shard.dense for shard in shards if shard.dense is not None]).astype(np.float32)
 

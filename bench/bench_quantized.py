@@ -25,7 +25,7 @@ import torch
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
-from lightir.encode import cache_vocabulary, encode_corpus
+from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
 from lightir.errors import MissingExtra
 from lightir.eval.significance import randomization_test
 from lightir.index import Index, build_index
@@ -120,7 +120,7 @@ def measured(
     for dataset in datasets:
         vectors = work / f"{name}-{dataset.name}"
         before = cpu_seconds()
-        documents += encode_corpus(model, dataset.corpus(), vectors, compile=False).documents
+        documents += encode_corpus(model, dataset.corpus(), vectors, options=EncodeOptions(compile=False)).documents
         seconds += cpu_seconds() - before
         reader = VectorsReader(vectors)
         dense = np.concatenate([shard.dense for shard in reader if shard.dense is not None]).astype(np.float32)

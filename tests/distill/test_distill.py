@@ -17,7 +17,7 @@ from lightir.cli import main
 from lightir.cli.distill import SET_HELP
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.data import read_documents
-from lightir.encode import encode_corpus
+from lightir.encode import EncodeOptions, encode_corpus
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.files import read_json
 from lightir.models.backbones import load_backbone
@@ -68,7 +68,7 @@ def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection
     full = model.full_queries(texts).detach().numpy()
     cosine = (light * full).sum(1) / np.linalg.norm(light, axis=1) / np.linalg.norm(full, axis=1)
     assert cosine.min() > 0.9
-    report = encode_corpus(out, [Document("a", "river")], tmp_path / "v", dtype="fp32")
+    report = encode_corpus(out, [Document("a", "river")], tmp_path / "v", options=EncodeOptions(dtype="fp32"))
     assert report.documents == 1
     assert VectorsReader(tmp_path / "v").contract.document_fingerprint == model.contract.document_fingerprint
     assert (tmp_path / "v" / "query-encoder" / "model.safetensors").is_file()

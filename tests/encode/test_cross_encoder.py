@@ -88,9 +88,8 @@ def plain_score(folder: Path, query: str, document: Document) -> float:
 @pytest.mark.parametrize("labels", [1, 2])
 def test_scores_are_those_of_each_pair_alone(labels: int, batch_tokens: int, tmp_path: Path) -> None:
     folder = save_cross_encoder(tmp_path / "cross", labels=labels)
-    found = cross_rerank(
-        folder, RUN, iter(DOCUMENTS), iter(QUERIES), batch_tokens=batch_tokens, dtype="fp32", device="cpu"
-    )
+    model = CrossEncoder.load(folder, dtype="fp32", device="cpu")
+    found = cross_rerank(model, RUN, iter(DOCUMENTS), iter(QUERIES), batch_tokens=batch_tokens)
     texts, documents = {q.query_id: q.text for q in QUERIES}, {d.doc_id: d for d in DOCUMENTS}
     assert list(found) == list(RUN)
     for query_id, ranking in found.items():
@@ -154,12 +153,13 @@ def test_what_is_no_cross_encoder_or_does_not_fit_is_refused(tmp_path: Path) -> 
     folder = save_cross_encoder(tmp_path / "cross")
     with pytest.raises(InvalidInput, match="3 tokens are too few"):
         CrossEncoder.load(folder, max_tokens=3, device="cpu")
+    model = CrossEncoder.load(folder, device="cpu")
     with pytest.raises(NotFound, match="'copy'"):
-        cross_rerank(folder, RUN, DOCUMENTS[:6], QUERIES, device="cpu")
+        cross_rerank(model, RUN, DOCUMENTS[:6], QUERIES)
     with pytest.raises(NotFound, match="'q2'"):
-        cross_rerank(folder, RUN, DOCUMENTS, QUERIES[:2] + QUERIES[3:], device="cpu")
+        cross_rerank(model, RUN, DOCUMENTS, QUERIES[:2] + QUERIES[3:])
     with pytest.raises(InvalidInput, match="depth 0"):
-        cross_rerank(folder, RUN, DOCUMENTS, QUERIES, depth=0)
+        cross_rerank(model, RUN, DOCUMENTS, QUERIES, depth=0)
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(FormatError, match="no cross-encoder that transformers reads"):
         CrossEncoder.load(folder, device="cpu")
@@ -176,7 +176,8 @@ def test_the_command_reranks_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     given = ["--corpus", str(corpus), "--queries", str(queries), "-o", str(out), "--dtype", "fp32", "--device", "cpu"]
     start = ["rerank", str(folder), "--method", "cross-encoder", *given]
     assert main([*start, "--run", str(tmp_path / "first.trec"), "--depth", "2"]) == 0
-    expected = cross_rerank(folder, RUN, DOCUMENTS, QUERIES, depth=2, dtype="fp32", device="cpu")
+    model = CrossEncoder.load(folder, dtype="fp32", device="cpu")
+    expected = cross_rerank(model, RUN, DOCUMENTS, QUERIES, depth=2)
     found = read_run(out)
     assert {q: list(r.doc_ids) for q, r in found.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
     assert found["q0"].scores.tolist() == pytest.approx(expected["q0"].scores.tolist(), rel=1e-4)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
+from lightir.encode import EncodeOptions, encode_corpus
 from lightir.encode import documents as documents_module
-from lightir.encode import encode_corpus
 from lightir.encode.documents import encode_shard, length_batches
 from lightir.errors import AlreadyExists, ContractMismatch, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
@@ -51,8 +51,10 @@ def read(folder: Path) -> tuple[list[str], np.ndarray, list[tuple[list[int], lis
 
 def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
     model, documents = tiny_model(), some_documents(23)
-    report = encode_corpus(model, iter(documents), tmp_path / "a", batch_tokens=100, shard_size=5)
-    encode_corpus(model, documents, tmp_path / "b", batch_tokens=1)
+    report = encode_corpus(
+        model, iter(documents), tmp_path / "a", options=EncodeOptions(batch_tokens=100, shard_size=5)
+    )
+    encode_corpus(model, documents, tmp_path / "b", options=EncodeOptions(batch_tokens=1))
     one, many = read(tmp_path / "b"), read(tmp_path / "a")
     assert one[0] == many[0] == [document.doc_id for document in documents]
     np.testing.assert_allclose(one[1].astype(np.float32), many[1].astype(np.float32), atol=2e-3)
@@ -67,7 +69,7 @@ def test_a_shard_ends_at_its_documents_or_at_64_batches_of_tokens(tmp_path: Path
     each = len(model.frame_documents(documents[:1])[0][0])
 
     def sizes(**options: int) -> list[int]:
-        encode_corpus(model, documents, tmp_path / str(options), **options)
+        encode_corpus(model, documents, tmp_path / str(options), options=EncodeOptions(**options))
         return [len(shard.documents) for shard in VectorsReader(tmp_path / str(options))]
 
     assert sizes() == [200]
@@ -78,8 +80,8 @@ def test_a_shard_ends_at_its_documents_or_at_64_batches_of_tokens(tmp_path: Path
 
 def test_compiled_layers_give_the_same_vectors_and_the_model_is_as_before(tmp_path: Path) -> None:
     model, documents = tiny_model(), some_documents(9)
-    encode_corpus(model, documents, tmp_path / "plain", compile=False)
-    encode_corpus(model, documents, tmp_path / "compiled", compile=True)
+    encode_corpus(model, documents, tmp_path / "plain", options=EncodeOptions(compile=False))
+    encode_corpus(model, documents, tmp_path / "compiled", options=EncodeOptions(compile=True))
     plain, compiled = read(tmp_path / "plain"), read(tmp_path / "compiled")
     np.testing.assert_allclose(plain[1].astype(np.float32), compiled[1].astype(np.float32), atol=2e-3)
     assert [row[0] for row in plain[2]] == [row[0] for row in compiled[2]]
@@ -93,16 +95,20 @@ def test_quantised_layers_are_noted_and_not_mixed(tmp_path: Path) -> None:
     backbone = load_backbone(str(tmp_path / "backbone"))
     contract = dataclasses.replace(tiny_model().contract, backbone=backbone_record(backbone))
     LightRetriever(backbone, contract).save(tmp_path / "model")
-    encode_corpus(tmp_path / "model", documents, tmp_path / "plain", dtype="fp32")
-    encode_corpus(tmp_path / "model", documents, tmp_path / "int8", dtype="fp32", quantize="int8")
+    encode_corpus(tmp_path / "model", documents, tmp_path / "plain", options=EncodeOptions(dtype="fp32"))
+    encode_corpus(
+        tmp_path / "model", documents, tmp_path / "int8", options=EncodeOptions(dtype="fp32", quantize="int8")
+    )
     plain, rounded = (read(tmp_path / name)[1].astype(np.float32) for name in ("plain", "int8"))
     assert (plain * rounded).sum(1).min() > 0.99
     assert np.abs(plain - rounded).max() > 1e-3
     assert [VectorsReader(tmp_path / name).manifest["quantized"] for name in ("plain", "int8")] == [None, "int8"]
     with pytest.raises(ContractMismatch, match="begun with layers quantised to int8, now it would be None"):
-        encode_corpus(tmp_path / "model", documents, tmp_path / "int8", dtype="fp32", resume=True)
+        encode_corpus(
+            tmp_path / "model", documents, tmp_path / "int8", resume=True, options=EncodeOptions(dtype="fp32")
+        )
     with pytest.raises(InvalidInput, match="a loaded model keeps its weights"):
-        encode_corpus(tiny_model(), documents, tmp_path / "v", quantize="int8")
+        encode_corpus(tiny_model(), documents, tmp_path / "v", options=EncodeOptions(quantize="int8"))
 
 
 def test_layers_are_compiled_where_it_pays_and_a_missing_compiler_is_said(
@@ -116,7 +122,7 @@ def test_layers_are_compiled_where_it_pays_and_a_missing_compiler_is_said(
     assert "uncompiled" in caplog.text
     assert read(tmp_path / "large")[2] == read(tmp_path / "small")[2]
     with pytest.raises(InvalidInput, match="no C\\+\\+ compiler"):
-        encode_corpus(tiny_model(), some_documents(3), tmp_path / "asked", compile=True)
+        encode_corpus(tiny_model(), some_documents(3), tmp_path / "asked", options=EncodeOptions(compile=True))
 
 
 def test_a_document_without_text_is_its_frame(tmp_path: Path) -> None:
@@ -184,7 +190,7 @@ class _SlowModel(LightRetriever):
 def _encode_slowly(folder: Path) -> None:
     model = tiny_model()
     slow = _SlowModel(model.backbone, model.contract)
-    encode_corpus(slow, some_documents(60), folder, batch_tokens=120, shard_size=7, resume=True)
+    encode_corpus(slow, some_documents(60), folder, resume=True, options=EncodeOptions(batch_tokens=120, shard_size=7))
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
@@ -198,7 +204,9 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.join()
     _encode_slowly(tmp_path / "cut")
-    encode_corpus(tiny_model(), some_documents(60), tmp_path / "whole", batch_tokens=120, shard_size=7)
+    encode_corpus(
+        tiny_model(), some_documents(60), tmp_path / "whole", options=EncodeOptions(batch_tokens=120, shard_size=7)
+    )
     cut, whole = read(tmp_path / "cut"), read(tmp_path / "whole")
     assert cut[0] == whole[0] == [f"d{i}" for i in range(60)]
     np.testing.assert_array_equal(cut[1], whole[1])

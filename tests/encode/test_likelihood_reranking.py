@@ -13,7 +13,7 @@ import torch
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.data import TrainingSet, read_documents
-from lightir.encode.expansion import expanded, generate_queries, training_records
+from lightir.encode.expansion import GenerationOptions, expanded, generate_queries, training_records
 from lightir.encode.likelihood_reranking import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score, read_run, write_run
@@ -213,19 +213,21 @@ def test_draws_do_not_depend_on_the_batch_score_as_they_are_scored_and_are_disti
 
 
 def test_drawn_queries_follow_the_seed_and_not_the_batches() -> None:
-    def made(**options: int) -> list[list[str]]:
-        found = generate_queries(tiny_model(), DOCUMENTS, n=3, max_tokens=6, draw_among=20, **options)
-        return [[query.text for query in queries] for _, queries in found]
+    def generate(batch_size: int, seed: int = 0) -> list[list[str]]:
+        options = GenerationOptions(3, max_tokens=6, draw_among=20, seed=seed)
+        generated = generate_queries(tiny_model(), DOCUMENTS, options=options, batch_size=batch_size)
+        return [[query.text for query in queries] for _, queries in generated]
 
-    assert made(batch_size=3) == made(batch_size=8) != made(batch_size=8, seed=1)
+    assert generate(batch_size=3) == generate(batch_size=8) != generate(batch_size=8, seed=1)
     with pytest.raises(InvalidInput, match="draw_among is -1"):
-        generate_queries(tiny_model(), DOCUMENTS, draw_among=-1)
+        GenerationOptions(draw_among=-1)
 
 
 def test_generated_queries_expand_a_document_or_train_another_model(tmp_path: Path) -> None:
-    found = list(generate_queries(tiny_model(), iter(DOCUMENTS), n=3, max_tokens=6, batch_size=3))
+    options = GenerationOptions(3, max_tokens=6)
+    found = list(generate_queries(tiny_model(), iter(DOCUMENTS), options=options, batch_size=3))
     assert [document for document, _ in found] == DOCUMENTS
-    again = list(generate_queries(tiny_model(), DOCUMENTS, n=3, max_tokens=6, batch_size=8))
+    again = list(generate_queries(tiny_model(), DOCUMENTS, options=options, batch_size=8))
     assert [[q.text for q in queries] for _, queries in again] == [[q.text for q in queries] for _, queries in found]
     document, queries = found[1]
     assert 0 < len(queries) <= 3
@@ -237,8 +239,10 @@ def test_generated_queries_expand_a_document_or_train_another_model(tmp_path: Pa
     training = TrainingSet.open_jsonl(tmp_path / "made.jsonl", instructions=("",))
     assert len(training) == len(lines)
     assert training.documents["d1"] == document
-    with pytest.raises(InvalidInput, match="n 0"):
-        generate_queries(tiny_model(), [], n=0)
+    with pytest.raises(InvalidInput, match="n is 0"):
+        GenerationOptions(n=0)
+    with pytest.raises(InvalidInput, match="batch_size is 0"):
+        generate_queries(tiny_model(), [], batch_size=0)
 
 
 def test_a_bare_language_model_gets_the_papers_prompts(tmp_path: Path) -> None:

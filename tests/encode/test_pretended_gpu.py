@@ -12,7 +12,7 @@ import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.encode import cached_table, encode_corpus
-from lightir.encode.expansion import generate_queries
+from lightir.encode.expansion import GenerationOptions, generate_queries
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.likelihood_reranking import rerank
 from lightir.encode.vocabulary import cached_expansions
@@ -94,7 +94,9 @@ def test_a_run_is_reranked_as_on_the_cpu(stop: bool) -> None:
                 [
                     each
                     for draw in (0, 9)
-                    for each in generate_queries(model, DOCUMENTS[:2], n=2, max_tokens=5, draw_among=draw)
+                    for each in generate_queries(
+                        model, DOCUMENTS[:2], options=GenerationOptions(2, max_tokens=5, draw_among=draw)
+                    )
                 ]
             )
     for query_id, ranking in found[0].items():

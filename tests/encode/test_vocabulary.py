@@ -11,7 +11,14 @@ import torch
 from safetensors.numpy import load_file
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode import QueryTable, cache_vocabulary, cached_table, write_query_encoder
+from lightir.encode import (
+    QueryEncoderArrays,
+    QueryTable,
+    TableOptions,
+    cache_vocabulary,
+    cached_table,
+    write_query_encoder,
+)
 from lightir.encode.query_encoder import stored_rows
 from lightir.errors import AlreadyExists, InvalidInput
 from lightir.files import read_json
@@ -64,7 +71,7 @@ def one_by_one(model: LightRetriever, texts: list[str], *, instruction: str | No
 @pytest.mark.parametrize("name", CAUSAL)
 def test_lookup_equals_shared_prompt_equals_one_forward_a_token(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
-    cache_vocabulary(model, tmp_path / "q", dtype="fp32", batch=100)
+    cache_vocabulary(model, tmp_path / "q", options=TableOptions(dtype="fp32", batch=100))
     expected = one_by_one(model, QUERIES)
     with torch.no_grad():
         ids = query_term_ids(model.backbone.tokenizer, model.contract.query, QUERIES)
@@ -76,14 +83,16 @@ def test_lookup_equals_shared_prompt_equals_one_forward_a_token(name: str, tmp_p
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp16", 1e-3), ("int8", 1e-2)])
 def test_smaller_rows_stay_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
     model = tiny_model()
-    cache_vocabulary(model, tmp_path / "q", dtype=dtype)  # type: ignore[arg-type]
+    cache_vocabulary(model, tmp_path / "q", options=TableOptions(dtype=dtype))  # type: ignore[arg-type]
     cosine = (looked_up(tmp_path / "q", QUERIES) * one_by_one(model, QUERIES)).sum(axis=1)
     assert cosine.min() > 1 - tolerance
 
 
 def test_several_instructions_lie_in_one_folder_and_the_first_is_the_default(tmp_path: Path) -> None:
     model = tiny_model()
-    cache_vocabulary(model, tmp_path / "q", tasks=["scifact"], instructions=["Other"], dtype="fp32")
+    cache_vocabulary(
+        model, tmp_path / "q", options=TableOptions(tasks=["scifact"], instructions=["Other"], dtype="fp32")
+    )
     listed = read_json(tmp_path / "q" / "tables.json")["tables"]
     assert [table["task"] for table in listed] == ["scifact", "Other"]
     assert Contract.load(tmp_path / "q").query.instruction == listed[0]["instruction"]
@@ -136,10 +145,14 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     model, rows = tiny_model(), np.ones((258, 4), np.float32)
     tokenizer = model.backbone.tokenizer
     with pytest.raises(InvalidInput, match="two tables have the task 'a'"):
-        write_query_encoder(tmp_path / "q", model.contract, tokenizer, [QueryTable("a", "", rows)] * 2)
+        write_query_encoder(
+            tmp_path / "q", model.contract, tokenizer, QueryEncoderArrays([QueryTable("a", "", rows)] * 2)
+        )
     other = QueryTable("b", "", rows[:, :2])
     with pytest.raises(InvalidInput, match="different shapes"):
-        write_query_encoder(tmp_path / "q", model.contract, tokenizer, [QueryTable("a", "", rows), other])
+        write_query_encoder(
+            tmp_path / "q", model.contract, tokenizer, QueryEncoderArrays([QueryTable("a", "", rows), other])
+        )
     assert not (tmp_path / "q").exists()
 
 
@@ -148,7 +161,7 @@ def test_model2vec_and_sentence_transformers_read_the_folder(dtype: str, tmp_pat
     model2vec = pytest.importorskip("model2vec")
     modules = pytest.importorskip("sentence_transformers.models")
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    cache_vocabulary(tiny_model(), tmp_path / "q", dtype=dtype)  # type: ignore[arg-type]
+    cache_vocabulary(tiny_model(), tmp_path / "q", options=TableOptions(dtype=dtype))  # type: ignore[arg-type]
     # What the query policy does to a text is ours to do: lower-case, a blank in front.
     prepared = [f" {text.lower()}" for text in QUERIES]
     expected = looked_up(tmp_path / "q", QUERIES)
@@ -173,7 +186,7 @@ def sidr_model(name: str = "llama", *, instruction: str = "Find it") -> LightRet
 @pytest.mark.parametrize("name", CAUSAL)
 def test_cached_expansions_are_the_average_of_what_the_model_gives_each_token_alone(name: str, tmp_path: Path) -> None:
     model = sidr_model(name)
-    folder = cache_vocabulary(model, tmp_path / "q", dtype="fp32")
+    folder = cache_vocabulary(model, tmp_path / "q", options=TableOptions(dtype="fp32"))
     encoder = CachedQueryEncoder.load(folder)
     found = encoder.encode(QUERIES).sparse
     assert found is not None
@@ -200,7 +213,9 @@ def test_cached_expansions_are_the_average_of_what_the_model_gives_each_token_al
 def test_expansions_are_of_one_instruction_and_of_sixteen_bits_or_more(tmp_path: Path) -> None:
     model = sidr_model()
     own = CachedQueryEncoder.load(cache_vocabulary(model, tmp_path / "own"))
-    other = CachedQueryEncoder.load(cache_vocabulary(model, tmp_path / "other", instructions=["Name the well"]))
+    other = CachedQueryEncoder.load(
+        cache_vocabulary(model, tmp_path / "other", options=TableOptions(instructions=["Name the well"]))
+    )
     assert other.contract.query.instruction == "Name the well"
     assert other.document_fingerprint == own.document_fingerprint
     a, b = own.encode(QUERIES).sparse, other.encode(QUERIES).sparse
@@ -208,13 +223,15 @@ def test_expansions_are_of_one_instruction_and_of_sixteen_bits_or_more(tmp_path:
     assert b is not None
     assert not np.array_equal(a.to_dense(), b.to_dense())
     with pytest.raises(InvalidInput, match="one instruction"):
-        cache_vocabulary(model, tmp_path / "two", instructions=["a", "b"])
+        cache_vocabulary(model, tmp_path / "two", options=TableOptions(instructions=["a", "b"]))
     with pytest.raises(InvalidInput, match="int8"):
-        cache_vocabulary(model, tmp_path / "int8", dtype="int8")
+        cache_vocabulary(model, tmp_path / "int8", options=TableOptions(dtype="int8"))
 
 
 def test_counted_terms_have_no_instruction(tmp_path: Path) -> None:
     model = sidr_model()
     counted = dataclasses.replace(model.contract, query=QueryPolicy())
     with pytest.raises(InvalidInput, match="counted"):
-        cache_vocabulary(LightRetriever(model.backbone, counted), tmp_path / "q", instructions=["a"])
+        cache_vocabulary(
+            LightRetriever(model.backbone, counted), tmp_path / "q", options=TableOptions(instructions=["a"])
+        )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.encode import cache_vocabulary, encode_corpus
+from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
 from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
@@ -136,7 +136,7 @@ def test_an_echo_model_is_saved_loaded_encoded_and_cached(tmp_path: Path) -> Non
     loaded = LightRetriever.load(tmp_path / "model")
     assert loaded.contract.attention == "echo"
     documents = [Document(str(number), text) for number, text in enumerate(TEXTS)]
-    encode_corpus(loaded, documents, tmp_path / "vectors", batch_tokens=64)
+    encode_corpus(loaded, documents, tmp_path / "vectors", options=EncodeOptions(batch_tokens=64))
     (shard,) = VectorsReader(tmp_path / "vectors")
     (frame,) = model.frame_documents([TEXTS[1]])
     dense, _ = model.encode_batch(model.batch([frame]))

@@ -278,17 +278,19 @@ def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_
 
 def test_what_the_library_writes_is_what_it_reads(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from lightir.encode import QueryTable, write_query_encoder
+    from lightir.encode import QueryEncoderArrays, QueryTable, write_query_encoder
 
-    tables = [QueryTable(name, f"Find {name}", word_table(i, dtype=np.float32)) for i, name in enumerate("ab")]
+    arrays = QueryEncoderArrays(
+        [QueryTable(name, f"Find {name}", word_table(i, dtype=np.float32)) for i, name in enumerate("ab")]
+    )
     contract = word_contract()
     for dtype, tolerance in (("fp32", 1e-6), ("fp16", 1e-3), ("int8", 2e-2)):
-        write_query_encoder(tmp_path / dtype, contract, word_tokenizer(), tables, dtype=dtype)  # type: ignore[arg-type]
+        write_query_encoder(tmp_path / dtype, contract, word_tokenizer(), arrays, dtype=dtype)  # type: ignore[arg-type]
         encoder = CachedQueryEncoder.load(tmp_path / dtype)
         assert encoder.tasks == ("a", "b")
         assert encoder.tables["b"].instruction == "Find b"
         assert encoder.document_fingerprint == contract.document_fingerprint
-        for i, table in enumerate(tables):
+        for i, table in enumerate(arrays.tables):
             found = encoder.encode(QUERIES, task="ab"[i]).dense
             np.testing.assert_allclose(found, expected_dense(table.rows), atol=tolerance)
 

@@ -18,7 +18,7 @@ from lightir.contract import Contract, SparseHead
 from lightir.data import Dataset, TrainingBatch, TrainingExample, TrainingSet
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.model_encoder import encode_pending
-from lightir.encode.query_encoder import write_query_encoder
+from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
 from lightir.errors import InvalidInput
 from lightir.index import Index, build_index, document_shards
@@ -211,7 +211,7 @@ def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: Si
     retriever, sets, batch = prepared(recipe)
     trained = BagOfTokens(sets[0], retriever)
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
-    write_query_encoder(tmp_path / "q", retriever.contract, retriever.backbone.tokenizer, [])
+    write_query_encoder(tmp_path / "q", retriever.contract, retriever.backbone.tokenizer, QueryEncoderArrays())
     documents = [sets[0].documents[doc_id] for doc_id in trained.doc_ids]
     build_index(
         document_shards(documents), tmp_path / "bags", query_encoder=tmp_path / "q", analyzer="bag", progress=False

@@ -47,18 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Compute the tables and name their folder."""
-    from lightir.encode import cache_vocabulary
+    from lightir.encode import TableOptions, cache_vocabulary
 
-    folder = cache_vocabulary(
-        args.model,
-        args.out,
-        tasks=args.task,
-        instructions=args.instruction,
-        dim=args.dim,
-        dtype=args.dtype,
-        device=args.device,
-        overwrite=args.overwrite,
-    )
+    options = TableOptions(args.task, args.instruction, args.dim, args.dtype)
+    folder = cache_vocabulary(args.model, args.out, options=options, device=args.device, overwrite=args.overwrite)
     if args.json:
         print_json({"query_encoder": str(folder)})
     else:

@@ -38,17 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Encode, then say how many documents at what speed."""
     from lightir.data import count_documents, read_documents
-    from lightir.encode import encode_corpus
+    from lightir.encode import EncodeOptions, encode_corpus
 
-    report = encode_corpus(
-        args.model,
-        read_documents(args.corpus, fields=args.fields),
-        args.out,
+    options = EncodeOptions(
         batch_tokens=args.batch_tokens,
         dtype=args.dtype,
         device=args.device,
         compile=args.compile,
         quantize=args.quantize,
+    )
+    report = encode_corpus(
+        args.model,
+        read_documents(args.corpus, fields=args.fields),
+        args.out,
+        options=options,
         resume=args.resume,
         n_documents=count_documents(args.corpus),
     )

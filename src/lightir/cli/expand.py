@@ -72,18 +72,15 @@ def run(args: argparse.Namespace) -> None:
 
 def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from lightir.data import count_documents, read_documents
-    from lightir.encode.expansion import expanded, generate_queries, training_records
+    from lightir.encode.expansion import GenerationOptions, expanded, generate_queries, training_records
+    from lightir.encode.likelihood_reranking import load_generator
 
+    options = GenerationOptions(args.n, args.max_tokens, args.draw, args.seed)
     for document, queries in generate_queries(
-        args.model,
+        load_generator(args.model, dtype=args.dtype, device=args.device),
         read_documents(args.corpus, fields=args.fields),
-        n=args.n,
-        max_tokens=args.max_tokens,
+        options=options,
         batch_size=args.batch_size,
-        draw_among=args.draw,
-        seed=args.seed,
-        dtype=args.dtype,
-        device=args.device,
         n_documents=count_documents(args.corpus),
     ):
         if args.training:

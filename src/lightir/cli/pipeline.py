@@ -22,10 +22,11 @@ def encode_documents(
 ) -> EncodeReport:
     """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
     from lightir.addresses import QUERY_ENCODER, resolve_model_folder
-    from lightir.encode import cache_vocabulary, encode_corpus
+    from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
 
     folder = resolve_model_folder(model)
-    report = encode_corpus(folder, documents, vectors, resume=True, n_documents=n_documents, shard_size=1024)
+    options = EncodeOptions(shard_size=1024)
+    report = encode_corpus(folder, documents, vectors, options=options, resume=True, n_documents=n_documents)
     if not (folder / QUERY_ENCODER).is_dir():
         cache_vocabulary(folder, vectors / QUERY_ENCODER, overwrite=True)
     return report

@@ -124,31 +124,18 @@ def _by_model(args: argparse.Namespace) -> Run:
     if args.method == "cross-encoder" and args.no_stop:
         raise Misuse("--no-stop is for ql; a cross-encoder always reads query and document together")
     from lightir.data import read_documents, read_queries
-    from lightir.encode.cross_encoder import MAX_TOKENS, cross_rerank
-    from lightir.encode.likelihood_reranking import rerank
+    from lightir.encode.cross_encoder import MAX_TOKENS, CrossEncoder, cross_rerank
+    from lightir.encode.likelihood_reranking import load_generator, rerank
 
     first = _first_run(args)
     assert first is not None  # one of the two was named
     texts = (first, read_documents(args.corpus, fields=args.fields), read_queries(args.queries))
     if args.method == "ql":
-        return rerank(
-            args.model,
-            *texts,
-            stop=not args.no_stop,
-            depth=args.depth,
-            batch_tokens=args.batch_tokens,
-            dtype=args.dtype,
-            device=args.device,
-        )
-    return cross_rerank(
-        args.model,
-        *texts,
-        depth=args.depth,
-        batch_tokens=args.batch_tokens,
-        max_tokens=args.max_tokens or MAX_TOKENS,
-        dtype=args.dtype,
-        device=args.device,
-    )
+        model = load_generator(args.model, dtype=args.dtype, device=args.device)
+        return rerank(model, *texts, stop=not args.no_stop, depth=args.depth, batch_tokens=args.batch_tokens)
+    max_tokens = args.max_tokens or MAX_TOKENS
+    reader = CrossEncoder.load(args.model, max_tokens=max_tokens, dtype=args.dtype, device=args.device)
+    return cross_rerank(reader, *texts, depth=args.depth, batch_tokens=args.batch_tokens)
 
 
 def _by_words(args: argparse.Namespace) -> Run:

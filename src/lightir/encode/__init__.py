@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
-from lightir.encode.documents import EncodeReport, encode_corpus
-from lightir.encode.query_encoder import QueryTable, write_query_encoder
-from lightir.encode.vocabulary import cache_vocabulary, cached_expansions, cached_table
+from lightir.encode.documents import EncodeOptions, EncodeReport, encode_corpus
+from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
+from lightir.encode.vocabulary import TableOptions, cache_vocabulary, cached_expansions, cached_table
 
 __all__ = [
+    "EncodeOptions",
     "EncodeReport",
+    "QueryEncoderArrays",
     "QueryTable",
+    "TableOptions",
     "cache_vocabulary",
     "cached_expansions",
     "cached_table",

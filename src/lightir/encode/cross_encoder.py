@@ -121,41 +121,33 @@ class CrossEncoder:
 
 
 def cross_rerank(
-    model: CrossEncoder | str | os.PathLike[str],
+    model: CrossEncoder,
     run: Run,
     documents: Iterable[Document],
     queries: Iterable[Query],
     *,
     depth: int | None = None,
     batch_tokens: int = 8192,
-    max_tokens: int = MAX_TOKENS,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
 ) -> Run:
-    """The run with every score replaced by a cross-encoder's of the pair, best first, ties by document id.
+    """Order a run by a cross-encoder's scores, which replace its own; ties go to the smaller document id.
 
     Args:
-        model: a loaded one, or what CrossEncoder.load takes.
-        run: what some first stage found, or `collect_candidates` documents.
-        documents: a corpus that holds the run's documents; title and text are read with a blank between them.
-        queries: the texts of the run's queries; others are left aside.
-        depth: how many of each ranking's best are scored; the rest is left out. None scores all.
-        batch_tokens: most tokens of a forward pass, padding included; a longer pair is a batch by itself.
-        max_tokens: as CrossEncoder.load takes it. A loaded model keeps its own, as its dtype and device.
-        dtype: likewise.
-        device: likewise.
+        model: cross-encoder.
+        run: rankings of a first stage, or of `collect_candidates`.
+        documents: corpus that holds the run's documents; title and text are joined with a blank.
+        queries: queries of the run with their texts; others are ignored.
+        depth: number of documents of each ranking that are scored; the others are dropped. None scores all.
+        batch_tokens: maximum number of tokens of a forward pass, padding included; a longer pair is a batch by itself.
 
     Raises:
-        NotFound: a document or a query of the run is not there.
-        InvalidInput: a model that is no cross-encoder, or a size below 1.
+        NotFound: a document or a query of the run is missing.
+        InvalidInput: a size below 1.
     """
     check_sizes(batch_tokens, depth)
-    if not isinstance(model, CrossEncoder):
-        model = CrossEncoder.load(model, max_tokens=max_tokens, dtype=dtype, device=device)
-    reader, texts = model, {query.query_id: query.text for query in asked_queries(run, queries)}
+    query_texts = {query.query_id: query.text for query in asked_queries(run, queries)}
 
     def score(window: Sequence[Document], pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[list[int], list[float]]]:
-        read = [document.full_text() for document in window]
-        return reader.score([(texts[asker], read[row]) for row, asker in pairs], batch_tokens=batch_tokens)
+        texts = [document.full_text() for document in window]
+        return model.score([(query_texts[query_id], texts[row]) for row, query_id in pairs], batch_tokens=batch_tokens)
 
     return rescored(run, documents, score, depth=depth)

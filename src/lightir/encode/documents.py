@@ -63,58 +63,78 @@ class EncodeReport:
         return self.documents / self.seconds if self.documents else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeOptions:
+    """How a model is loaded and documents are encoded.
+
+    Attributes:
+        batch_tokens: maximum number of tokens of a forward pass, padding included; a longer document is a batch by
+            itself. None is 2,048 on a CPU and 8,192 on a GPU.
+        dtype: dtype of the weights. "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
+            Must be "auto" for a loaded model.
+        device: torch device; "auto" is a GPU if there is one, else the CPU. Must be "auto" for a loaded model.
+        compile: whether the model's layers are compiled, which requires a C++ compiler and makes encoding on a CPU 1.3
+            to 1.7 times as fast. None compiles on a CPU if the corpus is large enough to repay the seconds that
+            compiling takes; if that fails, a warning is logged and the layers run as they are.
+        quantize: rounding of the layers' weights ("int8", "int4", "nf4") or of weights and activations
+            ("int8-dynamic"): less memory, slightly lower quality. Recorded in the folder. Must be None for a loaded
+            model.
+        shard_size: maximum number of documents that are written together, and the most that an interruption loses.
+            Shards are smaller if 64 full batches of tokens hold fewer documents.
+    """
+
+    batch_tokens: int | None = None
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    device: str = "auto"
+    compile: bool | None = None
+    quantize: Quantizer | None = None
+    shard_size: int = 4096
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        if (self.batch_tokens is not None and self.batch_tokens < 1) or self.shard_size < 1:
+            raise InvalidInput(
+                f"batch_tokens is {self.batch_tokens} and shard_size {self.shard_size}; both must be at least 1"
+            )
+
+
+DEFAULT_OPTIONS = EncodeOptions()
+
+
 def encode_corpus(
     model: LightRetriever | str | os.PathLike[str],
     documents: Iterable[Document],
     out: Path | str,
     *,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
-    compile: bool | None = None,
-    quantize: Quantizer | None = None,
+    options: EncodeOptions = DEFAULT_OPTIONS,
     resume: bool = False,
-    shard_size: int = 4096,
     n_documents: int | None = None,
 ) -> EncodeReport:
-    """Encode documents into a vectors/ folder; order and shards follow the input, whatever the interruptions.
+    """Encode documents into a vectors/ folder, in input order, also across interruptions.
 
     A document without text is encoded as its bare frame: a dense vector like any other, and no sparse terms. Text far
-    beyond the model's length is cut before it is tokenised.
+    beyond the model's length is cut before it is tokenized.
 
     Args:
-        model: a loaded model, a model folder, or the name of a shipped model. A folder's query encoder is copied
-            beside the vectors.
-        documents: with distinct ids. To resume, give the same documents in the same order.
-        out: the folder.
-        batch_tokens: most tokens of a forward pass, padding included; a longer document is a batch by itself. None
-            takes 2,048 on a CPU and 8,192 on a GPU.
-        dtype: of the weights: "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
-            Must be "auto" for a loaded model, which has its own.
-        device: "auto" takes a GPU where there is one. Must be "auto" for a loaded model.
-        compile: run the model's layers compiled, which needs a C++ compiler and on a CPU makes encoding 1.3 to 1.7
-            times as fast. None does so on a CPU where the corpus is large enough to repay the seconds that it takes,
-            and says so in the log; where it does not work there, that is a warning and layers run as they are.
-        quantize: round the layers' weights to "int8", "int4" or "nf4", or weights and activations ("int8-dynamic"):
-            less memory for a little quality. It is noted in the folder. Must be None for a loaded model.
-        resume: go on with a folder that was cut off; a complete one is left as it is.
-        shard_size: most documents that are written, and at most lost, together; fewer where they make 64 full
-            batches of tokens.
-        n_documents: how many there are, for the time left; None when not known.
+        model: loaded model, model folder, or name of a shipped model. The folder's query encoder is copied beside the
+            vectors.
+        documents: documents with distinct ids. To resume, pass the same documents in the same order.
+        out: vectors/ folder to write.
+        options: how the model is loaded and documents are encoded.
+        resume: continue an interrupted folder; a complete one is left unchanged.
+        n_documents: number of documents, for the progress bar; None if unknown.
 
     Raises:
-        AlreadyExists: the folder holds vectors and resume is off; or another process is writing them.
-        ContractMismatch: it was begun with another model, or with other quantised layers.
-        InvalidInput: an id comes twice, or its text is another than when the folder was begun; a size is below 1; or
-            layers that shall be compiled cannot be.
-        MissingExtra: torchao, or for "nf4" bitsandbytes, is not there, and layers shall be quantised.
+        AlreadyExists: the folder holds vectors and resume is off, or another process is writing them.
+        ContractMismatch: the folder was begun with another model or another quantization.
+        InvalidInput: a duplicate id, a document whose text changed since the folder was begun, or layers that
+            cannot be compiled with compile=True.
+        MissingExtra: torchao, or bitsandbytes for "nf4", is required for quantization and not installed.
     """
-    if (batch_tokens is not None and batch_tokens < 1) or shard_size < 1:
-        raise InvalidInput(f"batch_tokens is {batch_tokens} and shard_size {shard_size}; both must be at least 1")
     folder = None if isinstance(model, LightRetriever) else resolve_model_folder(model)
-    retriever = load_encoder(model, folder, dtype, device, quantize)
-    at_once = batch_tokens or default_batch_tokens(retriever)
-    with VectorsWriter(out, retriever.contract, quantized=quantize, resume=resume) as writer:
+    retriever = load_encoder(model, options)
+    batch_tokens = options.batch_tokens or default_batch_tokens(retriever)
+    with VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume) as writer:
         before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
         with (
             tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
@@ -122,11 +142,11 @@ def encode_corpus(
         ):
             bar.update(before)
             unwritten = _unwritten(documents, writer)
-            for window in _windows(retriever, unwritten, shard_size, SHARD_BATCHES * at_once):
+            for window in _windows(retriever, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
-                    compile_if_worth(retriever, compiled, compile, expected / len(window.documents))
-                writer.add(_encode_window(retriever, window, at_once, bar))
+                    compile_if_worth(retriever, compiled, options.compile, expected / len(window.documents))
+                writer.add(_encode_window(retriever, window, batch_tokens, bar))
                 tokens += window.tokens
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
             with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
@@ -136,7 +156,13 @@ def encode_corpus(
 
 
 def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:
-    """A few documents with their vectors, in their order; see `encode_corpus`."""
+    """Encode a few documents into a shard in memory, in their order.
+
+    Args:
+        model: loaded model.
+        documents: documents to encode.
+        batch_tokens: maximum number of tokens of a forward pass; None is the device's default.
+    """
     framed = model.frame_documents(documents)
     window = _Window(list(documents), framed, sum(len(ids) for ids, _, _ in framed))
     with tqdm(disable=True) as bar:
@@ -158,22 +184,22 @@ def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[i
         start += rows
 
 
-def load_encoder(
-    model: LightRetriever | str | os.PathLike[str],
-    folder: Path | None,
-    dtype: str,
-    device: str,
-    quantize: Quantizer | None = None,
-) -> LightRetriever:
-    """The model as it is, or the one in the folder on the device wanted; see `encode_corpus`."""
+def load_encoder(model: LightRetriever | str | os.PathLike[str], options: EncodeOptions) -> LightRetriever:
+    """Load the model of a folder with the dtype, device and quantization of the options; return a loaded one unchanged.
+
+    Raises:
+        InvalidInput: the options name a dtype, device or quantization for a loaded model.
+    """
     if isinstance(model, LightRetriever):
-        if dtype != "auto" or device != "auto" or quantize:
+        if options.dtype != "auto" or options.device != "auto" or options.quantize:
             raise InvalidInput("a loaded model keeps its weights, dtype and device; give its folder to choose others")
         return model
-    place = usable_device(device)
-    retriever = LightRetriever.load(str(folder), dtype=weights_dtype(dtype, place), device=place)
-    if quantize:
-        quantize_layers(retriever.backbone, quantize)
+    device = usable_device(options.device)
+    retriever = LightRetriever.load(
+        resolve_model_folder(model), dtype=weights_dtype(options.dtype, device), device=device
+    )
+    if options.quantize:
+        quantize_layers(retriever.backbone, options.quantize)
     return retriever
 
 

@@ -36,7 +36,7 @@ from lightir.types import Document, Query, Run
 
 
 def rerank(
-    model: LightRetriever | str | os.PathLike[str],
+    model: LightRetriever,
     run: Run,
     documents: Iterable[Document],
     queries: Iterable[Query],
@@ -44,72 +44,59 @@ def rerank(
     stop: bool = True,
     depth: int | None = None,
     batch_tokens: int = 8192,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
 ) -> Run:
-    """The run in the order of log p(query | document), which replace its scores; ties by document id.
+    """Order a run by log p(query | document), which replaces its scores; ties go to the smaller document id.
 
-    With the attention stop a document is read once, and only its [E] is kept for all queries that found it; a query
-    then costs its own tokens. Without, every pair of document and query is read together.
+    With the attention stop the model reads a document once and keeps only its [E] for all queries that retrieved it; a
+    query then costs its own tokens. Without the stop the model reads every pair of document and query together.
 
     Args:
-        model: as load_generator takes it.
-        run: what some first stage found. A query without tokens scores 0 for every document.
-        documents: a corpus that holds the run's documents.
-        queries: the texts of the run's queries; others are left aside.
-        stop: queries see the document through [E] alone.
-        depth: how many of each ranking's best are scored; the rest is left out. None scores all.
-        batch_tokens: most tokens of a forward pass, padding included; a longer text is a batch by itself.
-        dtype: as load_generator takes it.
-        device: likewise.
+        model: generator, as `load_generator` returns it.
+        run: rankings of a first stage. A query without tokens scores 0 for every document.
+        documents: corpus that holds the run's documents.
+        queries: queries of the run with their texts; others are ignored.
+        stop: whether queries see the document through [E] alone.
+        depth: number of documents of each ranking that are scored; the others are dropped. None scores all.
+        batch_tokens: maximum number of tokens of a forward pass, padding included; a longer text is a batch by itself.
 
     Raises:
-        NotFound: a document or a query of the run is not there.
+        NotFound: a document or a query of the run is missing.
         InvalidInput: a model that predicts no tokens or has no [E], or a size below 1.
     """
     check_sizes(batch_tokens, depth)
-    retriever = load_generator(model, dtype=dtype, device=device)
-    tokens = _query_tokens(retriever, asked_queries(run, queries))
+    check_generator(model)
+    tokens = _query_tokens(model, asked_queries(run, queries))
     read = _from_ends if stop else _together
 
     def score(window: Sequence[Document], pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[list[int], list[float]]]:
-        framed = retriever.frame_documents(window)
-        return read(retriever, framed, [(row, tokens[query_id]) for row, query_id in pairs], batch_tokens)
+        framed = model.frame_documents(window)
+        return read(model, framed, [(row, tokens[query_id]) for row, query_id in pairs], batch_tokens)
 
     return rescored(run, documents, score, depth=depth)
 
 
 def load_generator(
-    model: LightRetriever | str | os.PathLike[str],
-    *,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
+    address: str | os.PathLike[str], *, dtype: Literal["auto", "bf16", "fp32"] = "auto", device: str = "auto"
 ) -> LightRetriever:
-    """A model that predicts tokens behind a document's [E].
+    """Load a model that predicts the tokens after a document's [E].
 
     Args:
-        model: a loaded model, a model folder or shipped model; or any causal language model, which then gets LLM-QL's
-            prompts: the untrained model of the paper's Table 6.
-        dtype: of the weights: "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
-        device: "auto" takes a GPU where there is one. A loaded model keeps its own dtype and device.
+        address: model folder, name of a shipped model, or any causal language model, which then gets LLM-QL's prompts
+            (the untrained model of the paper's Table 6).
+        dtype: dtype of the weights; "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
+        device: torch device; "auto" is a GPU if there is one, else the CPU.
 
     Raises:
         InvalidInput: the model attends both ways, has no language-modelling head, or its documents end without [E].
     """
-    retriever = model if isinstance(model, LightRetriever) else _read_model(os.fspath(model), dtype, device)
-    require_generator(retriever.backbone)
-    if not retriever.end_ids:
-        raise InvalidInput("the model's documents end without an end token; query likelihood needs one to go on from")
-    return retriever
-
-
-def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
-    place = usable_device(device)
-    kept = weights_dtype(dtype, place)
+    device = usable_device(device)
+    weights = weights_dtype(dtype, device)
     folder = resolve_local(address)
     if folder is not None and (folder / FILE_NAME).is_file():
-        return LightRetriever.load(folder, dtype=kept, device=place)
-    backbone = load_backbone(address, dtype=kept)
+        model = LightRetriever.load(folder, dtype=weights, device=device)
+        check_generator(model)
+        return model
+    backbone = load_backbone(address, dtype=weights)
     contract = Contract(
         method="untrained",
         backbone=backbone_record(backbone),
@@ -118,11 +105,24 @@ def _read_model(address: str, dtype: str, device: str) -> LightRetriever:
         dense=DenseHead("eos"),
         sparse=None,
     )
-    return LightRetriever(backbone, contract).to(place)
+    model = LightRetriever(backbone, contract).to(device)
+    check_generator(model)
+    return model
 
 
-def _query_tokens(retriever: LightRetriever, queries: Sequence[Query]) -> dict[str, list[int]]:
-    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [each.text for each in queries])
+def check_generator(model: LightRetriever) -> None:
+    """Refuse a model that cannot predict the tokens after a document's [E].
+
+    Raises:
+        InvalidInput: it attends both ways, has no language-modelling head, or its documents end without [E].
+    """
+    require_generator(model.backbone)
+    if not model.end_ids:
+        raise InvalidInput("the model's documents end without an end token, which query likelihood continues from")
+
+
+def _query_tokens(model: LightRetriever, queries: Sequence[Query]) -> dict[str, list[int]]:
+    term_ids = query_term_ids(model.backbone.tokenizer, model.contract.query, [query.text for query in queries])
     return {query.query_id: term_ids.row(row).tolist() for row, query in enumerate(queries)}
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from lightir.addresses import resolve_model_folder, shipped_models
 from lightir.contract import Contract, require_same_documents
-from lightir.encode.documents import compile_if_worth, encode_shard, load_encoder
+from lightir.encode.documents import EncodeOptions, compile_if_worth, encode_shard, load_encoder
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
 from lightir.models.encoder import LightRetriever
@@ -59,7 +59,7 @@ class ModelEncoder:
         folder = resolve_model_folder(address)
         if fitting is not None:
             require_same_documents(fitting, Contract.load(folder), names=("the index", "the model"))
-        return cls(load_encoder(folder, folder, dtype, device), batch_tokens=batch_tokens)
+        return cls(load_encoder(folder, EncodeOptions(dtype=dtype, device=device)), batch_tokens=batch_tokens)
 
     @property
     def contract(self) -> Contract:

@@ -15,7 +15,7 @@ from lightir.data import Dataset
 from lightir.encode.documents import encode_corpus
 from lightir.encode.full_queries import FullQueryEncoder, SparseForm
 from lightir.encode.model_modes import has_light_dense
-from lightir.encode.query_encoder import QueryTable, write_query_encoder
+from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.index import build_index, document_shards
@@ -90,8 +90,8 @@ class PreparedModel:
         width = dense.dims[0] if dense.dims else self.contract.backbone.hidden_size
         rows = np.zeros((tokenizer.vocab_size, width), dtype=np.float32)
         table = QueryTable("", self.contract.query.instruction, rows)
-        weights = stored_term_weights(self.model)
-        write_query_encoder(out, self.contract, tokenizer, [table], term_weights=weights, overwrite=True)
+        arrays = QueryEncoderArrays([table], stored_term_weights(self.model))
+        write_query_encoder(out, self.contract, tokenizer, arrays, overwrite=True)
 
     def bags_index(self) -> Path:
         """The corpus as bags of tokens."""

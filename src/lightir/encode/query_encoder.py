@@ -77,35 +77,49 @@ class BigramTable:
     rows: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class QueryEncoderArrays:
+    """The arrays of a query encoder.
+
+    Attributes:
+        tables: query tables of one shape, the default first; empty for a model without a dense branch.
+        term_weights: (V,) float32 IDF weights; required if the policy's term_weights is "idf", else None.
+        expansions: strongest terms of each term; required if the policy's weighting is "expansion", else None.
+        bigrams: bigrams and their rows; required if the policy names their hash, else None.
+    """
+
+    tables: Sequence[QueryTable] = ()
+    term_weights: Floats | None = None
+    expansions: CachedExpansions | None = None
+    bigrams: BigramTable | None = None
+
+
 def write_query_encoder(
     folder: Path | str,
     contract: Contract,
     tokenizer: TextTokenizer,
-    tables: Sequence[QueryTable],
+    arrays: QueryEncoderArrays,
     *,
     dtype: TableDtype = "fp16",
-    term_weights: Floats | None = None,
-    expansions: CachedExpansions | None = None,
-    bigrams: BigramTable | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write the folder, whole or not at all.
+    """Write a query-encoder/ folder, whole or not at all.
 
     Args:
-        folder: query-encoder/.
-        contract: the model's.
-        tokenizer: the model's, or the one that the policy names.
-        tables: the default first; none where the model has no dense branch.
-        dtype: of the stored rows. int8 rows have a scale each: largest magnitude / 127.
-        term_weights: (V,) float32, wanted exactly when the policy says idf.
-        expansions: wanted exactly when the policy's weighting is expansion.
-        bigrams: wanted exactly when the policy names their hash.
-        overwrite: replace a folder that is there.
+        folder: query-encoder/ folder to write.
+        contract: contract of the model.
+        tokenizer: tokenizer of the model, or the one that the query policy names.
+        arrays: tables and the other arrays that the query policy asks for.
+        dtype: dtype of the stored rows; each int8 row has a scale, its largest magnitude / 127.
+        overwrite: replace an existing folder.
 
     Raises:
-        InvalidInput: tables of different shapes, the same task twice, NaN, or weights that the policy doesn't say.
+        InvalidInput: tables of different shapes, two tables of one task, NaN or infinity, or arrays that the query
+            policy does not ask for.
+        AlreadyExists: the folder exists and overwrite is off.
     """
-    _require_agreement(contract, tokenizer, term_weights, expansions, bigrams)
+    tables, bigrams = arrays.tables, arrays.bigrams
+    _require_agreement(contract, tokenizer, arrays)
     _require_alike(tables)
     files = [DEFAULT_TABLE_FILE, *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
     with atomic_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside:
@@ -121,38 +135,35 @@ def write_query_encoder(
             for name, table in zip(files, tables, strict=False)
         ]
         write_json(aside / TABLES_FILE, {"format_version": TABLES_VERSION, "dtype": dtype, "tables": listed})
-        if term_weights is not None:
-            weights = np.ascontiguousarray(term_weights, dtype=np.float32)
+        if arrays.term_weights is not None:
+            weights = np.ascontiguousarray(arrays.term_weights, dtype=np.float32)
             save_file({"term_weights": weights}, str(aside / TERM_WEIGHTS_FILE))
-        if expansions is not None:
-            arrays = {"term_ids": expansions.term_ids, "weights": expansions.weights}
-            save_file(arrays, str(aside / EXPANSIONS_FILE))
+        if (expansions := arrays.expansions) is not None:
+            stored = {"term_ids": expansions.term_ids, "weights": expansions.weights}
+            save_file(stored, str(aside / EXPANSIONS_FILE))
         if bigrams is not None:
-            arrays = {PAIRS_KEY: np.ascontiguousarray(bigrams.bigrams.pairs), **stored_rows(bigrams.rows, dtype=dtype)}
-            save_file(arrays, str(aside / BIGRAMS_FILE))
+            pairs = np.ascontiguousarray(bigrams.bigrams.pairs)
+            save_file({PAIRS_KEY: pairs, **stored_rows(bigrams.rows, dtype=dtype)}, str(aside / BIGRAMS_FILE))
         left_out = {} if bigrams is None else {"left_out": f"{BIGRAMS_FILE}: {len(bigrams.bigrams)} rows of bigrams"}
         write_json(aside / "config.json", {"model_type": "model2vec", "normalize": True, **left_out})
 
 
-def _require_agreement(
-    contract: Contract,
-    tokenizer: TextTokenizer,
-    term_weights: Floats | None,
-    expansions: CachedExpansions | None,
-    bigrams: BigramTable | None,
-) -> None:
-    """The query policy says of each part whether it is there."""
-    if (contract.query.term_weights == "idf") != (term_weights is not None):
-        given = "were" if term_weights is not None else "were not"
-        raise InvalidInput(f"the policy says term_weights={contract.query.term_weights!r}, but weights {given} given")
-    if (contract.query.weighting == "expansion") != (expansions is not None):
-        given = "were" if expansions is not None else "were not"
-        raise InvalidInput(f"the policy says weighting={contract.query.weighting!r}, but expansions {given} given")
-    if contract.query.tokenizer not in ("", tokenizer.hash):
-        raise InvalidInput("the contract's queries have the terms of another tokenizer; their table comes from a fit")
-    if contract.query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
+def _require_agreement(contract: Contract, tokenizer: TextTokenizer, arrays: QueryEncoderArrays) -> None:
+    """Refuse arrays that the query policy does not ask for, and missing ones."""
+    query, bigrams = contract.query, arrays.bigrams
+    if (query.term_weights == "idf") != (arrays.term_weights is not None):
+        given = "were" if arrays.term_weights is not None else "were not"
+        raise InvalidInput(f"the query policy has term_weights={query.term_weights!r}, but weights {given} given")
+    if (query.weighting == "expansion") != (arrays.expansions is not None):
+        given = "were" if arrays.expansions is not None else "were not"
+        raise InvalidInput(f"the query policy has weighting={query.weighting!r}, but expansions {given} given")
+    if query.tokenizer not in ("", tokenizer.hash):
+        raise InvalidInput(
+            "the contract's queries use another tokenizer than the model; their table is fitted, not computed"
+        )
+    if query.bigrams != ("" if bigrams is None else bigrams.bigrams.hash):
         given = "none were" if bigrams is None else f"those of {bigrams.bigrams.hash!r} were"
-        raise InvalidInput(f"the policy says bigrams={contract.query.bigrams!r}, but {given} given")
+        raise InvalidInput(f"the query policy has bigrams={query.bigrams!r}, but {given} given")
 
 
 def _require_alike(tables: Sequence[QueryTable]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,71 +17,80 @@ from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import instructions as listed_instructions
-from lightir.encode.query_encoder import QueryTable, TableDtype, write_query_encoder
+from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.query import CachedExpansions
 from lightir.vectors import Floats
 
 
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Instructions and shape of the query tables of a model.
+
+    Attributes:
+        tasks: names of known tasks (`lightir.data.task_names`); each table is stored under its task's name.
+        instructions: instructions as text; each table is stored under the text. Without tasks and instructions there
+            is one table, of the model's own instruction, under "". The first table is the default. Expansions support
+            one instruction.
+        dim: width of the tables, at most the model's; None is the model's. Stored rows are cut, since normalization
+            follows the mean.
+        dtype: dtype of the stored rows; expansions support "fp16" and "fp32".
+        batch: number of terms of a forward pass.
+    """
+
+    tasks: Sequence[str] = ()
+    instructions: Sequence[str] = ()
+    dim: int | None = None
+    dtype: TableDtype = "fp16"
+    batch: int = 1024
+
+
+DEFAULT_OPTIONS = TableOptions()
+
+
 def cache_vocabulary(
     model: LightRetriever | str | os.PathLike[str],
     out: Path | str | None = None,
     *,
-    tasks: Sequence[str] = (),
-    instructions: Sequence[str] = (),
-    dim: int | None = None,
-    dtype: TableDtype = "fp16",
-    batch: int = 1024,
+    options: TableOptions = DEFAULT_OPTIONS,
     device: str = "auto",
     overwrite: bool = False,
 ) -> Path:
-    """Write a query-encoder/ folder with one table an instruction, and expansions; the folder's path comes back.
+    """Encode a model's vocabulary into a query-encoder/ folder and return its path.
 
     Args:
-        model: a loaded model, a model folder, or the name of a shipped model.
-        out: the folder; by default query-encoder/ in the model's own folder.
-        tasks: names whose instructions are known (`lightir.data.task_names`); a table is filed under its task.
-        instructions: instructions as text, filed under themselves. Without either, the model's own, filed under "".
-            The first table is the folder's default. Expansions are of one instruction.
-        dim: the table's width, at most the model's; the stored rows are cut, normalising comes after the mean.
-        dtype: of the stored rows; expansions are "fp16" or "fp32".
-        batch: terms a forward pass.
-        device: "auto" takes a GPU where there is one. Must be "auto" for a loaded model.
-        overwrite: replace a folder that is there.
+        model: loaded model, model folder, or name of a shipped model.
+        out: folder to write; None is query-encoder/ in the model's folder.
+        options: instructions and shape of the tables.
+        device: torch device; "auto" is a GPU if there is one, else the CPU. Must be "auto" for a loaded model.
+        overwrite: replace an existing folder.
 
     Raises:
-        InvalidInput: a width that the model lacks, an out folder that is missing for a loaded model, instructions or
-            a dtype that the model's kind of queries cannot have, or a device that is not there.
-        AlreadyExists: the folder is there.
+        InvalidInput: a width above the model's, no out folder for a loaded model, instructions or a dtype that the
+            model's kind of queries does not support, or a missing device.
+        AlreadyExists: the folder exists and overwrite is off.
     """
     retriever, own_folder = _loaded(model, device)
     folder = own_folder if out is None else Path(out)
     if folder is None:
-        raise InvalidInput("a loaded model has no folder; say where the query encoder goes")
-    wanted = [(task, listed_instructions(task)[0]) for task in tasks] + [(text, text) for text in instructions]
-    contract, tables = retriever.contract, []
-    expansions = None
+        raise InvalidInput("a loaded model has no folder: pass `out`, the folder of the query encoder")
+    named = [(task, listed_instructions(task)[0]) for task in options.tasks]
+    named += [(text, text) for text in options.instructions]
+    contract, tables, expansions = retriever.contract, [], None
     if contract.query.weighting == "expansion":
-        instruction = _only_instruction(wanted, contract.query.instruction)
+        instruction = _only_instruction(named, contract.query.instruction)
         contract = dataclasses.replace(contract, query=dataclasses.replace(contract.query, instruction=instruction))
-        expansions = cached_expansions(retriever, instruction=instruction, dtype=dtype, batch=batch)
-    elif wanted and contract.dense is None:
-        raise InvalidInput("this model's queries are counted terms: an instruction changes nothing, there is no table")
+        expansions = cached_expansions(retriever, instruction=instruction, dtype=options.dtype, batch=options.batch)
+    elif named and contract.dense is None:
+        raise InvalidInput("this model's queries are counted terms: they have no table, and no instruction applies")
     if contract.dense is not None:
-        for task, instruction in wanted or [("", retriever.contract.query.instruction)]:
-            rows = cached_table(retriever, instruction=instruction, dim=dim, batch=batch)
+        for task, instruction in named or [("", retriever.contract.query.instruction)]:
+            rows = cached_table(retriever, instruction=instruction, dim=options.dim, batch=options.batch)
             tables.append(QueryTable(task, instruction, rows))
-    write_query_encoder(
-        folder,
-        contract,
-        retriever.backbone.tokenizer,
-        tables,
-        dtype=dtype,
-        term_weights=stored_term_weights(retriever),
-        expansions=expansions,
-        overwrite=overwrite,
-    )
+    arrays = QueryEncoderArrays(tables, stored_term_weights(retriever), expansions)
+    tokenizer = retriever.backbone.tokenizer
+    write_query_encoder(folder, contract, tokenizer, arrays, dtype=options.dtype, overwrite=overwrite)
     return folder
 
 
@@ -102,10 +112,10 @@ def stored_term_weights(model: LightRetriever) -> Floats | None:
     return np.asarray(weights.float().cpu().numpy(), dtype=np.float32)
 
 
-def _only_instruction(wanted: Sequence[tuple[str, str]], own: str) -> str:
-    if len(wanted) > 1:
-        raise InvalidInput(f"expansions are of one instruction, but {len(wanted)} were named; write a folder for each")
-    return wanted[0][1] if wanted else own
+def _only_instruction(named: Sequence[tuple[str, str]], own: str) -> str:
+    if len(named) > 1:
+        raise InvalidInput(f"expansions support one instruction, but {len(named)} were named; write a folder for each")
+    return named[0][1] if named else own
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import numpy as np
 from lightir.addresses import QUERY_ENCODER, resolve_local
 from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.data import read_documents
-from lightir.encode.query_encoder import BigramTable, QueryTable, TableDtype, write_query_encoder
+from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
 from lightir.encode.vocabulary import cached_table, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, write_json
@@ -160,15 +160,12 @@ def _write_model(
     known = "" if table.bigrams is None else table.bigrams.bigrams.hash
     contract = dataclasses.replace(model.contract, method="distilled", query=dataclasses.replace(query, bigrams=known))
     _save_model(model, contract, teacher, folder)
-    write_query_encoder(
-        folder / QUERY_ENCODER,
-        contract,
-        tokenizer,
+    arrays = QueryEncoderArrays(
         [QueryTable("", query.instruction, table.rows)],
-        dtype=dtype,
-        term_weights=stored_term_weights(model) if terms is None else None,
+        stored_term_weights(model) if terms is None else None,
         bigrams=table.bigrams,
     )
+    write_query_encoder(folder / QUERY_ENCODER, contract, tokenizer, arrays, dtype=dtype)
 
 
 def _corpus_names(corpora: Sequence[Path | str]) -> list[str]:
