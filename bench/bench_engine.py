@@ -33,7 +33,7 @@ import engine_data as data
 import engine_peers as peers
 from engine_peers import Engine, Maker
 from lightir import kernel
-from lightir.index import Index, IndexWriter, build_index
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.search import Searcher
 from lightir.search.modes import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
@@ -202,8 +202,10 @@ class Bench:
         encoder = self.args.vectors / "query-encoder"
 
         def build() -> object:
-            kinds = {"contract": reader.contract, "query_encoder": encoder, "dense_dtype": "int8"}
-            return build_index(reader, folder, progress=False, **kinds)
+            options = IndexOptions(dense_dtype="int8")
+            return build_index(
+                reader, folder, options=options, contract=reader.contract, query_encoder=encoder, progress=False
+            )
 
         _, build_s = peers.cpu_s(build)
         with Index.open(folder) as index:
@@ -226,8 +228,10 @@ class Bench:
 
         def opened(path: Path, modes: Sequence[str], more: str = "") -> list[tuple[str, Maker]]:
             shards = (shard_of(documents, task.vectors, first) for first in range(0, len(documents), data.BATCH))
-            kinds = {"contract": contract, "analyzer": None, "dense_dtype": "int8", "progress": False}
-            _, build_s = peers.cpu_s(lambda: build_index(shards, path, dense_graph=bool(more), **kinds))
+            options = IndexOptions(dense_dtype="int8", dense_graph=bool(more), analyzer=None)
+            _, build_s = peers.cpu_s(
+                lambda: build_index(shards, path, options=options, contract=contract, progress=False)
+            )
             index, writer = closing.enter_context(Index.open(path)), closing.enter_context(IndexWriter.open(path))
 
             def add(first: int, last: int) -> None:

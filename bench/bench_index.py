@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from lightir.index import Index, IndexWriter, build_index, document_shards
-from lightir.index.filters import condition
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
+from lightir.index.metadata_filters import condition
 from lightir.search import Searcher
 from lightir.types import Document
 from optional import is_installed
@@ -45,7 +45,10 @@ def main() -> None:
 def bench(folder: Path, n_docs: int, n_adds: int) -> None:
     """The steps, one after the other, on one index of tokens."""
     before = peak_bytes()
-    built = timed(lambda: build_index(document_shards(documents(0, n_docs)), folder, analyzer="words"), n_docs)
+    built = timed(
+        lambda: build_index(document_shards(documents(0, n_docs)), folder, options=IndexOptions(analyzer="words")),
+        n_docs,
+    )
     print(f"build     {built}, at most {(peak_bytes() - before) / 1e6:,.0f} MB more than before")
     some = list(documents(0, min(n_docs, TEXTS)))
     for analyzer in ("words", "english"):
@@ -105,7 +108,7 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
 
 def build_texts(some: Sequence[Document], folder: Path, analyzer: str) -> None:
     """An index of texts."""
-    build_index(document_shards(some), folder, analyzer=analyzer, progress=False)
+    build_index(document_shards(some), folder, options=IndexOptions(analyzer=analyzer), progress=False)
 
 
 def peer_builds(some: Sequence[Document], folder: Path) -> None:

@@ -28,7 +28,7 @@ from lightir.data import Dataset
 from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
 from lightir.errors import MissingExtra
 from lightir.eval.significance import randomization_test
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexOptions, build_index
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import QUANTIZERS, quantize_layers
 from lightir.search import Searcher
@@ -125,7 +125,13 @@ def measured(
         reader = VectorsReader(vectors)
         dense = np.concatenate([shard.dense for shard in reader if shard.dense is not None]).astype(np.float32)
         cosines.append((dense * first.setdefault(f"{dataset.name} vectors", dense)).sum(1))
-        build_index(reader, vectors / "index", contract=reader.contract, query_encoder=queries, analyzer=None)
+        build_index(
+            reader,
+            vectors / "index",
+            contract=reader.contract,
+            query_encoder=queries,
+            options=IndexOptions(analyzer=None),
+        )
         with Index.open(vectors / "index") as index:
             report = evaluate_index(Searcher(index), dataset, measures=["nDCG@10"])
         systems = report.systems.items()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import engine_data as data
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexOptions, build_index
 from lightir.search import Searcher, fuse
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import fuse_best
@@ -54,9 +54,7 @@ def main() -> None:
                 shards,
                 Path(folder, "i"),
                 contract=contract,
-                analyzer="words",
-                dense_dtype="int8",
-                segment_documents=size,
+                options=IndexOptions(analyzer="words", dense_dtype="int8", segment_documents=size),
                 progress=False,
             )
             with Index.open(Path(folder, "i")) as index:

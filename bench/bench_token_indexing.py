@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from bench_index import build_texts, peer_builds, timed
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
-from lightir.index import build_index, document_shards
+from lightir.index import IndexOptions, build_index, document_shards
 
 SMALLEST = "{data}/tiny --model {model}"
 
@@ -46,7 +46,11 @@ def main() -> None:
 
         def with_bags() -> None:
             build_index(
-                document_shards(documents), folder / "bags", query_encoder=encoder, analyzer="bag", progress=False
+                document_shards(documents),
+                folder / "bags",
+                query_encoder=encoder,
+                options=IndexOptions(analyzer="bag"),
+                progress=False,
             )
 
         report(with_bags, len(documents), f"bags of {args.model}'s terms")

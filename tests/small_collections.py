@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
 from lightir.files import write_json
+from lightir.index import IndexInfo, IndexOptions, build_index
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.types import Document
@@ -102,3 +103,10 @@ def animal_shard() -> Shard:
     dense = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=np.float16)
     sparse = csr([{1: 5, 5: 2}, {2: 4, 4: 3, 1: 1}, {}], vocab_size=VOCAB_SIZE, dtype=np.uint8)
     return Shard(documents, dense, sparse)
+
+
+def build_flat(source: Any, out: Path, **given: Any) -> IndexInfo:
+    """Call `build_index` with the fields of IndexOptions among its other arguments."""
+    names = {field.name for field in dataclasses.fields(IndexOptions)}
+    options = IndexOptions(**{name: given.pop(name) for name in names & given.keys()})
+    return build_index(source, out, options=options, **given)

@@ -56,6 +56,22 @@ def test_rooms_import_each_other_as_drawn():
     assert drawn() == without_implied(imports_of_rooms())
 
 
+def test_no_module_imports_the_package_above_it():
+    """The package imports its rooms, so a room that imports the package would import itself."""
+    upward = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(alias.name == "lightir" for alias in node.names))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "lightir"
+            and not {alias.name for alias in node.names} <= rooms()
+        )
+    ]
+    assert upward == []
+
+
 def test_the_table_has_every_room():
     named = re.findall(r"`(\w+)(?:/|\.py)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `")))
     assert rooms() <= set(named)

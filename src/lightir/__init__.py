@@ -9,6 +9,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from lightir.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from lightir.data import Dataset, read_documents, read_queries
     from lightir.encode.documents import encode_corpus
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from lightir.encode.vocabulary import cache_vocabulary
     from lightir.errors import LightirError
     from lightir.eval import evaluate
-    from lightir.index import Index, IndexWriter, build_index
+    from lightir.index import Index, IndexOptions, IndexWriter, build_index
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
     from lightir.search.evaluate import evaluate_index
@@ -26,14 +28,13 @@ if TYPE_CHECKING:
     from lightir.train.stages import train_file
     from lightir.types import Document, Hit, Query
 
-__version__ = "0.1.0"
-
 __all__ = [
     "CachedQueryEncoder",
     "Dataset",
     "Document",
     "Hit",
     "Index",
+    "IndexOptions",
     "IndexWriter",
     "LightirError",
     "Query",
@@ -58,6 +59,7 @@ _LIGHT = {
     "Document": "lightir.types",
     "Hit": "lightir.types",
     "Index": "lightir.index",
+    "IndexOptions": "lightir.index",
     "IndexWriter": "lightir.index",
     "LightirError": "lightir.errors",
     "Query": "lightir.types",

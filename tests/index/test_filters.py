@@ -16,10 +16,10 @@ import pytest
 from hypothesis import example, given, settings
 
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexWriter, build_index, document_shards
-from lightir.index.columns import COLUMNS_KEPT, Columns, Source
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.index.connections import Connection
-from lightir.index.filters import condition, parse
+from lightir.index.metadata_filters import condition, parse
+from lightir.index.segments.columns import COLUMNS_KEPT, Columns, Source
 from lightir.index.store import Store
 from lightir.search import Searcher
 from lightir.types import Document
@@ -267,7 +267,13 @@ def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> Non
 def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
     documents = [Document(f"{i:03d}", "cat " * (1 + (i * 7) % 13), metadata={"rare": i % 50 == 7}) for i in range(500)]
     for size in (64, 65_536):
-        build_index(document_shards(documents), tmp_path / "i", segment_documents=size, progress=False, overwrite=True)
+        build_index(
+            document_shards(documents),
+            tmp_path / "i",
+            options=IndexOptions(segment_documents=size),
+            progress=False,
+            overwrite=True,
+        )
         with Index.open(tmp_path / "i") as index:
             found = Searcher(index).search(["cat"], 10, filter={"rare": True})["0"]
             assert sorted(found.doc_ids) == [f"{i:03d}" for i in range(7, 500, 50)]

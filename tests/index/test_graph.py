@@ -13,10 +13,11 @@ import pytest
 from factories import make_contract
 from lightir import kernel
 from lightir.errors import FormatError, MissingExtra
-from lightir.index import Index, IndexWriter, build_index, graph, segment_writer
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.index import build as build_module
 from lightir.index import writer as writer_module
-from lightir.index.graph import Graph, build_graph
+from lightir.index.segments import graph, segment_writer
+from lightir.index.segments.graph import Graph, build_graph
 from lightir.search import Searcher
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.shards import Shard
@@ -57,8 +58,8 @@ def shard(dense: npt.NDArray[np.float16], first: int = 0) -> Shard:
 
 def build(folder: Path, *shards: Shard, **options: Any) -> None:
     contract = make_contract(sparse=None)
-    options = {"dense_graph": True, "analyzer": None, "progress": False, **options}
-    build_index(shards, folder, contract=contract, **options)
+    chosen = IndexOptions(**{"dense_graph": True, "analyzer": None, **options})
+    build_index(shards, folder, contract=contract, options=chosen, progress=False)
 
 
 def dense_top(index: Index, queries: npt.NDArray[np.float32], k: int, **wanted: Any) -> list[list[tuple[str, float]]]:

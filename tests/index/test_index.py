@@ -25,11 +25,11 @@ from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_s
 from lightir.search import Searcher
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
-from small_collections import VOCAB_SIZE, animal_shard, csr, word_contract, word_table, write_folder
+from small_collections import VOCAB_SIZE, animal_shard, build_flat, csr, word_contract, word_table, write_folder
 
 
 def build(out: Path, *shards: Shard, **options: Any) -> IndexInfo:
-    return build_index(shards or [animal_shard()], out, **{"contract": word_contract(), "progress": False, **options})
+    return build_flat(shards or [animal_shard()], out, **{"contract": word_contract(), "progress": False, **options})
 
 
 def only_segment(index: Index) -> Any:

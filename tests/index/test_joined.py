@@ -13,17 +13,18 @@ import pytest
 
 from lightir import kernel
 from lightir.errors import WriteFailed
-from lightir.index import Index, IndexInfo, IndexWriter, build_index, graph, joined, segment_writer
+from lightir.index import Index, IndexInfo, IndexOptions, IndexWriter, build_index
 from lightir.index import build as build_module
-from lightir.index.intake import Sizes
-from lightir.index.joined import Part, Streamed, inverted
-from lightir.index.rows import Rows, count_terms, join, of_segment
-from lightir.index.segment import Segment
-from lightir.index.segment_writer import write_joined, write_rows
+from lightir.index.segments import graph, segment_writer
+from lightir.index.segments import join as joined
+from lightir.index.segments.join import Part, Streamed, inverted
+from lightir.index.segments.rows import DocumentRows, count_terms, join, of_segment
+from lightir.index.segments.segment import Segment
+from lightir.index.segments.segment_writer import write_joined, write_rows
 from lightir.shards import Shard
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors, row_starts
-from small_collections import VOCAB_SIZE, csr, word_contract, word_table, write_folder
+from small_collections import VOCAB_SIZE, build_flat, csr, word_contract, word_table, write_folder
 
 WORDS = ("cat", "dog", "fish", "runs", "sleeps", "well", "the", "on")
 
@@ -64,15 +65,15 @@ def test_joined_segments_are_those_of_rows_in_memory(tmp_path: Path, kinds: str,
     waits = range(3) if kinds == "pending" else [seed % 3] if kinds == "some pending" else []
     encoded = [kinds != "tokens alone" and i not in waits for i in range(3)]
     shards = [shard(each, seed + i, vectors=encoded[i]) for i, each in enumerate(ids)]
-    build_index(shards, tmp_path / "index", segment_documents=20, progress=False, **options)
+    build_flat(shards, tmp_path / "index", segment_documents=20, progress=False, **options)
     with Index.open(tmp_path / "index") as index:
         segments = [each.segment for each in index.view.segments]
-        sizes = index.view.sizes
+        stored = index.view.options
         parts = [(each, np.flatnonzero(rng.random(len(each)) < (1, 0.5, 0.9)[i])) for i, each in enumerate(segments)]
         rows = join([of_segment(segment, places) for segment, places in parts])
-        expected = write_rows(tmp_path / "index", rows, number=50, mean=5.5, sizes=sizes)
+        expected = write_rows(tmp_path / "index", rows, number=50, mean=5.5, options=stored)
         written: list[int] = []
-        found = write_joined(tmp_path / "index", parts, number=51, mean=5.5, sizes=sizes, told=written.append)
+        found = write_joined(tmp_path / "index", parts, number=51, mean=5.5, options=stored, told=written.append)
         assert found == dataclasses.replace(expected, number=51)  # of which the manifest has all files' checksums
         files = (tmp_path / "index" / "segments" / found.name).glob("*.bin")
         assert 0 <= sum(each.stat().st_size for each in files) - sum(written) < 64 * 40
@@ -84,12 +85,12 @@ def test_joined_terms_of_a_model_are_those_of_rows_in_memory(tmp_path: Path, ana
     encoder = write_folder(tmp_path / "encoder", word_contract(), {"": {"embeddings": word_table()}})
     shards = [shard(range(i, 40, 2), i, vectors=False) for i in range(2)]
     options: dict[str, Any] = {"query_encoder": encoder, "analyzer": analyzer, "segment_documents": 20}
-    build_index(shards, tmp_path / "i", progress=False, **options)
+    build_flat(shards, tmp_path / "i", progress=False, **options)
     with Index.open(tmp_path / "i") as index:
         parts: list[Part] = [(each.segment, np.arange(3, 17)) for each in index.view.segments]
         rows = join([of_segment(segment, places) for segment, places in parts])
-        expected = write_rows(tmp_path / "i", rows, number=50, mean=2.5, sizes=index.view.sizes)
-        found = write_joined(tmp_path / "i", parts, number=51, mean=2.5, sizes=index.view.sizes)
+        expected = write_rows(tmp_path / "i", rows, number=50, mean=2.5, options=index.view.options)
+        found = write_joined(tmp_path / "i", parts, number=51, mean=2.5, options=index.view.options)
     assert found == dataclasses.replace(expected, number=51)
 
 
@@ -98,12 +99,12 @@ def test_ids_are_held_by_pieces_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(joined, "PIECE_DOCUMENTS", 10)
     ids = [f"{i:04d}" + "ü" * 4000 for i in range(500)]
     shards = [Shard([Document(each, "") for each in ids[i::2]], None, None) for i in range(2)]
-    build_index(shards, tmp_path / "i", segment_documents=250, analyzer="words", progress=False)
+    build_index(shards, tmp_path / "i", options=IndexOptions(segment_documents=250, analyzer="words"), progress=False)
     with Index.open(tmp_path / "i") as index:
         parts: list[Part] = [(each.segment, np.arange(250)) for each in index.view.segments]
         tracemalloc.start()
         try:
-            found = write_joined(tmp_path / "i", parts, number=51, mean=1.0, sizes=index.view.sizes)
+            found = write_joined(tmp_path / "i", parts, number=51, mean=1.0, options=index.view.options)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -139,16 +140,16 @@ def test_each_block_of_documents_has_its_own_lengths(tmp_path: Path) -> None:
     ids = [f"{i:05d}" for i in range(n)]
     indptr = row_starts(1 + np.arange(n) % 5)
     tokens = count_terms(["a"], Ragged(np.zeros(indptr[-1], np.uint32), indptr))
-    rows = Rows(ids, np.arange(n), np.zeros(n, np.bool_), None, None, tokens)
-    sizes = Sizes()
+    rows = DocumentRows(ids, np.arange(n), np.zeros(n, np.bool_), None, None, tokens)
+    options = IndexOptions()
     (tmp_path / "segments").mkdir()
-    expected = write_rows(tmp_path, rows, number=1, mean=2.0, sizes=sizes)
+    expected = write_rows(tmp_path, rows, number=1, mean=2.0, options=options)
     parts: list[Part] = []
     for number in (2, 3):
         places = np.arange(number - 2, n, 2)
-        piece = write_rows(tmp_path, rows.take(places), number=number, mean=9.0, sizes=sizes)
+        piece = write_rows(tmp_path, rows.take(places), number=number, mean=9.0, options=options)
         parts.append((Segment(tmp_path / "segments" / piece.name, piece.manifest_sha256), np.arange(len(places))))
-    found = write_joined(tmp_path, parts, number=4, mean=2.0, sizes=sizes)
+    found = write_joined(tmp_path, parts, number=4, mean=2.0, options=options)
     assert found == dataclasses.replace(expected, number=4)
 
 
@@ -162,7 +163,7 @@ def test_rows_without_any_term_have_an_empty_inverted_file(tmp_path: Path) -> No
 
 
 def built(folder: Path, shards: list[Shard], **options: Any) -> IndexInfo:
-    return build_index(shards, folder, contract=word_contract(), progress=False, **options)
+    return build_flat(shards, folder, contract=word_contract(), progress=False, **options)
 
 
 def test_what_is_built_of_pieces_is_what_is_built_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_pieces_of_other_lengths_become_segments_without_being_cut(
         assert [len(each.segment) for each in index.view.segments] == [30, 30, 15]
 
 
-@pytest.mark.parametrize("place", ["segment_writer.write_segment", "joined.tempfile.TemporaryFile"])
+@pytest.mark.parametrize("place", ["segments.segment_writer.write_segment", "segments.join.tempfile.TemporaryFile"])
 def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Whether a piece is written then, or pieces are joined."""
 

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexWriter, build_index
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.search import Searcher
 from lightir.shards import Shard
 from lightir.types import Document, Query
@@ -82,8 +82,8 @@ class AnyHistory(RuleBasedStateMachine):
     @initialize(segment_documents=st.sampled_from([3, 65_536]))
     def begin(self, segment_documents: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
-        build_index((), self.folder / "index", contract=CONTRACT, **options)  # type: ignore[arg-type]
+        options = IndexOptions(analyzer="words", segment_documents=segment_documents)
+        build_index((), self.folder / "index", options=options, contract=CONTRACT, progress=False)
         self.model: dict[str, Stored] = {}
         self.writer = IndexWriter.open(self.folder / "index")
         self.index = Index.open(self.folder / "index")
@@ -175,8 +175,8 @@ class AnyHistory(RuleBasedStateMachine):
         waiting = [each.document for each in self.model.values() if each.dense is None]
         shards = [Shard([each.document for each in encoded], **vectors(encoded))] if encoded else []
         fresh = self.folder / "fresh"
-        options = {"analyzer": "words", "progress": False, "overwrite": True}
-        build_index([*shards, Shard(waiting, None, None)], fresh, contract=CONTRACT, **options)  # type: ignore[arg-type]
+        source, options = [*shards, Shard(waiting, None, None)], IndexOptions(analyzer="words")
+        build_index(source, fresh, options=options, contract=CONTRACT, progress=False, overwrite=True)
         queries = [Query(query, query) for query in QUERIES]
         with Index.open(fresh) as at_once:
             assert self.index.branches == at_once.branches

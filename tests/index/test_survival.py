@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
-from lightir.index import Index, IndexWriter, build_index, document_shards, reader, segment_writer, view
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards, reader, view
+from lightir.index.segments import segment_writer
 from lightir.search import Searcher
 from lightir.types import Document
 
@@ -346,7 +347,9 @@ def test_metadata_that_is_not_json_is_damage(folder: Path, value: str) -> None:
 
 
 def test_the_rest_of_a_damaged_index_says_what_is_missing(tmp_path: Path) -> None:
-    build_index(document_shards(DOCUMENTS, size=10), tmp_path / "i", segment_documents=10, progress=False)
+    build_index(
+        document_shards(DOCUMENTS, size=10), tmp_path / "i", options=IndexOptions(segment_documents=10), progress=False
+    )
     segments = tmp_path / "i" / "segments"
     (segments / "segment-000002" / "tokens.bin").write_bytes(b"short")
     content = bytearray((segments / "segment-000003" / "documents.bin").read_bytes())

@@ -22,7 +22,7 @@ from lightir.errors import (
     LightirError,
     NotFound,
 )
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.index.view import FILTERS_KEPT
 from lightir.search import Searcher
 from lightir.shards import Shard
@@ -111,9 +111,9 @@ def test_options_of_the_build_hold_for_what_is_added_later(tmp_path: Path) -> No
     rows = rng.standard_normal((6, 4)).astype(np.float16)
     sparse = csr([{1: 3, 2: 5, 6: i + 1} for i in range(6)], vocab_size=VOCAB_SIZE, dtype=np.uint8)
     documents = [Document(f"d{i}", "cat " * i) for i in range(6)]
-    options = {"contract": word_contract(), "dense_dim": 3, "dense_dtype": "int8", "sparse_top_k": 2}
-    build_index([Shard(documents, rows, sparse)], tmp_path / "once", progress=False, **options)  # type: ignore[arg-type]
-    with IndexWriter.create(tmp_path / "grown", **options) as writer:  # type: ignore[arg-type]
+    options, contract = IndexOptions(dense_dim=3, dense_dtype="int8", sparse_top_k=2), word_contract()
+    build_index([Shard(documents, rows, sparse)], tmp_path / "once", options=options, contract=contract, progress=False)
+    with IndexWriter.create(tmp_path / "grown", options=options, contract=contract) as writer:
         for i in range(6):
             part = csr([{1: 3, 2: 5, 6: i + 1}], vocab_size=VOCAB_SIZE, dtype=np.uint8)
             writer.add([documents[i]], dense=rows[i : i + 1], sparse=part)
@@ -127,7 +127,9 @@ def test_options_of_the_build_hold_for_what_is_added_later(tmp_path: Path) -> No
 
 def test_the_model_s_terms_are_counted_for_added_documents_too(tmp_path: Path) -> None:
     encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
-    with IndexWriter.create(tmp_path / "index", query_encoder=encoder, analyzer="model") as writer:
+    with IndexWriter.create(
+        tmp_path / "index", query_encoder=encoder, options=IndexOptions(analyzer="model")
+    ) as writer:
         for document in animal_shard().documents:
             writer.add([document])
     with Index.open(tmp_path / "index") as index:
@@ -159,7 +161,7 @@ def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, bat
                 for i in range(n)
             ]
         )
-    with IndexWriter.create(tmp_path / "grown", analyzer="words") as writer:
+    with IndexWriter.create(tmp_path / "grown", options=IndexOptions(analyzer="words")) as writer:
         for each in documents:
             writer.add(each)
         writer.delete([each.doc_id for each in documents[0][:150]])
@@ -167,7 +169,7 @@ def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, bat
         assert len(means) > 2
         assert max(means) / min(means) > 3
     kept = [*documents[0][150:], *(document for each in documents[1:] for document in each)]
-    build_index(document_shards(kept), tmp_path / "once", analyzer="words", progress=False)
+    build_index(document_shards(kept), tmp_path / "once", options=IndexOptions(analyzer="words"), progress=False)
     queries = [" ".join(rng.choice(words, 4)) for _ in range(10)]
     with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
         for k in (1, 10, 100, 5000):
@@ -184,12 +186,17 @@ def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
     long = [Document(f"long{i}", "cat " * 3 + "fish " * 27) for i in range(5)]
     tiny = [Document(f"tiny{i:03d}", "fish") for i in range(600)]
     longest = [Document(f"longest{i:03d}", "fish " * 500) for i in range(100)]
-    with IndexWriter.create(tmp_path / "grown", analyzer="words") as writer:
+    with IndexWriter.create(tmp_path / "grown", options=IndexOptions(analyzer="words")) as writer:
         writer.add([*short, *long, *tiny])
         with Index.open(tmp_path / "grown") as grown:
             assert Searcher(grown).search(["cat"], 1)["0"].doc_ids[0] == "short000"
         writer.add(longest)
-    build_index(document_shards([*short, *long, *tiny, *longest]), tmp_path / "once", analyzer="words", progress=False)
+    build_index(
+        document_shards([*short, *long, *tiny, *longest]),
+        tmp_path / "once",
+        options=IndexOptions(analyzer="words"),
+        progress=False,
+    )
     with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
         assert len(grown.view.segments) == 2
         expected, found = (Searcher(each).search(["cat"], k)["0"] for each in (once, grown))
@@ -326,7 +333,7 @@ def test_vectors_need_a_contract(tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists):
         IndexWriter.create(tmp_path / "index")
     with pytest.raises(InvalidInput, match="nothing to search"):
-        IndexWriter.create(tmp_path / "other", analyzer=None)
+        IndexWriter.create(tmp_path / "other", options=IndexOptions(analyzer=None))
     with pytest.raises(NotFound):
         IndexWriter.open(tmp_path / "nothing")
 
@@ -445,7 +452,9 @@ def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_pat
     ids = [f"d{i:02d}" for i in range(12)]
     given = ids if rising else ids[::-1]
     build_index(
-        document_shards([Document(each, "the cat runs") for each in given]), tmp_path / "i", segment_documents=4
+        document_shards([Document(each, "the cat runs") for each in given]),
+        tmp_path / "i",
+        options=IndexOptions(segment_documents=4),
     )
     with Index.open(tmp_path / "i") as index:
         assert len(index.view.segments) == 3
@@ -465,7 +474,9 @@ def test_compact_leaves_nothing_to_compact_whatever_came_before(tmp_path: Path, 
     size, n = int(rng.integers(1, 5)), 0
     longest = (1, 9)[seed % 2]  # all of one length: the mean says nothing of what is gone
     documents = [Document(f"d{i:02d}", "cat " * int(rng.integers(1, longest + 1))) for i in range(40)]
-    build_index(document_shards(documents[:4]), tmp_path / "i", segment_documents=size, progress=False)
+    build_index(
+        document_shards(documents[:4]), tmp_path / "i", options=IndexOptions(segment_documents=size), progress=False
+    )
     with IndexWriter.open(tmp_path / "i") as writer:
         n, gone = 4, int(rng.integers(0, 3))
         while n < 12:
@@ -501,9 +512,11 @@ def test_more_filters_than_are_kept_are_answered_again(folder: Path) -> None:
 
 def test_an_empty_index_keeps_what_it_was_made_with(tmp_path: Path) -> None:
     pytest.importorskip("usearch")
-    options = {"dense_dim": 2, "dense_dtype": "int8", "sparse_top_k": 3, "dense_graph": True}
-    with IndexWriter.create(tmp_path / "i", contract=word_contract(), analyzer="words", **options) as writer:  # type: ignore[arg-type]
-        assert dataclasses.asdict(writer.view.sizes) == options
+    options = IndexOptions(
+        dense_dim=2, dense_dtype="int8", sparse_top_k=3, dense_graph=True, analyzer="words", segment_documents=7
+    )
+    with IndexWriter.create(tmp_path / "i", options=options, contract=word_contract()) as writer:
+        assert writer.view.options == options
         assert writer.view.analyzer == Analyzer("words")
 
 
@@ -511,7 +524,9 @@ def test_an_empty_index_keeps_what_it_was_made_with(tmp_path: Path) -> None:
 def test_compact_fills_segments_across_their_borders_and_keeps_each_document_once(tmp_path: Path, gone: Any) -> None:
     documents = [Document(f"d{i:02d}", f"word{i} the") for i in range(11)]
     for name, kept in (("changed", documents), ("whole", [d for i, d in enumerate(documents) if i not in gone])):
-        build_index(document_shards(kept, size=3), tmp_path / name, segment_documents=4, progress=False)
+        build_index(
+            document_shards(kept, size=3), tmp_path / name, options=IndexOptions(segment_documents=4), progress=False
+        )
     with IndexWriter.open(tmp_path / "changed") as writer:
         if gone:
             writer.delete([documents[i].doc_id for i in gone])

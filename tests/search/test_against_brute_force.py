@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lightir.contract import Contract
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexOptions, build_index
 from lightir.search import Searcher
 from lightir.shards import Shard
 from lightir.types import Document, Query
@@ -198,8 +198,8 @@ def test_rankings_are_those_of_the_slow_twin(
     tmp_path: Path, seed: int, n_docs: int, vocab_size: int, segment_documents: int
 ) -> None:
     data = Collection(seed, n_docs, vocab_size)
-    options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
-    build_index(data.shards(7), tmp_path / "i", contract=data.contract, **options)  # type: ignore[arg-type]
+    options = IndexOptions(analyzer="words", segment_documents=segment_documents)
+    build_index(data.shards(7), tmp_path / "i", options=options, contract=data.contract, progress=False)
     with Index.open(tmp_path / "i") as index:
         if n_docs:
             searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse), threads=2)
@@ -230,8 +230,8 @@ def test_half_encoded_indexes_rank_as_the_slow_twin_does(
     tmp_path: Path, seed: int, n_docs: int, n_pending: int, segment_documents: int
 ) -> None:
     data = Collection(seed, n_docs, 12, n_pending)
-    options = {"analyzer": "words", "segment_documents": segment_documents, "progress": False}
-    build_index(data.shards(7), tmp_path / "i", contract=data.contract, **options)  # type: ignore[arg-type]
+    options = IndexOptions(analyzer="words", segment_documents=segment_documents)
+    build_index(data.shards(7), tmp_path / "i", options=options, contract=data.contract, progress=False)
     with Index.open(tmp_path / "i") as index:
         assert index.info().pending == n_pending
         searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse))

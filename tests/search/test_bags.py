@@ -11,7 +11,7 @@ import pytest
 
 from lightir.contract import DocumentPolicy
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
 from lightir.types import Document, Query
 from small_collections import WORDS, GivenVectors, word_contract, word_tokenizer, write_folder
@@ -63,8 +63,7 @@ def test_beta_search_is_what_brute_force_finds(tmp_path: Path, n: int, size: int
         document_shards(documents),
         tmp_path / "index",
         query_encoder=encoder_folder(tmp_path),
-        analyzer="bag",
-        segment_documents=size,
+        options=IndexOptions(analyzer="bag", segment_documents=size),
         progress=False,
     )
     with Index.open(tmp_path / "index") as index:
@@ -75,11 +74,19 @@ def test_beta_search_is_what_brute_force_finds(tmp_path: Path, n: int, size: int
 def test_an_index_of_n_documents_is_the_union_of_n_indexes_of_one(tmp_path: Path) -> None:
     documents, queries = random_documents(3, 9), random_queries(5, 9)
     folder = encoder_folder(tmp_path)
-    build_index(document_shards(documents), tmp_path / "all", query_encoder=folder, analyzer="bag", progress=False)
+    build_index(
+        document_shards(documents),
+        tmp_path / "all",
+        query_encoder=folder,
+        options=IndexOptions(analyzer="bag"),
+        progress=False,
+    )
     alone = []
     for document in documents:
         out = tmp_path / document.doc_id
-        build_index(document_shards([document]), out, query_encoder=folder, analyzer="bag", progress=False)
+        build_index(
+            document_shards([document]), out, query_encoder=folder, options=IndexOptions(analyzer="bag"), progress=False
+        )
         with Index.open(out) as index:
             alone.append(searched(index, queries, 9))
     with Index.open(tmp_path / "all") as index:
@@ -90,7 +97,9 @@ def test_an_index_of_n_documents_is_the_union_of_n_indexes_of_one(tmp_path: Path
 
 def test_bags_that_come_change_and_go_are_searched_as_if_built_at_once(tmp_path: Path) -> None:
     documents, queries = random_documents(11, 20), random_queries(2, 12)
-    with IndexWriter.create(tmp_path / "index", query_encoder=encoder_folder(tmp_path), analyzer="bag") as writer:
+    with IndexWriter.create(
+        tmp_path / "index", query_encoder=encoder_folder(tmp_path), options=IndexOptions(analyzer="bag")
+    ) as writer:
         writer.add(documents[:7])
         writer.add(documents[7:])
         writer.upsert([Document("d3", "cat cat yak")])
@@ -111,7 +120,7 @@ def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) ->
         document_shards(documents),
         tmp_path / "index",
         query_encoder=encoder_folder(tmp_path),
-        analyzer="bag",
+        options=IndexOptions(analyzer="bag"),
         progress=False,
     )
     with Index.open(tmp_path / "index") as index:
@@ -124,4 +133,4 @@ def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) ->
 def test_bags_need_a_model_with_a_sparse_branch(tmp_path: Path) -> None:
     shards = list(document_shards([Document("a", "cat")]))
     with pytest.raises(InvalidInput, match="query encoder"):
-        build_index(shards, tmp_path / "none", analyzer="bag", progress=False)
+        build_index(shards, tmp_path / "none", options=IndexOptions(analyzer="bag"), progress=False)

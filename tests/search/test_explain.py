@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lightir.errors import InvalidInput, NotFound
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexOptions, build_index
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher
 from lightir.search.explain import Explanation, term_vectors
@@ -35,7 +35,9 @@ def index(tmp_path: Path) -> Iterator[Index]:
     shard = Shard(
         documents, rng.standard_normal((N_DOCS, 4)).astype(np.float16), csr(rows, vocab_size=8, dtype=np.uint8)
     )
-    build_index([shard], tmp_path / "index", contract=word_contract(), analyzer="words", progress=False)
+    build_index(
+        [shard], tmp_path / "index", contract=word_contract(), options=IndexOptions(analyzer="words"), progress=False
+    )
     with Index.open(tmp_path / "index") as opened:
         yield opened
 
@@ -154,7 +156,9 @@ def test_what_cannot_be_explained_is_refused(searcher: Searcher) -> None:
 
 
 def test_the_explained_hits_of_a_narrow_index_add_up(tmp_path: Path) -> None:
-    build_index([animal_shard()], tmp_path / "i", contract=word_contract(), dense_dim=2, progress=False)
+    build_index(
+        [animal_shard()], tmp_path / "i", contract=word_contract(), options=IndexOptions(dense_dim=2), progress=False
+    )
     encoder = CachedQueryEncoder(word_contract(), word_tokenizer(), tables={"": CachedTable(word_table())})
     with Index.open(tmp_path / "i") as narrow:
         explanation = Searcher(narrow, encoder).explain("cat dog", "a", mode="dense")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexWriter, build_index
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.search import Searcher
 from lightir.search.fusion import BranchList
 from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted, with_estimates
@@ -79,7 +79,7 @@ def encoder() -> GivenVectors:
 def filled(folder: Path, n_encoded: int) -> None:
     """An index of `shard_of`, of which the last documents have their vectors."""
     shard = shard_of()
-    build_index([], folder, contract=word_contract(), analyzer="words", progress=False)
+    build_index([], folder, contract=word_contract(), options=IndexOptions(analyzer="words"), progress=False)
     with IndexWriter.open(folder) as writer:
         writer.add(shard.documents)
         at = np.arange(N_DOCS - n_encoded, N_DOCS)
@@ -114,7 +114,13 @@ def test_without_any_vectors_a_search_is_the_tokens_branch_s(tmp_path: Path, mod
 @pytest.mark.parametrize("mode", MODES)
 def test_with_all_vectors_every_bit_is_that_of_an_index_built_at_once(tmp_path: Path, mode: str | None) -> None:
     filled(tmp_path / "all", N_DOCS)
-    build_index([shard_of()], tmp_path / "once", contract=word_contract(), analyzer="words", progress=False)
+    build_index(
+        [shard_of()],
+        tmp_path / "once",
+        contract=word_contract(),
+        options=IndexOptions(analyzer="words"),
+        progress=False,
+    )
     with Index.open(tmp_path / "all") as late, Index.open(tmp_path / "once") as once:
         found = [Searcher(each, encoder()).search([QUERY], N_DOCS, mode=mode)["0"] for each in (late, once)]
     assert list(found[0].doc_ids) == list(found[1].doc_ids)
@@ -181,7 +187,7 @@ def test_fusion_is_fitted_on_encoded_documents_alone(half: Index) -> None:
 def test_filters_hold_for_pending_documents_too(tmp_path: Path) -> None:
     shard = shard_of()
     documents = [Document(d.doc_id, d.text, metadata={"even": i % 2 == 0}) for i, d in enumerate(shard.documents)]
-    build_index([], tmp_path / "i", contract=word_contract(), analyzer="words", progress=False)
+    build_index([], tmp_path / "i", contract=word_contract(), options=IndexOptions(analyzer="words"), progress=False)
     with IndexWriter.open(tmp_path / "i") as writer:
         writer.add(documents)
         at = np.arange(8)
@@ -213,7 +219,7 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
     vectors = GivenVectors(contract, given_dense, {query.text: {} for query in queries})
     order, empty = rng.permutation(n_docs), [{} for _ in range(n_docs)]
     sparse = csr(empty, vocab_size=8, dtype=np.uint8)
-    build_index([], tmp_path / "i", contract=contract, analyzer="words", progress=False)
+    build_index([], tmp_path / "i", contract=contract, options=IndexOptions(analyzer="words"), progress=False)
     found = []
     with IndexWriter.open(tmp_path / "i") as writer:
         writer.add(documents)

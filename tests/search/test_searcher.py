@@ -13,7 +13,7 @@ import pytest
 
 from lightir.contract import DenseHead, Fusion
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index import Index, build_index, document_shards
+from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher
 from lightir.types import Query
@@ -171,7 +171,9 @@ def test_a_query_without_known_terms_finds_nothing(index: Index, mode: str) -> N
 def test_unknown_terms_alone_find_nothing_where_the_contract_keeps_them_too(tmp_path, mode: str, analyzer: str) -> None:
     keeping = word_contract(query=dataclasses.replace(word_contract().query, drop=()))
     folder = write_folder(tmp_path / "q", keeping, {"": {"embeddings": word_table()}})
-    build_index([animal_shard()], tmp_path / "i", query_encoder=folder, analyzer=analyzer, progress=False)
+    build_index(
+        [animal_shard()], tmp_path / "i", query_encoder=folder, options=IndexOptions(analyzer=analyzer), progress=False
+    )
     with Index.open(tmp_path / "i") as index:
         searcher = Searcher(index)
         assert searcher.encoder is not None
@@ -276,7 +278,9 @@ def test_a_batch_equals_its_queries_one_by_one_with_any_number_of_threads(index:
 
 def test_a_wide_query_meets_a_narrow_index_and_not_the_other_way(tmp_path: Path) -> None:
     contract = word_contract()
-    build_index([animal_shard()], tmp_path / "index", contract=contract, dense_dim=2, progress=False)
+    build_index(
+        [animal_shard()], tmp_path / "index", contract=contract, options=IndexOptions(dense_dim=2), progress=False
+    )
     tables = {"": CachedTable(word_table())}
     with Index.open(tmp_path / "index") as index:
         wide, narrow, narrower = (
@@ -291,7 +295,13 @@ def test_a_wide_query_meets_a_narrow_index_and_not_the_other_way(tmp_path: Path)
 
 def test_bm25_over_the_model_s_terms(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
-    build_index([animal_shard()], tmp_path / "index", query_encoder=folder, analyzer="model", progress=False)
+    build_index(
+        [animal_shard()],
+        tmp_path / "index",
+        query_encoder=folder,
+        options=IndexOptions(analyzer="model"),
+        progress=False,
+    )
     with Index.open(tmp_path / "index") as index:
         hits = Searcher(index).hits("RUNS zebra", mode="tokens", explain=True)
         assert [(hit.doc_id, [term.term for term in hit.terms]) for hit in hits] == [("a", ["runs"])]

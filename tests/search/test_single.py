@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightir.errors import InvalidInput, NotFound
-from lightir.index import Index, IndexWriter
+from lightir.index import Index, IndexOptions, IndexWriter
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedBigrams
@@ -50,7 +50,9 @@ def index(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Index]:
     names = [f"d{i:02d}" for i in range(36)]
     order = names if request.param == "ascending" else [names[i] for i in rng.permutation(36)]
     words = ("cat", "dog", "fish", "runs", "sleeps", "the", "well")
-    with IndexWriter.create(tmp_path / "index", contract=word_contract(), analyzer="words") as writer:
+    with IndexWriter.create(
+        tmp_path / "index", contract=word_contract(), options=IndexOptions(analyzer="words")
+    ) as writer:
         for first, size in ((0, 20), (20, 10), (30, 6)):  # a new segment absorbs those that are no larger
             ids = order[first : first + size]
             shown = [Document(i, " ".join(rng.choice(words, 3)), metadata={"even": int(i[1:]) % 2 == 0}) for i in ids]
@@ -131,7 +133,9 @@ def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) 
 
 
 def test_what_takes_more_than_the_kernel_goes_the_way_of_batches(tmp_path: Path) -> None:
-    with IndexWriter.create(tmp_path / "index", contract=word_contract(), analyzer="words") as writer:
+    with IndexWriter.create(
+        tmp_path / "index", contract=word_contract(), options=IndexOptions(analyzer="words")
+    ) as writer:
         writer.add([Document("a", "the cat"), Document("b", "a dog")])
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, encoder())

@@ -13,7 +13,7 @@ from lightir.cli import main
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.search import Searcher
 from lightir.search.language_model import Smoothing
 from lightir.search.modes import fusion_text
@@ -154,7 +154,7 @@ def test_three_branches_are_joined(tmp_path: Path) -> None:
         [{int(t): 2 for t in rng.choice(8, 3, replace=False)} for _ in documents], vocab_size=8, dtype=np.uint8
     )
     shard = Shard(documents, rng.standard_normal((12, DIM)).astype(np.float16), sparse)
-    build_index([shard], tmp_path / "i", contract=contract, analyzer="words", progress=False)
+    build_index([shard], tmp_path / "i", contract=contract, options=IndexOptions(analyzer="words"), progress=False)
     texts = [f"{word} !{i}" for i, word in enumerate(WORDS * 2)]
     dense = {text: rng.standard_normal(DIM).astype(np.float32) for text in texts}
     encoder = GivenVectors(contract, dense, {text: {int(rng.integers(8)): 1.0} for text in texts})

@@ -12,7 +12,7 @@ import pytest
 
 from lightir.data import Dataset, read_documents
 from lightir.errors import InvalidInput
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher
 from lightir.search.language_model import LanguageModel, Smoothing, parse_smoothing
@@ -64,7 +64,9 @@ def require_ranked(folder: Path, documents: Sequence[Document], smoothing: Smoot
 @pytest.mark.parametrize(("n", "size"), [(0, 1), (1, 1), (40, 40), (40, 7)])
 def test_an_index_ranks_as_the_whole_corpus_in_memory(tmp_path: Path, n: int, size: int, smoothing: Smoothing) -> None:
     documents = random_documents(n)
-    build_index(document_shards(documents), tmp_path / "index", segment_documents=size, progress=False)
+    build_index(
+        document_shards(documents), tmp_path / "index", options=IndexOptions(segment_documents=size), progress=False
+    )
     require_ranked(tmp_path / "index", documents, smoothing)
 
 
@@ -111,7 +113,9 @@ def test_an_index_that_changed_ranks_to_the_bit_as_one_built_at_once(tmp_path: P
 @EITHER
 def test_a_filter_takes_documents_out_of_the_ranking_and_leaves_scores(tmp_path: Path, smoothing: Smoothing) -> None:
     documents = random_documents(30)
-    build_index(document_shards(documents), tmp_path / "index", segment_documents=11, progress=False)
+    build_index(
+        document_shards(documents), tmp_path / "index", options=IndexOptions(segment_documents=11), progress=False
+    )
     thirds = {each.doc_id: each.metadata["third"] for each in documents}
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, smoothing=smoothing)
@@ -125,7 +129,9 @@ def test_a_filter_takes_documents_out_of_the_ranking_and_leaves_scores(tmp_path:
 @EITHER
 def test_an_explanation_has_every_word_of_the_query_and_adds_up(tmp_path: Path, smoothing: Smoothing) -> None:
     documents = random_documents(30)
-    build_index(document_shards(documents), tmp_path / "index", segment_documents=11, progress=False)
+    build_index(
+        document_shards(documents), tmp_path / "index", options=IndexOptions(segment_documents=11), progress=False
+    )
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, smoothing=smoothing)
         for query in QUERIES:
@@ -154,7 +160,9 @@ def test_hybrid_search_joins_likelihoods_and_explains_them(tmp_path: Path, smoot
     dense = rng.standard_normal((30, 4)).astype(np.float16)
     shard = Shard(documents, dense, csr(rows, vocab_size=8, dtype=np.uint8))
     contract = word_contract()
-    build_index([shard], tmp_path / "index", contract=contract, segment_documents=13, progress=False)
+    build_index(
+        [shard], tmp_path / "index", contract=contract, options=IndexOptions(segment_documents=13), progress=False
+    )
     encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, encoder, smoothing=smoothing)
@@ -192,6 +200,12 @@ def test_what_scores_words_is_named_and_needs_words(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
             parse_smoothing(text)
     shard = Shard([Document("a", "cat")], np.ones((1, 4), dtype=np.float16), None)
-    build_index([shard], tmp_path / "index", contract=word_contract(sparse=None), analyzer=None, progress=False)
+    build_index(
+        [shard],
+        tmp_path / "index",
+        contract=word_contract(sparse=None),
+        options=IndexOptions(analyzer=None),
+        progress=False,
+    )
     with Index.open(tmp_path / "index") as index, pytest.raises(InvalidInput, match="counted words"):
         Searcher(index, smoothing=METHODS[0])

@@ -21,7 +21,7 @@ from lightir.encode.model_encoder import encode_pending
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
 from lightir.errors import InvalidInput
-from lightir.index import Index, build_index, document_shards
+from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
@@ -214,7 +214,11 @@ def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: Si
     write_query_encoder(tmp_path / "q", retriever.contract, retriever.backbone.tokenizer, QueryEncoderArrays())
     documents = [sets[0].documents[doc_id] for doc_id in trained.doc_ids]
     build_index(
-        document_shards(documents), tmp_path / "bags", query_encoder=tmp_path / "q", analyzer="bag", progress=False
+        document_shards(documents),
+        tmp_path / "bags",
+        query_encoder=tmp_path / "q",
+        options=IndexOptions(analyzer="bag"),
+        progress=False,
     )
     sparse = {text: dict(enumerate(row.tolist())) for text, row in zip(batch.queries, weights, strict=True)}
     encoder = GivenVectors(retriever.contract, {text: np.zeros(0) for text in batch.queries}, sparse)
@@ -475,7 +479,12 @@ def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model
     documents = list(Dataset.open(datasets[0]).corpus())
     index = tmp_path / "index"
     build_index(
-        document_shards(documents), index, contract=contract, query_encoder=cached, analyzer="bag", progress=False
+        document_shards(documents),
+        index,
+        contract=contract,
+        query_encoder=cached,
+        options=IndexOptions(analyzer="bag"),
+        progress=False,
     )
     retriever, texts = LightRetriever.load(model), ["the river", "copper and bread"]
     with torch.no_grad():

@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol, cast
 
-import lightir
 from lightir.cli import terminal
 from lightir.errors import AlreadyExists, LightirError
+from lightir.version import __version__
 
 GROUPS = {
     "search": ("demo", "search", "rerank"),
@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=_GroupedHelp,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"lightir {lightir.__version__}")
+    parser.add_argument("--version", action="version", version=f"lightir {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title=argparse.SUPPRESS)
     for name in COMMANDS:
         command = load_command(name)

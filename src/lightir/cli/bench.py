@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightir
 from lightir.errors import NotFound
+from lightir.version import SOURCE_ROOT
 
 HELP = "run a benchmark of the checkout"
 EXAMPLES = """
@@ -42,7 +42,7 @@ def benchmarks() -> dict[str, Path]:
     Raises:
         NotFound: lightir was installed without its checkout.
     """
-    folder = Path(lightir.__file__).resolve().parents[2] / "bench"
+    folder = SOURCE_ROOT / "bench"
     if not folder.is_dir():
         raise NotFound(f"{folder} does not exist; benchmarks need a checkout, installed with pip install -e")
     return {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}

@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
 
 def report() -> dict[str, Any]:
     """What `--json` prints. Packages are looked for, not imported."""
-    import lightir
     from lightir import kernel
     from lightir.addresses import shipped_models
+    from lightir.version import __version__
 
     return {
-        "version": lightir.__version__,
+        "version": __version__,
         "python": platform.python_version(),
         "kernel": {"dispatch": kernel.dispatch(), "available": kernel.available()},
         "extras": {name: all(map(_is_installed, needed)) for name, needed in extras().items()},

@@ -64,7 +64,7 @@ def _listed(test: str, value: Any) -> list[Any]:
 
 def _having(view: View, wanted: Mapping[str, Any], most: int) -> list[Document]:
     """The first of the documents that a filter matches."""
-    from lightir.index import filters
+    from lightir.index import metadata_filters as filters
 
     keys = view.store.keys_where(*filters.condition(wanted))[:most]
     return list(view.store.documents_of(keys.tolist()).values())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightir.cli.add import say_pending
 from lightir.cli.arguments import CORPUS_HELP, add_fields, add_json, positive
@@ -99,23 +99,25 @@ def run(args: argparse.Namespace) -> None:
 
 def build(args: argparse.Namespace) -> IndexInfo:
     """The index of what was named: all vectors folders, or all corpora."""
+    from lightir.index import IndexOptions, build_index, document_shards
+    from lightir.index.options import SEGMENT_DOCUMENTS
+
     folders = [Path(each) for each in args.vectors]
-    options: dict[str, Any] = {
-        "dense_dim": args.dense_dim,
-        "dense_dtype": args.dense_dtype or "fp16",
-        "sparse_top_k": args.sparse_top_k,
-        "dense_graph": args.dense_graph,
-        "analyzer": None if args.analyzer == NO_ANALYZER else args.analyzer,
-        "segment_documents": args.segment_documents,
-        "overwrite": args.overwrite,
-    }
+    options = IndexOptions(
+        dense_dim=args.dense_dim,
+        dense_dtype=args.dense_dtype or "fp16",
+        sparse_top_k=args.sparse_top_k,
+        dense_graph=args.dense_graph,
+        analyzer=None if args.analyzer == NO_ANALYZER else args.analyzer,
+        segment_documents=args.segment_documents or SEGMENT_DOCUMENTS,
+    )
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model is for a plain corpus; the vectors' contract says which model is theirs")
         if args.fields:
             raise Misuse("--fields is for a plain corpus; vectors hold documents that have been read")
         own = args.query_encoder and Path(args.query_encoder)
-        return index_vectors(folders, Path(args.out), query_encoder=own, **options)
+        return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
     contract, query_encoder = None, args.query_encoder
     if args.model:
         contract, own = model_of(args.model)
@@ -126,10 +128,16 @@ def build(args: argparse.Namespace) -> IndexInfo:
             "a plain corpus gets some with --model alone"
         )
     from lightir.data import read_documents
-    from lightir.index import build_index, document_shards
 
     shards = document_shards(read_documents(args.vectors, fields=args.fields))
-    return build_index(shards, args.out, contract=contract, query_encoder=query_encoder, **options)
+    return build_index(
+        shards,
+        args.out,
+        options=options,
+        contract=contract,
+        query_encoder=query_encoder,
+        overwrite=args.overwrite,
+    )
 
 
 def model_of(address: str) -> tuple[Contract, Path]:

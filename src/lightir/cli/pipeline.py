@@ -12,7 +12,7 @@ from lightir.errors import ContractMismatch, InvalidInput
 if TYPE_CHECKING:
     from lightir.contract import Contract
     from lightir.encode import EncodeReport
-    from lightir.index import IndexInfo
+    from lightir.index import IndexInfo, IndexOptions
     from lightir.shards import Shard, VectorsReader
     from lightir.types import Document
 
@@ -36,13 +36,8 @@ def index_vectors(
     folders: Sequence[Path],
     out: Path,
     *,
+    options: IndexOptions | None = None,
     query_encoder: Path | None = None,
-    dense_dim: int | None = None,
-    dense_dtype: str = "fp16",
-    sparse_top_k: int | None = None,
-    dense_graph: bool = False,
-    analyzer: str | None = "english",
-    segment_documents: int | None = None,
     overwrite: bool = False,
 ) -> IndexInfo:
     """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
@@ -54,14 +49,9 @@ def index_vectors(
     return build_index(
         (shard for reader in readers for shard in reader),
         out,
+        options=options,
         contract=readers[0].contract,
         query_encoder=query_encoder or carried,
-        dense_dim=dense_dim,
-        dense_dtype=dense_dtype,  # type: ignore[arg-type]  # build_index refuses other names
-        sparse_top_k=sparse_top_k,
-        dense_graph=dense_graph,
-        analyzer=analyzer,
-        segment_documents=segment_documents,
         overwrite=overwrite,
     )
 

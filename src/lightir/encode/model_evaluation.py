@@ -26,7 +26,7 @@ from lightir.encode.model_modes import (
 from lightir.encode.prepared import PreparedModel
 from lightir.encode.two_stage import TwoStageSearcher
 from lightir.eval import DEFAULT_MEASURES
-from lightir.index import Index, build_index
+from lightir.index import Index, IndexOptions, build_index
 from lightir.search import Searcher
 from lightir.search.evaluate import EvaluationReport, evaluate_systems, measured_depth
 from lightir.vectors import QueryVectors
@@ -125,7 +125,7 @@ def model_systems(
         prepared.work / "index",
         contract=prepared.contract,
         query_encoder=prepared.query_encoder(),
-        analyzer=analyzer,
+        options=IndexOptions(analyzer=analyzer),
         overwrite=True,
     )
     with ExitStack() as opened:

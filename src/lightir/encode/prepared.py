@@ -18,7 +18,7 @@ from lightir.encode.model_modes import has_light_dense
 from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary, stored_term_weights
 from lightir.errors import InvalidInput
-from lightir.index import build_index, document_shards
+from lightir.index import IndexOptions, build_index, document_shards
 from lightir.index.intake import document_term_ids
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
@@ -97,7 +97,12 @@ class PreparedModel:
         """The corpus as bags of tokens."""
         shards = document_shards(self._dataset.corpus())
         build_index(
-            shards, self.work / "bags", query_encoder=self.query_encoder(), analyzer=BAG, overwrite=True, progress=False
+            shards,
+            self.work / "bags",
+            query_encoder=self.query_encoder(),
+            options=IndexOptions(analyzer=BAG),
+            overwrite=True,
+            progress=False,
         )
         return self.work / "bags"
 
@@ -109,7 +114,7 @@ class PreparedModel:
             self.work / form,
             contract=self.contract,
             query_encoder=self.query_encoder(),
-            analyzer=None,
+            options=IndexOptions(analyzer=None),
             overwrite=True,
             progress=False,
         )

@@ -1,10 +1,11 @@
 """The index: a SQLite store of documents and immutable segments of memory-mapped arrays."""
 
 from lightir.index.build import build_index, document_shards
-from lightir.index.filters import Filter
 from lightir.index.intake import normalized
+from lightir.index.metadata_filters import Filter
+from lightir.index.options import IndexOptions
 from lightir.index.reader import Index, IndexInfo
-from lightir.index.segment import SparseBranch
+from lightir.index.segments.segment import SparseBranch
 from lightir.index.token_queries import TokenQueries
 from lightir.index.view import View
 from lightir.index.writer import IndexWriter
@@ -13,6 +14,7 @@ __all__ = [
     "Filter",
     "Index",
     "IndexInfo",
+    "IndexOptions",
     "IndexWriter",
     "SparseBranch",
     "TokenQueries",

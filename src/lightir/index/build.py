@@ -13,26 +13,27 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import lightir
 from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.files import copy_folder
 from lightir.index.bm25 import mean_length
-from lightir.index.graph import require_usearch
-from lightir.index.intake import GATHERED_DOCUMENTS, SEGMENT_DOCUMENTS, DenseDtype, Intake, Sizes, require_shard, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, Intake, require_shard, sliced
 from lightir.index.merging import joining_bar
+from lightir.index.options import IndexOptions
 from lightir.index.reader import Index, IndexInfo
-from lightir.index.rows import Rows, join
-from lightir.index.segment import Segment
-from lightir.index.segment_writer import write_joined, write_rows
+from lightir.index.segments.graph import require_usearch
+from lightir.index.segments.rows import DocumentRows, join
+from lightir.index.segments.segment import Segment
+from lightir.index.segments.segment_writer import write_joined, write_rows
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, new_index
 from lightir.index.store_row import StoreRow, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
+from lightir.version import __version__
 
 SHARD_DOCUMENTS = 4096
 
@@ -47,17 +48,12 @@ def document_shards(documents: Iterable[Document], *, size: int = SHARD_DOCUMENT
 
 
 def build_index(
-    shards: Iterable[Shard] | Path | str,
+    source: Iterable[Shard] | Path | str,
     out: Path | str,
     *,
+    options: IndexOptions | None = None,
     contract: Contract | None = None,
     query_encoder: Path | str | None = None,
-    dense_dim: int | None = None,
-    dense_dtype: DenseDtype = "fp16",
-    sparse_top_k: int | None = None,
-    dense_graph: bool = False,
-    analyzer: str | None = "english",
-    segment_documents: int | None = None,
     progress: bool = True,
     overwrite: bool = False,
 ) -> IndexInfo:
@@ -66,21 +62,17 @@ def build_index(
     Documents go to the disk as they come, GATHERED_DOCUMENTS at a time, and such pieces are joined into segments at the
     end. So memory holds one piece whatever the collection's size: about 250 MB for documents of 60 words
     (bench/bench_index.py), and 400 kB a dense column; of a segment's other documents some numbers each, see
-    lightir.index.joined; with dense_graph also the graph of a segment. The disk holds one segment twice for a while.
+    lightir.index.segments.join; with dense_graph also the graph of a segment. The disk holds one segment twice for a
+    while.
 
     Args:
-        shards: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a
+        source: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a
             vectors folder, which brings its contract, and the query encoder that lies in it, unless others are given.
         out: the index folder.
+        options: options of the index, which documents that are added later follow too; None for the defaults.
         contract: the model's; needed when there are vectors.
         query_encoder: a query-encoder folder, or a model (its folder, or a shipped one's name) that has one. It is
             copied into the index; its document side must be the contract's.
-        dense_dim: see `Sizes`; it holds for what is added later too.
-        dense_dtype: see `Sizes`.
-        sparse_top_k: see `Sizes`.
-        dense_graph: see `Sizes` and lightir.index.graph.
-        analyzer: cuts title and text for BM25, see `Analyzer`; None leaves the tokens branch out.
-        segment_documents: the most documents of a segment; None for 1,048,576.
         progress: show a bar when standard error is a terminal.
         overwrite: replace an index that is there, and that nobody may write meanwhile. Readers go on with the old one
             till they refresh.
@@ -94,21 +86,22 @@ def build_index(
         MissingExtra: dense_graph without usearch.
         WriteFailed: the disk is full or broken; nothing is left behind.
     """
-    if dense_graph:
+    options = options or IndexOptions()
+    if options.dense_graph:
         require_usearch()
-    if isinstance(shards, Path | str):
-        shards = VectorsReader(shards)
-        contract = contract or shards.contract
-        query_encoder = query_encoder or _carried_encoder(shards.folder)
+    if isinstance(source, Path | str):
+        source = VectorsReader(source)
+        contract = contract or source.contract
+        query_encoder = query_encoder or _carried_encoder(source.folder)
     query_encoder = None if query_encoder is None else resolve_query_encoder(query_encoder)
     encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
     contract = _joint_contract(contract, encoder)
-    sizes = Sizes(dense_dim, dense_dtype, sparse_top_k, dense_graph)
-    intake = Intake(contract, None if analyzer is None else Analyzer(analyzer), encoder, sizes)
+    analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
+    intake = Intake(contract, analyzer, encoder, options)
     with new_index(Path(out), overwrite=overwrite) as folder:
-        build = _Build(Path(out), folder, intake, SEGMENT_DOCUMENTS if segment_documents is None else segment_documents)
+        build = _Build(Path(out), folder, intake)
         try:
-            build.run(shards, progress)
+            build.run(source, progress)
         finally:
             build.store.close()
         if query_encoder is not None:
@@ -134,16 +127,14 @@ def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | Non
 class _Build:
     """A folder that fills with segments, and becomes `out` when it is whole."""
 
-    def __init__(self, out: Path, folder: Path, intake: Intake, segment_documents: int) -> None:
-        if segment_documents < 1:
-            raise InvalidInput(f"segment_documents is {segment_documents}; at least 1 is needed")
+    def __init__(self, out: Path, folder: Path, intake: Intake) -> None:
         self.out = out
         self.folder = folder
         self.intake = intake
-        self.segment_documents = segment_documents
+        self.segment_documents = intake.options.segment_documents
         self.store = Store.create(folder / STORE_FILE)
         self._documents: list[StoreRow] = []
-        self._rows: list[Rows] = []
+        self._rows: list[DocumentRows] = []
         self._segments: list[StoredSegment] = []
         self._total_length = 0
         self._n_documents = 0
@@ -164,7 +155,7 @@ class _Build:
                 self._join(progress)
         for segment in self._segments:
             self.store.add_segment(segment)
-        self.store.finish(index_record(self.intake, self.segment_documents))
+        self.store.finish(index_record(self.intake))
 
     def _add(self, shard: Shard) -> None:
         has = (shard.dense is not None, shard.sparse is not None)
@@ -192,11 +183,11 @@ class _Build:
         self._documents, self._rows = [], []
         self._n_documents += len(rows)
         self._total_length += rows.total_length
-        number, sizes = len(self._segments) + 1, self.intake.sizes
+        number, options = len(self._segments) + 1, self.intake.options
         if self._segments or not last:
-            sizes = dataclasses.replace(sizes, dense_graph=False)
+            options = dataclasses.replace(options, dense_graph=False)
         with self._writing():
-            self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, sizes=sizes))
+            self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, options=options))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -215,15 +206,15 @@ class _Build:
     def _join(self, progress: bool) -> None:
         """Pieces become segments; now the mean length is known, which their postings are written for."""
         pieces, self._segments = self._segments, []
-        sizes, aside = self.intake.sizes, len(pieces) + 1
+        options, aside = self.intake.options, len(pieces) + 1
         with joining_bar("join", progress) as bar:
             for group in _groups(pieces, self.segment_documents):
                 opened = [Segment(self._folder_of(each), each.manifest_sha256) for each in group]
                 joined = group[0]
-                if len(group) > 1 or opened[0].mean_length != self._mean or sizes.dense_graph:
+                if len(group) > 1 or opened[0].mean_length != self._mean or options.dense_graph:
                     parts = [(each, np.arange(len(each))) for each in opened]
                     mean, told = self._mean, bar.update
-                    joined = write_joined(self.folder, parts, number=aside, mean=mean, sizes=sizes, told=told)
+                    joined = write_joined(self.folder, parts, number=aside, mean=mean, options=options, told=told)
                     for each in group:
                         shutil.rmtree(self._folder_of(each))
                 named = dataclasses.replace(joined, number=len(self._segments) + 1)
@@ -245,13 +236,13 @@ def _groups(pieces: Sequence[StoredSegment], size: int) -> Iterator[list[StoredS
     yield group
 
 
-def index_record(intake: Intake, segment_documents: int) -> dict[str, Any]:
+def index_record(intake: Intake) -> dict[str, Any]:
     """What the store keeps about the index as a whole."""
     return {
         "format_version": INDEX_VERSION,
-        "written_by": lightir.__version__,
+        "written_by": __version__,
         "contract": None if intake.contract is None else to_json(intake.contract),
         "analyzer": None if intake.analyzer is None else dataclasses.asdict(intake.analyzer),
-        "sizes": dataclasses.asdict(intake.sizes),
-        "segment_documents": segment_documents,
+        "sizes": intake.options.sizes(),
+        "segment_documents": intake.options.segment_documents,
     }

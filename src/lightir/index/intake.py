@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,15 @@ import numpy.typing as npt
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index.rows import DenseRows, Rows, TokenRows, bags_of_term_ids, count_term_ids, count_terms
+from lightir.index.options import IndexOptions
+from lightir.index.segments.rows import (
+    DenseMatrix,
+    DocumentRows,
+    TokenRows,
+    bags_of_term_ids,
+    count_term_ids,
+    count_terms,
+)
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
@@ -25,48 +31,18 @@ GATHERED_DOCUMENTS = 65_536
 """The most documents that are gathered in memory and written at once: the bound on what a build holds, and on what a
 change other than compaction waits for."""
 
-SEGMENT_DOCUMENTS = 1_048_576
-"""The most documents of a segment, which `lightir.index.joined` makes of such pieces. Over a million documents sixteen
-segments take nearly twice as long as one for a sparse query or BM25, and sixteen graphs sixteen times as long."""
-
 WHOLE_TEXT_TOKENS = 2**31 - 1
-
-DenseDtype = Literal["fp16", "int8", "fp16+int8"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much of the vectors an index keeps, and how it stores them.
-
-    Attributes:
-        dense_dim: keep so many first columns, renormalised (Matryoshka); None for all.
-        dense_dtype: "fp16", or "int8" with one scale a row (its largest absolute value / 127), or "fp16+int8": float16
-            rows with int8 copies, which are searched first. The results are those of "fp16", found faster.
-        sparse_top_k: keep so many strongest impacts of a document (ties to the smaller term id); None for all.
-        dense_graph: large segments get a graph over their dense rows, so that dense search is approximate and faster.
-    """
-
-    dense_dim: int | None = None
-    dense_dtype: DenseDtype = "fp16"
-    sparse_top_k: int | None = None
-    dense_graph: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dense_dtype not in get_args(DenseDtype):
-            raise InvalidInput(
-                f"dense_dtype is {self.dense_dtype!r}; expected one of {', '.join(get_args(DenseDtype))}"
-            )
-        for name in ("dense_dim", "sparse_top_k"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"{name} is {value}; at least 1 is needed")
 
 
 class Intake:
     """Makes rows of shards; the same document gives the same row whatever comes with it."""
 
     def __init__(
-        self, contract: Contract | None, analyzer: Analyzer | None, encoder: CachedQueryEncoder | None, sizes: Sizes
+        self,
+        contract: Contract | None,
+        analyzer: Analyzer | None,
+        encoder: CachedQueryEncoder | None,
+        options: IndexOptions,
     ) -> None:
         """Set up.
 
@@ -74,7 +50,7 @@ class Intake:
             contract: needed for vectors.
             analyzer: cuts title and text for BM25; None for no tokens branch.
             encoder: its tokenizer cuts the text for the "model" analyzer.
-            sizes: how much is kept.
+            options: how vectors are cut and stored.
         """
         if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
             raise InvalidInput(f"the {analyzer.name!r} analyzer needs a query encoder: its tokenizer cuts the text")
@@ -82,10 +58,10 @@ class Intake:
             raise InvalidInput("bags of tokens are searched with sparse queries, and this model has no sparse branch")
         self.contract = contract
         self.analyzer = analyzer
-        self.sizes = sizes
+        self.options = options
         self._encoder = encoder
 
-    def rows(self, shard: Shard) -> Rows:
+    def rows(self, shard: Shard) -> DocumentRows:
         """The shard's documents as rows; those of a shard without vectors are pending if the index has a contract.
 
         Raises:
@@ -95,15 +71,15 @@ class Intake:
         tokens = None if self.analyzer is None else self._tokens(self.analyzer, shard.documents)
         return dataclasses.replace(self.vectors(shard), tokens=tokens)
 
-    def vectors(self, shard: Shard) -> Rows:
+    def vectors(self, shard: Shard) -> DocumentRows:
         """As `rows`, but without the tokens branch: texts are not read."""
         has_vectors = shard.dense is not None or shard.sparse is not None
-        return Rows(
+        return DocumentRows(
             [document.doc_id for document in shard.documents],
             np.zeros(0, np.int64),
             np.full(len(shard.documents), not has_vectors and self.contract is not None),
             None if shard.dense is None else self._dense(shard.dense),
-            None if shard.sparse is None else _strongest(self._checked_sparse(shard.sparse), self.sizes.sparse_top_k),
+            None if shard.sparse is None else _strongest(self._checked_sparse(shard.sparse), self.options.sparse_top_k),
             None,
         )
 
@@ -119,16 +95,16 @@ class Intake:
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
 
-    def _dense(self, rows: npt.NDArray[np.float16]) -> DenseRows:
+    def _dense(self, rows: npt.NDArray[np.float16]) -> DenseMatrix:
         if self.contract is None or self.contract.dense is None:
             raise InvalidInput(f"there are dense vectors, but {'no' if self.contract is None else 'a sparse'} contract")
         width = (self.contract.dense.dims or (self.contract.backbone.hidden_size,))[0]
         if rows.ndim != 2 or rows.shape[1] != width:
             raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract says width {width}")
-        if self.sizes.dense_dim is not None and self.sizes.dense_dim > width:
-            raise InvalidInput(f"dense_dim is {self.sizes.dense_dim}; the vectors have 1 to {width} columns")
-        narrow = _narrow(rows, self.sizes.dense_dim)
-        return _int8(narrow) if self.sizes.dense_dtype == "int8" else DenseRows(narrow, None)
+        if self.options.dense_dim is not None and self.options.dense_dim > width:
+            raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
+        narrow = _narrow(rows, self.options.dense_dim)
+        return _int8(narrow) if self.options.dense_dtype == "int8" else DenseMatrix(narrow, None)
 
     def _checked_sparse(self, rows: SparseVectors) -> SparseVectors:
         if self.contract is None or self.contract.sparse is None:
@@ -194,11 +170,11 @@ def normalized(rows: Floats) -> Floats:
     return out
 
 
-def _int8(rows: npt.NDArray[np.float16]) -> DenseRows:
+def _int8(rows: npt.NDArray[np.float16]) -> DenseMatrix:
     values = rows.astype(np.float32)
     scales = np.abs(values).max(axis=1, initial=0.0).astype(np.float32) / np.float32(127)
     divisors = np.where(scales > 0, scales, np.float32(1))
-    return DenseRows(np.rint(values / divisors[:, None]).astype(np.int8), scales)
+    return DenseMatrix(np.rint(values / divisors[:, None]).astype(np.int8), scales)
 
 
 def _strongest(vectors: SparseVectors, k: int | None) -> SparseVectors:

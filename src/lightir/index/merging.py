@@ -9,13 +9,13 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from lightir.index.joined import Part
-from lightir.index.live_segment import LiveSegment
-from lightir.index.rows import Rows, join, of_segment
-from lightir.index.store import Keys
+from lightir.index.segments.join import Part
+from lightir.index.segments.live_segment import LiveSegment
+from lightir.index.segments.rows import DocumentRows, join, of_segment
+from lightir.index.store import DocKeys
 
 
-def with_tombstones(each: LiveSegment, keys: Keys) -> LiveSegment:
+def with_tombstones(each: LiveSegment, keys: DocKeys) -> LiveSegment:
     """The segment with the documents of these keys deleted; the very same object where it holds none of them."""
     hit = np.isin(each.segment.doc_keys, keys) & each.live if len(keys) else np.zeros(0, np.bool_)
     if not hit.any():
@@ -23,7 +23,7 @@ def with_tombstones(each: LiveSegment, keys: Keys) -> LiveSegment:
     return LiveSegment(each.number, each.segment, hit if each.deleted is None else hit | each.deleted, each.first_ord)
 
 
-def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[Rows], most: int) -> list[LiveSegment]:
+def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[DocumentRows], most: int) -> list[LiveSegment]:
     """The segments that the last of the new ones absorbs: the smallest first, each no larger than what has gathered.
 
     What has gathered is the new segment and what it absorbed before, so the number of segments grows with the logarithm
@@ -46,7 +46,7 @@ def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[Rows], mo
     return found
 
 
-def with_absorbed(added: Sequence[Rows], absorbed: Sequence[LiveSegment]) -> list[Rows]:
+def with_absorbed(added: Sequence[DocumentRows], absorbed: Sequence[LiveSegment]) -> list[DocumentRows]:
     """The new segments' documents, the last with the documents of the segments that it absorbs.
 
     Raises:
@@ -80,7 +80,7 @@ def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
     return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
 
 
-def with_stored_tokens(segments: Sequence[LiveSegment], vectors: Rows, keys: Mapping[str, int]) -> Rows:
+def with_stored_tokens(segments: Sequence[LiveSegment], vectors: DocumentRows, keys: Mapping[str, int]) -> DocumentRows:
     """Rows of vectors joined with the term counts that the index holds of the same documents.
 
     Args:

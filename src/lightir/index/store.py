@@ -45,7 +45,7 @@ CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO generation VALUES (0);
 """
 
-Keys = npt.NDArray[np.int64]
+DocKeys = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +251,12 @@ class Store:
                     found[doc_id] = int(row[0])
         return found
 
-    def keys_where(self, condition: str, arguments: Sequence[Any]) -> Keys:
+    def keys_where(self, condition: str, arguments: Sequence[Any]) -> DocKeys:
         """The keys of the documents whose metadata meet an SQL condition, ascending."""
         rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
         return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
-    def values_of(self, path: str, keys: Keys) -> Iterator[tuple[int, str, Any]]:
+    def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
         """What a field holds in each document that has it; of a list its elements too.
 
         Args:
@@ -326,7 +326,7 @@ class Store:
         """Store another record in place of the index's."""
         self._connection.execute("UPDATE record SET value = ?", (json.dumps(record, ensure_ascii=False),))
 
-    def insert(self, rows: Sequence[StoreRow]) -> Keys:
+    def insert(self, rows: Sequence[StoreRow]) -> DocKeys:
         """Store documents; returns their keys.
 
         Raises:
@@ -376,7 +376,7 @@ class Store:
         arguments = [(value, key) for key, value in metadata.items()]
         self._connection.executemany("UPDATE metadata SET value = ? WHERE doc_key = ?", arguments)
 
-    def remove(self, keys: Keys) -> None:
+    def remove(self, keys: DocKeys) -> None:
         """Take documents and their metadata out; keys that are not there are passed over."""
         arguments = [(key,) for key in keys.tolist()]
         self._connection.executemany("DELETE FROM documents WHERE doc_key = ?", arguments)

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
-from lightir.index import filters
+from lightir.index import metadata_filters as filters
 from lightir.index.bm25 import K1, B, idf, mean_length
-from lightir.index.columns import COLUMNS_KEPT, Mask, Source
-from lightir.index.filters import Filter
-from lightir.index.intake import Sizes
-from lightir.index.live_segment import LiveSegment
-from lightir.index.segment import Segment
+from lightir.index.metadata_filters import Filter
+from lightir.index.options import IndexOptions
+from lightir.index.segments.columns import COLUMNS_KEPT, Mask, Source
+from lightir.index.segments.live_segment import LiveSegment
+from lightir.index.segments.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
 from lightir.index.token_queries import TokenQueries
 from lightir.kernel.fusion import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
@@ -68,7 +68,7 @@ class View:
         contract, analyzer = self.record["contract"], self.record["analyzer"]
         self.contract: Contract | None = None if contract is None else from_json(Contract, contract, where)
         self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
-        self.sizes: Sizes = from_json(Sizes, self.record["sizes"], where)
+        self.options = _stored_options(self.record, where)
         self.damaged: list[str] = []
         """What is wrong with each segment that was left out."""
         opened: dict[int, LiveSegment] = {}
@@ -368,6 +368,16 @@ def checked_record(folder: Path, store: Store) -> dict[str, Any]:
     if lacking := {"contract", "analyzer", "sizes", "segment_documents"} - record.keys():
         raise FormatError(f"{folder / STORE_FILE} is damaged: its record lacks {', '.join(sorted(lacking))}")
     return record
+
+
+def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:
+    sizes, analyzer = record["sizes"], record["analyzer"]
+    if not isinstance(sizes, dict):
+        raise FormatError(f"{where} is damaged: its sizes are {type(sizes).__name__}, not an object")
+    name = None if analyzer is None else analyzer["name"]
+    values = {**sizes, "analyzer": name, "segment_documents": record["segment_documents"]}
+    options: IndexOptions = from_json(IndexOptions, values, where)
+    return options
 
 
 def _dense_rows(segment: Segment) -> DenseRows | None:

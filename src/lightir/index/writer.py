@@ -18,12 +18,10 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
-from lightir.index import filters
+from lightir.index import metadata_filters as filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
-from lightir.index.filters import Filter
-from lightir.index.intake import GATHERED_DOCUMENTS, DenseDtype, Intake, refuse_repeated, require_shard, sliced
-from lightir.index.live_segment import LiveSegment
+from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
     absorbed_segments,
@@ -33,10 +31,13 @@ from lightir.index.merging import (
     with_stored_tokens,
     with_tombstones,
 )
+from lightir.index.metadata_filters import Filter
+from lightir.index.options import IndexOptions
 from lightir.index.reader import IndexInfo, view_info
-from lightir.index.rows import Rows
-from lightir.index.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Keys, Store, require_writable
+from lightir.index.segments.live_segment import LiveSegment
+from lightir.index.segments.rows import DocumentRows
+from lightir.index.segments.segment_writer import write_joined, write_rows
+from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, DocKeys, Store, require_writable
 from lightir.index.store_row import store_row
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
@@ -56,8 +57,8 @@ class _Change:
         compact: write all segments again.
     """
 
-    buried: list[Keys] = field(default_factory=list)
-    added: list[Rows] = field(default_factory=list)
+    buried: list[DocKeys] = field(default_factory=list)
+    added: list[DocumentRows] = field(default_factory=list)
     compact: bool = False
 
 
@@ -82,33 +83,25 @@ class IndexWriter:
         encoder = None
         if view.analyzer is not None and view.analyzer.name in OF_A_MODEL:
             encoder = CachedQueryEncoder.load(folder / QUERY_ENCODER)
-        self._intake = Intake(view.contract, view.analyzer, encoder, view.sizes)
+        self._intake = Intake(view.contract, view.analyzer, encoder, view.options)
 
     @classmethod
     def create(
         cls,
         folder: Path | str,
         *,
+        options: IndexOptions | None = None,
         contract: Contract | None = None,
         query_encoder: Path | str | None = None,
-        dense_dim: int | None = None,
-        dense_dtype: DenseDtype = "fp16",
-        sparse_top_k: int | None = None,
-        dense_graph: bool = False,
-        analyzer: str | None = "english",
         overwrite: bool = False,
     ) -> IndexWriter:
         """Make an empty index and open it; arguments and errors are those of `build_index`."""
         build_index(
             (),
             folder,
+            options=options,
             contract=contract,
             query_encoder=query_encoder,
-            dense_dim=dense_dim,
-            dense_dtype=dense_dtype,
-            sparse_top_k=sparse_top_k,
-            dense_graph=dense_graph,
-            analyzer=analyzer,
             progress=False,
             overwrite=overwrite,
         )
@@ -328,7 +321,7 @@ class IndexWriter:
         """
         with self._threads:
             segments = self._view.segments
-            fewest = -(-len(self._view) // self._segment_documents)
+            fewest = -(-len(self._view) // self._view.options.segment_documents)
             exact = all(each.segment.mean_length == self._view.mean_length for each in segments)
             if len(segments) > fewest or any(each.deleted is not None for each in segments) or not exact:
                 with self._changing(progress=progress) as change:
@@ -336,14 +329,9 @@ class IndexWriter:
             return self.info()
 
     @property
-    def _segment_documents(self) -> int:
-        """The most documents of a segment."""
-        return int(self._view.record["segment_documents"])
-
-    @property
     def _added_documents(self) -> int:
         """The most documents of a segment that a change other than compaction writes."""
-        return min(self._segment_documents, GATHERED_DOCUMENTS)
+        return min(self._view.options.segment_documents, GATHERED_DOCUMENTS)
 
     # One change
 
@@ -377,7 +365,7 @@ class IndexWriter:
                     first += len(each)
             return len(stored) + len(described)
 
-    def _remove(self, keys: Keys) -> int:
+    def _remove(self, keys: DocKeys) -> int:
         if len(keys):
             with self._changing() as change:
                 self._store.remove(keys)
@@ -429,7 +417,7 @@ class IndexWriter:
             kept = [each for each in segments if each.n_live and each not in absorbed]
             for rows in with_absorbed(change.added, absorbed):
                 number = self._store.next_segment()
-                written = write_rows(self.folder, rows, number=number, mean=mean, sizes=self._view.sizes)
+                written = write_rows(self.folder, rows, number=number, mean=mean, options=self._view.options)
                 self._store.add_segment(written)
         staying = {each.number for each in kept}
         self._store.remove_segments(each.number for each in segments if each.number not in staying)
@@ -446,11 +434,11 @@ class IndexWriter:
         """
         for each in segments:
             each.segment.verify()
-        groups = packed([(each.segment, each.places) for each in segments], self._segment_documents)
+        groups = packed([(each.segment, each.places) for each in segments], self._view.options.segment_documents)
         with joining_bar("compact", progress) as bar:
             for parts in groups:
-                number, sizes = self._store.next_segment(), self._view.sizes
-                written = write_joined(self.folder, parts, number=number, mean=mean, sizes=sizes, told=bar.update)
+                number, options = self._store.next_segment(), self._view.options
+                written = write_joined(self.folder, parts, number=number, mean=mean, options=options, told=bar.update)
                 self._store.add_segment(written)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.index.connections import BUSY_S, Connection
-from lightir.index.store import Keys, read_mode
+from lightir.index.store import DocKeys, read_mode
 from lightir.index.view import View
 from lightir.pending.keys import pending_keys
 from lightir.pending.parked import Vectors
@@ -253,7 +253,7 @@ class Queue:
                 before = 0.0 if row is None else 2.0 ** min(row[0] - now, 1000.0)
                 do("INSERT OR REPLACE INTO demand VALUES (?, ?)", [key, now + math.log2(before + count)])
 
-    def _hottest(self, pending: Keys, free: Keys, n: int) -> list[int]:
+    def _hottest(self, pending: DocKeys, free: DocKeys, n: int) -> list[int]:
         """Up to n free documents, hottest first; those that are not pending any more are forgotten."""
         found: list[int] = []
         gone: list[tuple[int]] = []
@@ -335,7 +335,7 @@ def failures_of(view: View) -> list[Failure]:
         queue.close()
 
 
-def _has(ascending: Keys, key: int) -> bool:
+def _has(ascending: DocKeys, key: int) -> bool:
     place = int(np.searchsorted(ascending, key))
     return place < len(ascending) and int(ascending[place]) == key
 

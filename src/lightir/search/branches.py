@@ -21,9 +21,9 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.index import TokenQueries, View
 from lightir.index.bm25 import saturation
-from lightir.index.columns import Mask
-from lightir.index.live_segment import LiveSegment
-from lightir.index.segment import Segment, SparseBranch
+from lightir.index.segments.columns import Mask
+from lightir.index.segments.live_segment import LiveSegment
+from lightir.index.segments.segment import Segment, SparseBranch
 from lightir.index.token_queries import QueryTerms
 from lightir.kernel import DocOrds
 from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores

@@ -15,7 +15,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Filter, Index, View
-from lightir.index.columns import Mask
+from lightir.index.segments.columns import Mask
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries
@@ -124,7 +124,8 @@ class Searcher:
             weights: branch -> weight; None for the contract's.
             depth: documents that each branch gives to the fusion; None for 200, and for 1,000 where the fusion measures
                 scores by its lists' ends or spread.
-            filter: what the documents' metadata must meet, see lightir.index.filters; others are as good as absent.
+            filter: what the documents' metadata must meet, see lightir.index.metadata_filters;
+                others are as good as absent.
             exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
             exclude: query_id -> doc_ids to leave out.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lightir.index import View
-from lightir.index.columns import Mask
+from lightir.index.segments.columns import Mask
 from lightir.kernel.fusion import Allowed, DenseSegments, SparseSegments
 from lightir.kernel.hybrid import BoundBranch, Found, HybridSearch, text_search
 from lightir.query import CachedQueryEncoder

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.index import TokenQueries, View
-from lightir.index.columns import Mask
+from lightir.index.segments.columns import Mask
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings
 from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing

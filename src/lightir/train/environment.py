@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-import lightir
 from lightir.train.processes import world_size
+from lightir.version import SOURCE_ROOT, __version__
 
 
 def environment(device: str) -> dict[str, Any]:
     """Commit, versions, machine, device and number of processes of a run."""
     packages = ("torch", "transformers", "peft", "tokenizers", "numpy")
     return {
-        "lightir": lightir.__version__,
-        "commit": source_commit(Path(lightir.__file__).resolve().parents[2]),
+        "lightir": __version__,
+        "commit": source_commit(SOURCE_ROOT),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
         "machine": platform.machine(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightir.data import Dataset
-from lightir.index import Index, build_index, document_shards
+from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.search import Searcher
 from lightir.search.language_model import Smoothing
 from lightir.search.modes import WHOLE_DEPTH
@@ -54,6 +54,6 @@ def word_finder(
     """BM25, or with a smoothing query likelihood, over a data set's corpus; an index lies in `folder` meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".index-") as scratch:
-        build_index(document_shards(dataset.corpus()), Path(scratch) / "index", analyzer=analyzer)
+        build_index(document_shards(dataset.corpus()), Path(scratch) / "index", options=IndexOptions(analyzer=analyzer))
         with Index.open(Path(scratch) / "index") as index:
             yield IndexFinder(Searcher(index, threads=threads, smoothing=smoothing), "tokens")

@@ -8,8 +8,8 @@ A field is a key of the metadata, or a path of keys joined by dots. Its test is 
 object must all hold. A list in the metadata meets a test when one of its elements does. A field that a document lacks,
 or that holds another type, meets no test, so its `not` does. The empty filter matches everything.
 
-What is wrong is named by its place. Searches test columns of values (lightir.index.columns); the SQL, which says the
-same, is for changes, and for filters of very many fields.
+What is wrong is named by its place. Searches test columns of values (lightir.index.segments.columns); the SQL, which
+says the same, is for changes, and for filters of very many fields.
 """
 
 from __future__ import annotations

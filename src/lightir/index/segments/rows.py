@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightir.index import dictionary
-from lightir.index.dictionary import Terms
-from lightir.index.segment import Segment, SparseBranch
+from lightir.index.segments import dictionary
+from lightir.index.segments.dictionary import Terms
+from lightir.index.segments.segment import Segment, SparseBranch
 from lightir.vectors import Ragged, SparseVectors, row_entries
 
-Places = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseRows:
+class DenseMatrix:
     """Dense rows as they are stored: float16, or int8 with a scale each."""
 
     rows: npt.NDArray[np.float16] | npt.NDArray[np.int8]
@@ -45,7 +45,7 @@ class DenseRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DocumentRows:
     """n documents without their texts, which the store has.
 
     Attributes:
@@ -60,7 +60,7 @@ class Rows:
     doc_ids: Sequence[str]
     doc_keys: npt.NDArray[np.int64]
     pending: npt.NDArray[np.bool_]
-    dense: DenseRows | None
+    dense: DenseMatrix | None
     sparse: SparseVectors | None
     tokens: TokenRows | None
 
@@ -72,11 +72,11 @@ class Rows:
         """The number of terms of all documents; 0 without counts."""
         return 0 if self.tokens is None else self.tokens.total_length
 
-    def take(self, places: Places) -> Rows:
+    def take(self, places: RowNumbers) -> DocumentRows:
         """Some of the documents, in the order of their places; all in their order are the rows themselves."""
         if np.array_equal(places, np.arange(len(self))):
             return self
-        return Rows(
+        return DocumentRows(
             [self.doc_ids[i] for i in places.tolist()],
             self.doc_keys[places] if len(self.doc_keys) else self.doc_keys,
             self.pending[places],
@@ -85,7 +85,7 @@ class Rows:
             None if self.tokens is None else _take_tokens(self.tokens, places),
         )
 
-    def in_order(self) -> Rows:
+    def in_order(self) -> DocumentRows:
         """The documents in ascending order of their ids, as a segment holds them."""
         places = np.array(sorted(range(len(self)), key=self.doc_ids.__getitem__), dtype=np.int64)
         return self.take(places)
@@ -124,11 +124,11 @@ def _narrow(counts: SparseVectors) -> SparseVectors:
     return counts.with_weights(counts.weights.astype(np.float32))
 
 
-def join(parts: Sequence[Rows]) -> Rows:
+def join(parts: Sequence[DocumentRows]) -> DocumentRows:
     """All documents of all parts; a part without vectors gets zeros and empty rows where another has some."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(
+    return DocumentRows(
         [doc_id for part in parts for doc_id in part.doc_ids],
         np.concatenate([part.doc_keys for part in parts]),
         np.concatenate([part.pending for part in parts]),
@@ -138,20 +138,21 @@ def join(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def _join_dense(parts: Sequence[Rows]) -> DenseRows | None:
+def _join_dense(parts: Sequence[DocumentRows]) -> DenseMatrix | None:
     model = next((part.dense for part in parts if part.dense is not None), None)
     if model is None:
         return None
     width, dtype = model.rows.shape[1], model.rows.dtype
-    found = [
-        part.dense or DenseRows(np.zeros((len(part), width), dtype), np.zeros(len(part), np.float32)) for part in parts
+    matrices = [
+        part.dense or DenseMatrix(np.zeros((len(part), width), dtype), np.zeros(len(part), np.float32))
+        for part in parts
     ]
-    scales = [each.scales for each in found if each.scales is not None]
+    scales = [each.scales for each in matrices if each.scales is not None]
     joined = None if model.scales is None else np.concatenate(scales)
-    return DenseRows(np.concatenate([each.rows for each in found]), joined)
+    return DenseMatrix(np.concatenate([each.rows for each in matrices]), joined)
 
 
-def _join_sparse(parts: Sequence[Rows]) -> SparseVectors | None:
+def _join_sparse(parts: Sequence[DocumentRows]) -> SparseVectors | None:
     model = next((part.sparse for part in parts if part.sparse is not None), None)
     if model is None:
         return None
@@ -173,11 +174,11 @@ def _join_tokens(parts: Sequence[TokenRows]) -> TokenRows | None:
     return TokenRows(terms, _narrow(counts), np.concatenate(lengths) if lengths else None)
 
 
-def _take_dense(dense: DenseRows, places: Places) -> DenseRows:
-    return DenseRows(dense.rows[places], None if dense.scales is None else dense.scales[places])
+def _take_dense(dense: DenseMatrix, places: RowNumbers) -> DenseMatrix:
+    return DenseMatrix(dense.rows[places], None if dense.scales is None else dense.scales[places])
 
 
-def _take_tokens(tokens: TokenRows, places: Places) -> TokenRows:
+def _take_tokens(tokens: TokenRows, places: RowNumbers) -> TokenRows:
     counts = tokens.counts.take(places)
     lengths = None if tokens.lengths is None else tokens.lengths[places]
     used = np.zeros(len(tokens.terms), dtype=np.bool_)
@@ -196,7 +197,7 @@ def _of_terms(
     return TokenRows(terms, _narrow(counts), lengths)
 
 
-def of_segment(segment: Segment, places: Places) -> Rows:
+def of_segment(segment: Segment, places: RowNumbers) -> DocumentRows:
     """Some documents of a segment; only what belongs to them is read.
 
     Raises:
@@ -205,23 +206,23 @@ def of_segment(segment: Segment, places: Places) -> Rows:
     sparse, tokens = segment.sparse, segment.tokens
     with segment.naming_damage():
         return _without_vectors_of_nobody(
-            Rows(
+            DocumentRows(
                 [segment.doc_ids[place] for place in places.tolist()],
                 segment.doc_keys[places],
                 segment.pending[places],
-                None if segment.dense is None else _take_dense(DenseRows(*segment.dense), places),
+                None if segment.dense is None else _take_dense(DenseMatrix(*segment.dense), places),
                 None if sparse is None else _of_branch(sparse, places, sparse.postings.vocab_size),
                 None if tokens is None else _of_tokens(segment, tokens, places),
             )
         )
 
 
-def _of_branch(branch: SparseBranch, places: Places, vocab_size: int) -> SparseVectors:
+def _of_branch(branch: SparseBranch, places: RowNumbers, vocab_size: int) -> SparseVectors:
     indptr, entries = row_entries(branch.indptr, places)
     return SparseVectors(indptr, branch.term_ids[entries], branch.weights[entries], vocab_size)
 
 
-def _of_tokens(segment: Segment, tokens: SparseBranch, places: Places) -> TokenRows:
+def _of_tokens(segment: Segment, tokens: SparseBranch, places: RowNumbers) -> TokenRows:
     counts = _of_branch(tokens, places, len(segment.terms))
     lengths = None if segment.holds_bags else segment.lengths[places]
     used = np.zeros(len(segment.terms), dtype=np.bool_)
@@ -231,7 +232,7 @@ def _of_tokens(segment: Segment, tokens: SparseBranch, places: Places) -> TokenR
     return _of_terms(segment.terms.select(used), used, counts, lengths)
 
 
-def _without_vectors_of_nobody(rows: Rows) -> Rows:
+def _without_vectors_of_nobody(rows: DocumentRows) -> DocumentRows:
     if rows.pending.all():
-        return Rows(rows.doc_ids, rows.doc_keys, rows.pending, None, None, rows.tokens)
+        return DocumentRows(rows.doc_ids, rows.doc_keys, rows.pending, None, None, rows.tokens)
     return rows

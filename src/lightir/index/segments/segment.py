@@ -20,10 +20,9 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.errors import FormatError, LightirError
 from lightir.files import child_path
-from lightir.index.columns import Columns
-from lightir.index.dictionary import SortedIds
-from lightir.index.graph import Graph, GraphFacts
-from lightir.index.strings import SortedStrings
+from lightir.index.segments.columns import Columns
+from lightir.index.segments.dictionary import SortedIds, SortedStrings
+from lightir.index.segments.graph import Graph, GraphFacts
 from lightir.vectors import TermIds
 
 MANIFEST = "manifest.json"

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.index.columns import Mask
-from lightir.index.segment import Segment
+from lightir.index.segments.columns import Mask
+from lightir.index.segments.segment import Segment
 from lightir.types import Branch
 from lightir.vectors import row_entries
 

@@ -15,19 +15,19 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.files import atomic_folder, sha256_file
-from lightir.index import dictionary
 from lightir.index.bm25 import saturation
-from lightir.index.graph import LEAST_DOCUMENTS, build_graph
-from lightir.index.intake import Sizes
-from lightir.index.joined import Joined, Part, Streamed, whole
-from lightir.index.rows import DenseRows, Rows, TokenRows
-from lightir.index.segment import ALIGNMENT, MANIFEST, SEGMENT_VERSION, file_of
+from lightir.index.options import IndexOptions
+from lightir.index.segments import dictionary
+from lightir.index.segments.dictionary import SortedStrings
+from lightir.index.segments.graph import LEAST_DOCUMENTS, build_graph
+from lightir.index.segments.join import Joined, Part, Streamed, whole
+from lightir.index.segments.rows import DenseMatrix, DocumentRows, TokenRows
+from lightir.index.segments.segment import ALIGNMENT, MANIFEST, SEGMENT_VERSION, file_of
 from lightir.index.store import SEGMENTS_FOLDER, StoredSegment, segment_name
-from lightir.index.strings import SortedStrings
 from lightir.vectors import SparseVectors
 
 
-def write_rows(index: Path, rows: Rows, *, number: int, mean: float, sizes: Sizes) -> StoredSegment:
+def write_rows(index: Path, rows: DocumentRows, *, number: int, mean: float, options: IndexOptions) -> StoredSegment:
     """Write documents as a new segment of an index; returns the entry that its store lists it by.
 
     Args:
@@ -35,10 +35,10 @@ def write_rows(index: Path, rows: Rows, *, number: int, mean: float, sizes: Size
         rows: documents with their keys.
         number: of the segment; it must not have been used before.
         mean: the mean document length that BM25's saturation is stored for.
-        sizes: whether dense rows get int8 copies and a graph.
+        options: whether dense rows get int8 copies and a graph.
     """
-    dense_copies = sizes.dense_dtype == "fp16+int8"
-    arrays, record = segment_arrays(rows, mean=mean, dense_copies=dense_copies, dense_graph=sizes.dense_graph)
+    dense_copies = options.dense_dtype == "fp16+int8"
+    arrays, record = segment_arrays(rows, mean=mean, dense_copies=dense_copies, dense_graph=options.dense_graph)
     checksum = write_segment(index / SEGMENTS_FOLDER / segment_name(number), arrays, record=record)
     return StoredSegment(number, len(rows), checksum, None)
 
@@ -49,7 +49,7 @@ def write_joined(
     *,
     number: int,
     mean: float,
-    sizes: Sizes,
+    options: IndexOptions,
     told: Callable[[int], object] = lambda _: None,
 ) -> StoredSegment:
     """Write documents of segments as one new segment: what `write_rows` writes of their `join`, in little memory.
@@ -59,17 +59,17 @@ def write_joined(
         parts: whose documents they are, each doc_id once.
         number: see `write_rows`.
         mean: see `write_rows`.
-        sizes: see `write_rows`.
+        options: see `write_rows`.
         told: is called with numbers of bytes as they are written.
     """
     documents, segments = Joined(parts), index / SEGMENTS_FOLDER
-    arrays, record = joined_arrays(documents, segments, mean=mean, sizes=sizes)
+    arrays, record = joined_arrays(documents, segments, mean=mean, options=options)
     checksum = write_segment(segments / segment_name(number), arrays, record=record, told=told)
     return StoredSegment(number, len(documents), checksum, None)
 
 
 def joined_arrays(
-    documents: Joined, scratch: Path, *, mean: float, sizes: Sizes
+    documents: Joined, scratch: Path, *, mean: float, options: IndexOptions
 ) -> tuple[dict[str, npt.NDArray[Any] | Streamed], dict[str, Any]]:
     """What `segment_arrays` gives, with the large arrays streamed.
 
@@ -77,7 +77,7 @@ def joined_arrays(
         documents: their order is that of the segment.
         scratch: a folder for temporary files, which have no names there.
         mean: see `segment_arrays`.
-        sizes: whether dense rows get int8 copies and a graph.
+        options: whether dense rows get int8 copies and a graph.
     """
     text, indptr = documents.doc_ids()
     arrays: dict[str, npt.NDArray[Any] | Streamed] = {
@@ -91,11 +91,11 @@ def joined_arrays(
     if documents.having("dense"):
         rows, scales = documents.dense()
         n_encoded = int(np.count_nonzero(~documents.pending))
-        if sizes.dense_graph and n_encoded >= LEAST_DOCUMENTS:
+        if options.dense_graph and n_encoded >= LEAST_DOCUMENTS:
             mapped = whole(rows, scratch)
             arrays["graph.hnsw"], facts = build_graph(mapped, scales, ~documents.pending)
             record["graph"] = dataclasses.asdict(facts)
-        arrays |= _streamed_dense(rows, scales, copies=sizes.dense_dtype == "fp16+int8")
+        arrays |= _streamed_dense(rows, scales, copies=options.dense_dtype == "fp16+int8")
     if documents.having("sparse"):
         sparse, record["vocab_sizes"]["sparse"] = documents.sparse(scratch)
         arrays |= sparse
@@ -128,7 +128,7 @@ def _streamed_dense(
 
 
 def segment_arrays(
-    rows: Rows, *, mean: float, dense_copies: bool = False, dense_graph: bool = False
+    rows: DocumentRows, *, mean: float, dense_copies: bool = False, dense_graph: bool = False
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """A segment's arrays by name, and what its manifest says of them; documents are sorted by doc_id.
 
@@ -169,7 +169,7 @@ def segment_arrays(
     return arrays, record
 
 
-def _dense_arrays(dense: DenseRows, *, copies: bool) -> dict[str, npt.NDArray[Any]]:
+def _dense_arrays(dense: DenseMatrix, *, copies: bool) -> dict[str, npt.NDArray[Any]]:
     if dense.scales is not None:
         return {"dense.rows": dense.rows, "dense.scales": dense.scales}
     if not copies:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.index import dictionary
 from lightir.index.bm25 import saturation
-from lightir.index.rows import Places
-from lightir.index.segment import Segment, SparseBranch
+from lightir.index.segments import dictionary
+from lightir.index.segments.rows import RowNumbers
+from lightir.index.segments.segment import Segment, SparseBranch
 from lightir.kernel.fusion import DocumentIds
 from lightir.vectors import SparseVectors, row_entries, row_starts
 
@@ -28,7 +28,7 @@ PIECE_DOCUMENTS = 16_384
 PIECE_POSTINGS = 1 << 21
 
 Array = npt.NDArray[Any]
-Part = tuple[Segment, Places]
+Part = tuple[Segment, RowNumbers]
 """A segment, and the places of some of its documents, ascending."""
 
 
@@ -248,7 +248,7 @@ class _SparseRows:
         place[np.argsort(of, kind="stable")] = np.arange(len(of))
         return rows.take(place)
 
-    def _part(self, i: int, places: Places) -> SparseVectors:
+    def _part(self, i: int, places: RowNumbers) -> SparseVectors:
         branch = self.branches[i]
         if branch is None:
             return SparseVectors.empty(len(places), vocab_size=self.vocab_size, dtype=self.dtype)
@@ -259,7 +259,7 @@ class _SparseRows:
         return SparseVectors(indptr, moved, weights, self.vocab_size)
 
 
-def _entries(branch: SparseBranch, places: Places) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | slice]:
+def _entries(branch: SparseBranch, places: RowNumbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | slice]:
     """As `row_entries` for ascending places; those of neighbours, the usual case, are a slice, which copies nothing."""
     if places[-1] - places[0] >= len(places):
         return row_entries(branch.indptr, places)

@@ -2,7 +2,7 @@
 
 A column is read out of the store when a filter first names its field, and kept with the segment, so that what a later
 view adds is all that is read for it. A value takes twelve bytes at most, and each different text is there once as a
-string. The tests say what those of lightir.index.filters' SQL say.
+string. The tests say what those of lightir.index.metadata_filters' SQL say.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lightir.index.filters import AllOf, Among, Compared, Exists, FieldTest, Node, Not
+from lightir.index.metadata_filters import AllOf, Among, Compared, Exists, FieldTest, Node, Not
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Value: TypeAlias = tuple[int, str, Any]

@@ -1,0 +1,1 @@
+"""Segments: immutable folders of memory-mapped arrays, how they are written, and how several become one."""
