@@ -1,0 +1,77 @@
+"""Models that an earlier release wrote encode as they did; its parked vectors and claims are taken over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lightir
+from format_fixtures import FORMATS, FUTURE, RELEASES, change_json, expected, unpack
+from lightir.cli import main
+from lightir.models.encoder import LightRetriever
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_model_is_whole_and_encodes_as_it_did(release: str, tmp_path: Path) -> None:
+    """Within what another processor's or library's order of summation changes."""
+    folder, rows = unpack(release, "model", tmp_path), expected(release)["vectors"]
+    assert main(["verify", str(folder)]) == 0
+    model = LightRetriever.load(folder)
+    documents = [lightir.Document(row["doc_id"], row["text"], row["title"]) for row in rows]
+    dense, sparse = model.encode_batch(model.batch(model.frame_documents(documents)))
+    assert dense is not None
+    assert sparse is not None
+    np.testing.assert_allclose(dense.numpy(), np.array([row["dense"] for row in rows]), atol=2e-3)
+    for i, row in enumerate(rows):
+        term_ids, impacts = sparse.row(i)
+        impacts_by_term = dict(zip(map(str, term_ids.tolist()), impacts.tolist(), strict=True))
+        shared = impacts_by_term.keys() & row["sparse"].keys()
+        assert len(shared) >= len(row["sparse"]) - 1  # two terms may change places at the end
+        assert all(abs(impacts_by_term[term] - row["sparse"][term]) <= 1 for term in shared)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_model_caches_the_table_that_it_has(release: str, tmp_path: Path) -> None:
+    folder = unpack(release, "model", tmp_path)
+    assert main(["cache", str(folder), "--out", str(tmp_path / "again")]) == 0
+    texts = list(expected(release)["queries"].values())
+    before, again = (
+        lightir.CachedQueryEncoder.load(path).encode(texts) for path in (folder / "query-encoder", tmp_path / "again")
+    )
+    assert before.dense is not None
+    assert again.dense is not None
+    np.testing.assert_allclose(again.dense, before.dense, atol=2e-3)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_worker_ends_what_an_earlier_one_began(release: str, tmp_path: Path) -> None:
+    """Parked vectors are committed, a dead worker's claims are taken over, and what failed stays set aside."""
+    folder, model = unpack(release, "index-pending", tmp_path), unpack(release, "model", tmp_path)
+    assert main(["worker", str(folder), "--once", "--model", str(model), "--no-compile"]) == 0
+    with lightir.Index.open(folder) as index:
+        assert index.info().pending == index.info().failed == 1
+        assert {each.doc_id: each.error for each in index.failures()} == expected(release)["pending"]["failures"]
+        index.verify()
+
+
+def test_a_model_of_a_later_format_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(RELEASES[-1], "model", tmp_path)
+    change_json(folder / "lightir.json")
+    assert main(["verify", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert str(folder) in said
+    assert str(FUTURE) in said
+
+
+def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
+    out = tmp_path / "fixtures"
+    subprocess.run([sys.executable, FORMATS / "make.py", out], check=True, capture_output=True, text=True)
+    newest = FORMATS / RELEASES[-1]
+    assert {path.name for path in out.iterdir()} >= {path.name for path in newest.iterdir()}
+    fixtures = json.loads((out / "expected.json").read_text())
+    assert [each["options"] for each in fixtures["searches"]]
