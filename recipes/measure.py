@@ -19,6 +19,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
 from lightir.encode.model_evaluation import evaluate_model
 from lightir.eval import EvaluationResult, compare, plot
+from lightir.provenance import provenance
 
 SMALLEST = (
     "tiny --data {data} --work {out}/work --out {out}/found --system BM25={model}:tokens --system light={model}:dense"
@@ -42,7 +43,7 @@ def main() -> None:
     print(comparison.to_text())
     args.out.parent.mkdir(parents=True, exist_ok=True)
     measures = {label: {d: dict(e.measures) for d, e in each.items()} for label, each in evaluations.items()}
-    record = {"systems": args.system, "nDCG@10": comparison.to_json(), "measures": measures}
+    record = {"provenance": provenance(), "systems": args.system, "nDCG@10": comparison.to_json(), "measures": measures}
     args.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(comparison.to_markdown())
     plot(comparison, args.out.with_suffix(".svg"))

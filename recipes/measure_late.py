@@ -33,6 +33,7 @@ from lightir.index import Index, IndexWriter
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.parked import Vectors
 from lightir.pending.queue import Queue
+from lightir.provenance import provenance
 from lightir.search import LateSearcher, Searcher
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="orders of the queries (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="OUT, without an ending")
     args = parser.parse_args()
-    record: dict[str, Any] = {"measure": MEASURE, "seeds": args.seeds, "collections": {}}
+    record: dict[str, Any] = {"provenance": provenance(), "measure": MEASURE, "seeds": args.seeds, "collections": {}}
     for text in args.collections:
         label, places = text.split("=", 1)
         folder, vectors = map(Path, places.rsplit(":", 1))

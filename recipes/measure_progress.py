@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from lightir.eval import paired_t_test
 from lightir.index import Index, IndexWriter
+from lightir.provenance import provenance
 from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import Shard, VectorsReader
@@ -51,7 +52,8 @@ def main() -> None:
         dataset, vectors = map(Path, places.rsplit(":", 1))
         curves[label] = measured(dataset, vectors, args)
         print(label, json.dumps(curves[label]["mean"]), flush=True)
-    record = {"measure": MEASURE, "split": args.split, "shares": SHARES, "seeds": args.seeds, "curves": curves}
+    settings = {"measure": MEASURE, "split": args.split, "shares": SHARES, "seeds": args.seeds}
+    record = {"provenance": provenance(), **settings, "curves": curves}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     plot(curves, args.out.with_suffix(".svg"))

@@ -22,6 +22,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
 from lightir.encode.model_evaluation import evaluate_model
 from lightir.eval import EvaluationResult, compare
+from lightir.provenance import provenance
 
 SMALLEST = (
     "tiny:test --data {data} --work {out}/work --out {out}/found "
@@ -60,7 +61,8 @@ def main() -> None:
     """Measure, compare, write."""
     args = arguments()
     variants = dict(each.split("=", 1) for each in args.variant)
-    record: dict[str, object] = {"variants": {label: training_record(model) for label, model in variants.items()}}
+    trained = {label: training_record(model) for label, model in variants.items()}
+    record: dict[str, object] = {"provenance": provenance(), "variants": trained}
     pages = []
     for name in args.datasets:
         dataset, split = name.split(":")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lightir.files import read_json, write_bytes, write_json
+from lightir.provenance import provenance
 
 FOLDER = Path(__file__).parent
 SMALLEST = (
@@ -41,7 +42,7 @@ def main() -> None:
     for recipe in recipes:
         rows.append(row(recipe, args.work, args.set))
         print(json.dumps(rows[-1]), flush=True)
-        write_json(args.out.with_suffix(".json"), {"recipes": rows})
+        write_json(args.out.with_suffix(".json"), {"provenance": provenance(), "recipes": rows})
         write_bytes(args.out.with_suffix(".md"), table(rows).encode())
     if any("failed" in each for each in rows):
         raise SystemExit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 from pathlib import Path
@@ -65,6 +66,9 @@ def test_a_script_runs_at_its_smallest(script: Path, places: dict[str, Path], tm
     (tmp_path / "out").mkdir()
     assert run(script, options, tmp_path / "printed") == 0, (tmp_path / "printed").read_text()
     assert re.search(r"\d", (tmp_path / "printed").read_text()) or any((tmp_path / "out").iterdir())
+    for result in (tmp_path / "out").glob("*.json"):
+        record = json.loads(result.read_text(encoding="utf-8"))["provenance"]
+        assert record.keys() >= {"commit", "machine", "date", "command"}, result.name
 
 
 def test_a_script_without_a_smallest_run_has_a_test_of_its_own() -> None:
