@@ -23,10 +23,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lightir.data import TrainingBatch
-from lightir.train.batch import batch_losses
-from lightir.train.preparation import build_model, prepare_layers
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import DataRecipe, DocumentRecipe, ModelRecipe, Optimisation
+from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.stage_model import build_model, prepare_layers
 from lightir.types import Document
 from own_process import ExtraMemory, in_own_process
 
@@ -49,17 +49,17 @@ def random_model(folder: Path, *, layers: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def recipe(variant: str, address: str, *, length: int) -> Recipe:
+def recipe(variant: str, address: str, *, length: int) -> ContrastiveRecipe:
     cached = int(variant.split()[1]) if variant.startswith("GradCache") else 0
-    return Recipe(
+    return ContrastiveRecipe(
         model=ModelRecipe(
             address, dtype="float32", lora_dropout=0.0, gradient_checkpointing=variant == "checkpointed layers"
         ),
         data=(DataRecipe("none"),),
         optimisation=Optimisation(gradient_cache=cached),
-        losses=Losses(sparse=0.0, flops=0.0),
-        heads=Heads(sparse=False),
-        documents=Documents(max_tokens=length),
+        losses=LossWeights(sparse=0.0, flops=0.0),
+        heads=HeadRecipe(sparse=False),
+        documents=DocumentRecipe(max_tokens=length),
     )
 
 

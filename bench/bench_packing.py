@@ -27,7 +27,7 @@ from lightir.models.backbones import wrap_model
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
 from lightir.text import QueryPolicy, TextTokenizer
-from lightir.train.packing import PackedAttention, states_without_padding
+from lightir.train.batches.packing import PackedAttention, states_without_padding
 
 SMALLEST = "--documents 3 --repeats 1 --median 8 --layers 1"
 

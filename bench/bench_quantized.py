@@ -34,7 +34,7 @@ from lightir.models.quantization import QUANTIZERS, quantize_layers
 from lightir.search import Searcher
 from lightir.search.evaluate import evaluate_index
 from lightir.shards import VectorsReader
-from lightir.train.development import load_development
+from lightir.train.stages.development import load_development
 from own_process import cpu_seconds
 
 SMALLEST = "--data {data} tiny --model {model}"

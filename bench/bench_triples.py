@@ -37,10 +37,10 @@ from lightir.addresses import resolve_local
 from lightir.data import Dataset
 from lightir.models.backbones import load_backbone
 from lightir.text import QueryPolicy
-from lightir.train.contrastive import Contrastive
-from lightir.train.loop import run_stage
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import DataRecipe, DocumentRecipe, ModelRecipe, Optimisation
+from lightir.train.run.loop import run_stage
+from lightir.train.stages.contrastive import Contrastive
 from optional import is_installed
 from own_process import in_own_process
 
@@ -71,7 +71,7 @@ def is_causal(address: str) -> bool:
 def ours(args: argparse.Namespace, triples: Path, work: Path, *, packed_tokens: int) -> list[float]:
     """When each step began, in processor seconds."""
     causal = is_causal(args.model)
-    recipe = Recipe(
+    recipe = ContrastiveRecipe(
         model=ModelRecipe(
             args.model,
             dtype="bfloat16" if args.bf16 else "float32",
@@ -87,10 +87,10 @@ def ours(args: argparse.Namespace, triples: Path, work: Path, *, packed_tokens: 
             warmup_steps=1,
             packed_tokens=packed_tokens,
         ),
-        losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0, temperature=TEMPERATURE),
-        heads=Heads(pooling="mean", sparse=False),
+        losses=LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0, temperature=TEMPERATURE),
+        heads=HeadRecipe(pooling="mean", sparse=False),
         query=QueryPolicy(lower_case=False, leading_blank=False, max_tokens=args.tokens),
-        documents=Documents(lower_case=False, eos=not causal, max_tokens=args.tokens),
+        documents=DocumentRecipe(lower_case=False, eos=not causal, max_tokens=args.tokens),
         checkpoint_every=0,
         method="dense",
     )

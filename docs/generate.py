@@ -190,14 +190,14 @@ def contract_page() -> str:
 
 def recipe_page() -> str:
     """All keys of the training recipes: those of the contrastive stage, then what other stages have besides."""
-    from lightir.train import recipe, settings
-    from lightir.train.stages import STAGES
+    from lightir.train.recipes import contrastive_recipe, settings
+    from lightir.train.stages.registry import STAGES
 
     def records_of(module: str) -> list[type]:
         found = [value for value in vars(sys.modules[module]).values() if dataclasses.is_dataclass(value)]
         return [value for value in found if isinstance(value, type) and value.__module__ == module]
 
-    records = [*records_of(settings.__name__), *records_of(recipe.__name__)]
+    records = [*records_of(settings.__name__), *records_of(contrastive_recipe.__name__)]
     for kind in STAGES.values():
         if kind.recipe not in records:
             records += records_of(kind.recipe.__module__)
@@ -230,7 +230,8 @@ def modules_page() -> str:
         "In the order of imports, top down; [ARCHITECTURE.md](../ARCHITECTURE.md) says how they work together.",
         "",
     ]
-    sections = [_modules_of(f"{room}/", sorted((SOURCE / room).glob("*.py"))) for room in rooms]
+    folders = [path.parent for room in rooms for path in sorted((SOURCE / room).rglob("__init__.py"))]
+    sections = [_modules_of(f"{each.relative_to(SOURCE)}/", sorted(each.glob("*.py"))) for each in folders]
     foot = _modules_of(
         "Below all rooms", [SOURCE / f"{name}.py" for name in names if (SOURCE / f"{name}.py").is_file()]
     )

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from lightir.train.loop import Loop
+from lightir.train.run.loop import Loop
 
 
 def cut(run: Callable[[], Path], *, at: int = 5) -> None:

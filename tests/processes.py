@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
-from lightir.train.processes import average_gradients
+from lightir.train.run.processes import average_gradients
 
 
 def join(number: int, world: int, meeting: Path) -> None:

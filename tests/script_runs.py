@@ -10,7 +10,13 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
-SLOW_TO_IMPORT = ("transformers", "sentence_transformers", "lightir.train.stages", "lightir.encode", "lightir.search")
+SLOW_TO_IMPORT = (
+    "transformers",
+    "sentence_transformers",
+    "lightir.train.stages.registry",
+    "lightir.encode",
+    "lightir.search",
+)
 
 
 def run(script: Path, options: Sequence[str], output: Path) -> int | None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lightir.search import Searcher
     from lightir.search.evaluate import evaluate_index
     from lightir.shards import VectorsReader
-    from lightir.train.distill import distill
-    from lightir.train.stages import train_file
+    from lightir.train.distill.distillation import distill
+    from lightir.train.stages.registry import train_file
     from lightir.types import Document, Hit, Query
 
 __all__ = [
@@ -73,11 +73,11 @@ _LIGHT = {
 }
 _HEAVY = {
     "cache_vocabulary": "lightir.encode.vocabulary",
-    "distill": "lightir.train.distill",
+    "distill": "lightir.train.distill.distillation",
     "encode_corpus": "lightir.encode.documents",
     "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
-    "train_file": "lightir.train.stages",
+    "train_file": "lightir.train.stages.registry",
 }
 """Names that need the extra `train`; without it they raise MissingExtra, which says so."""
 

@@ -61,8 +61,8 @@ def test_times_and_sizes_read_like_speech():
 def test_what_the_library_logs_is_said_once_on_stderr(capsys):
     terminal.show_log()
     terminal.show_log()
-    logging.getLogger("lightir.train.contrastive").info("step %d: %.2f", 3, 0.5)
-    logging.getLogger("lightir.train.contrastive").debug("not this")
+    logging.getLogger("lightir.train.stages.contrastive").info("step %d: %.2f", 3, 0.5)
+    logging.getLogger("lightir.train.stages.contrastive").debug("not this")
     logging.getLogger("elsewhere").info("nor this")
     captured = capsys.readouterr()
     assert captured.err == "step 3: 0.50\n"

@@ -26,9 +26,9 @@ from lightir.models.model_folder import backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.distill import distill
-from lightir.train.table_fit import FitConfig
-from lightir.train.teacher import load_teacher
+from lightir.train.distill.distillation import distill
+from lightir.train.distill.table_fit import FitConfig
+from lightir.train.distill.teacher import load_teacher
 from lightir.types import Document
 from lightir.vectors import Ragged
 from tiny_models import BOS, EOS, save_tiny, write_sentence_transformer

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from lightir.errors import InvalidInput
-from lightir.train.table_fit import FitConfig, fit_table, kl_table, ridge_table, term_probabilities, weighted_start
+from lightir.train.distill.table_fit import (
+    FitConfig,
+    fit_table,
+    kl_table,
+    ridge_table,
+    term_probabilities,
+    weighted_start,
+)
 from lightir.vectors import Ragged
 
 VOCAB, WIDTH = 30, 6

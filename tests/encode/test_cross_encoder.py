@@ -24,8 +24,8 @@ from lightir.data import Dataset, collect_candidates, write_negatives
 from lightir.encode.cross_encoder import CrossEncoder, cross_rerank
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score, read_run, write_run
-from lightir.train.settings import DataRecipe
-from lightir.train.stage_data import open_set
+from lightir.train.recipes.settings import DataRecipe
+from lightir.train.stages.stage_data import open_set
 from lightir.types import Document, Query
 from pretended_cuda import pretended_cuda
 from tiny_models import BOS, EOS, VOCAB_SIZE, save_tiny, tiny_tokenizer

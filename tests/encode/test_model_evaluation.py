@@ -25,8 +25,8 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
-from lightir.train.sidr_batch import bag_of_tokens, pruned
-from lightir.train.sidr_recipe import SidrHead
+from lightir.train.recipes.sidr_recipe import SidrHeadRecipe
+from lightir.train.stages.sidr_batch import bag_of_tokens, pruned
 from tiny_models import save_tiny
 
 
@@ -162,7 +162,7 @@ def test_own_terms_stand_beside_the_strongest_in_documents_queries_and_training(
         batch = model.batch(framed)
         everything = model.sparse_from(model.states(batch), batch)
     bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
-    trained = pruned(everything, bags, SidrHead(own_terms=True), k=2).numpy()
+    trained = pruned(everything, bags, SidrHeadRecipe(own_terms=True), k=2).numpy()
     np.testing.assert_allclose(queries.to_dense(), trained, rtol=1e-5)
     for row in (0, 2, 3):
         strongest = everything[row].topk(2).indices.tolist()

@@ -22,9 +22,10 @@ from collections_for_training import write_dataset
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.models.backbones import Backbone
 from lightir.models.liger import use_liger
-from lightir.train import contrastive, preparation
-from lightir.train.recipe import Heads, Recipe
-from lightir.train.settings import DataRecipe, Documents, ModelRecipe, Optimisation
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe
+from lightir.train.recipes.settings import DataRecipe, DocumentRecipe, ModelRecipe, Optimisation
+from lightir.train.stages import contrastive
+from lightir.train.stages import stage_model as preparation
 from tiny_models import save_tiny, tiny_backbone
 
 PATCHED = {
@@ -163,12 +164,12 @@ def test_states_and_gradients_are_those_without_liger(name: str) -> None:
 def test_training_steps_have_the_losses_of_those_without_liger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an adapter and GradCache; small, since the interpreter takes a second for a few texts."""
     save_tiny("llama", tmp_path / "model")
-    recipe = Recipe(
+    recipe = ContrastiveRecipe(
         model=ModelRecipe(str(tmp_path / "model"), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.0),
         data=(DataRecipe(str(write_dataset(tmp_path / "alpha", "alpha"))),),
         optimisation=Optimisation(steps=2, batch_size=2, learning_rate=1e-2, warmup_steps=0, gradient_cache=1),
-        heads=Heads(pooling="mean", calibration_documents=4),
-        documents=Documents(max_tokens=12),
+        heads=HeadRecipe(pooling="mean", calibration_documents=4),
+        documents=DocumentRecipe(max_tokens=12),
     )
     expected = losses(contrastive.train(recipe, tmp_path / "plain", device="cpu"))
     load = preparation.load_backbone

@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from collections_for_training import write_dataset
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import DataRecipe, DevSet, Documents, Evaluation, ModelRecipe
-from lightir.train.settings import Optimisation as Settings
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import BranchEvaluation, DataRecipe, DevSet, DocumentRecipe, ModelRecipe
+from lightir.train.recipes.settings import Optimisation as Settings
 from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
 
 
@@ -46,15 +46,15 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> Recipe:
+def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> ContrastiveRecipe:
     """Everything on: all losses, fitted heads, two sets, dev evaluation, dropout."""
-    return Recipe(
+    return ContrastiveRecipe(
         model=ModelRecipe(str(model_folder), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.1),
         data=tuple(DataRecipe(str(folder)) for folder in datasets),
         optimisation=Settings(steps=6, batch_size=4, negatives=1, learning_rate=1e-2, warmup_steps=1),
-        losses=Losses(sparse_alignment=0.5, flops_ramp_steps=4, dims=(16, 8)),
-        heads=Heads(pooling="mean", standardize=True, calibrate=0.5, recalibrate=True, calibration_documents=12),
-        documents=Documents(max_tokens=48, train_tokens=32),
-        evaluation=Evaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),), every=3),
+        losses=LossWeights(sparse_alignment=0.5, flops_ramp_steps=4, dims=(16, 8)),
+        heads=HeadRecipe(pooling="mean", standardize=True, calibrate=0.5, recalibrate=True, calibration_documents=12),
+        documents=DocumentRecipe(max_tokens=48, train_tokens=32),
+        evaluation=BranchEvaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),), every=3),
         checkpoint_every=2,
     )

@@ -21,19 +21,19 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
 from lightir.shards import VectorsReader
-from lightir.train import adaptation, contrastive
-from lightir.train.adaptation import Adaptation, AdaptationRecipe, train
-from lightir.train.recipe import Recipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import CorpusRecipe, Optimisation
-from lightir.train.stages import STAGES, read_recipe
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import CorpusRecipe, Optimisation
+from lightir.train.stages import adaptation, contrastive
+from lightir.train.stages.adaptation import Adaptation, AdaptationRecipe, train
+from lightir.train.stages.registry import STAGES, read_recipe
 from lightir.types import Document
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import save_tiny
 
 
 @pytest.fixture
-def adapting(recipe: Recipe) -> AdaptationRecipe:
+def adapting(recipe: ContrastiveRecipe) -> AdaptationRecipe:
     """Both data sets' documents in rows of 64."""
     return AdaptationRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
@@ -112,7 +112,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(adapting: AdaptationRecipe, t
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_contrastive_stage_goes_on_from_it(adapting: AdaptationRecipe, recipe: Recipe, tmp_path: Path) -> None:
+def test_the_contrastive_stage_goes_on_from_it(
+    adapting: AdaptationRecipe, recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     adapted = train(adapting, tmp_path / "adapted", device="cpu")
     model = dataclasses.replace(recipe.model, address=str(adapted), attention="bidirectional")
     losses = dataclasses.replace(recipe.losses, dense=0.0, dense_alignment=0.0)
@@ -126,7 +128,7 @@ def test_the_contrastive_stage_goes_on_from_it(adapting: AdaptationRecipe, recip
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_weights_are_trained_resumed_and_gone_on_from(
-    tied: bool, adapting: AdaptationRecipe, recipe: Recipe, tmp_path: Path
+    tied: bool, adapting: AdaptationRecipe, recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
     """With lora_rank 0, the head's too, be it the input embeddings or its own; the next stage may have an adapter."""
     save_tiny("gemma3" if tied else "llama", tmp_path / "backbone")

@@ -19,15 +19,15 @@ from lightir.models.backbones import Backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.text import query_term_ids
-from lightir.train import batch_vectors
-from lightir.train.batch import batch_losses
-from lightir.train.batch_vectors import batch_terms, framed_queries, full_query_states, light_query_vectors
-from lightir.train.preparation import build_model, fit_heads
-from lightir.train.recipe import Recipe, TeacherRecipe
-from lightir.train.settings import Evaluation
-from lightir.train.share import share_of
-from lightir.train.stage_data import make_mixture, open_sets
-from lightir.train.teacher import Teacher, load_teacher
+from lightir.train.batches import batch_vectors
+from lightir.train.batches.batch_vectors import batch_terms, framed_queries, full_query_states, light_query_vectors
+from lightir.train.batches.share import share_of
+from lightir.train.distill.teacher import Teacher, load_teacher
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, TeacherRecipe
+from lightir.train.recipes.settings import BranchEvaluation
+from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.stage_data import make_mixture, open_sets
+from lightir.train.stages.stage_model import build_model, fit_heads
 from tiny_models import write_sentence_transformer
 
 
@@ -42,7 +42,7 @@ class _Drawn:
 
 
 @pytest.fixture
-def plain(recipe: Recipe) -> Recipe:
+def plain(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
     """No dropout, and FLOPS at its full weight from the first step."""
     model = dataclasses.replace(recipe.model, lora_dropout=0.0)
     losses = dataclasses.replace(recipe.losses, flops=1.0, flops_ramp_steps=0)
@@ -50,7 +50,7 @@ def plain(recipe: Recipe) -> Recipe:
 
 
 @pytest.fixture
-def prepared(plain: Recipe) -> tuple[LightRetriever, TrainingBatch]:
+def prepared(plain: ContrastiveRecipe) -> tuple[LightRetriever, TrainingBatch]:
     sets, _ = open_sets(plain, negatives=[None, None])
     retriever = build_model(plain, device="cpu")
     fit_heads(retriever, plain, sets)
@@ -62,7 +62,7 @@ def teacher_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sentence_transformer(tmp_path_factory.mktemp("teacher"))
 
 
-def sampled(recipe: Recipe, n: int) -> Recipe:
+def sampled(recipe: ContrastiveRecipe, n: int) -> ContrastiveRecipe:
     return dataclasses.replace(recipe, losses=dataclasses.replace(recipe.losses, sparse_terms=n))
 
 
@@ -79,7 +79,7 @@ def test_weights_of_some_terms_are_those_of_the_whole_vocabulary(
 
 
 def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
     mixed = dataclasses.replace(data, instructions=("find a", "look for b", "find a", "c"))
@@ -98,7 +98,7 @@ def test_each_query_of_a_mixed_batch_is_behind_its_own_instruction(
 
 
 def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retriever, data = prepared
     mixed = dataclasses.replace(data, instructions=("a", "b", "a", "a"), queries=("abba", "aba", "cab", "abba"))
@@ -119,7 +119,7 @@ def test_each_distinct_query_token_behind_an_instruction_is_encoded_once(
 
 
 def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
     whole, _ = batch_losses(retriever, data, plain, step=3)
@@ -131,7 +131,7 @@ def test_a_sample_of_terms_leaves_the_contrastive_losses_as_they_are(
 
 
 def test_flops_of_samples_is_right_on_average(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retriever, data = prepared
     whole, seen = batch_losses(retriever, data, plain, step=0)
@@ -149,7 +149,7 @@ def test_flops_of_samples_is_right_on_average(
 
 
 def test_every_step_draws_its_own_sample_and_draws_it_again(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch]
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch]
 ) -> None:
     retriever, data = prepared
 
@@ -164,7 +164,7 @@ def test_every_step_draws_its_own_sample_and_draws_it_again(
 
 
 def test_the_full_encoder_follows_the_teachers_scores(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], teacher_folder: Path
+    plain: ContrastiveRecipe, prepared: tuple[LightRetriever, TrainingBatch], teacher_folder: Path
 ) -> None:
     retriever, data = prepared
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7, temperature=0.1))
@@ -197,7 +197,10 @@ def test_the_full_encoder_follows_the_teachers_scores(
 
 
 def test_under_autocast_nothing_is_rounded_after_the_backbone(
-    plain: Recipe, prepared: tuple[LightRetriever, TrainingBatch], teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
+    plain: ContrastiveRecipe,
+    prepared: tuple[LightRetriever, TrainingBatch],
+    teacher_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cosines in bfloat16 are .004 apart, which a temperature of .02 makes a logit's .2."""
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7))
@@ -230,13 +233,13 @@ def test_a_teacher_encodes_a_text_once(teacher_folder: Path, monkeypatch: pytest
     assert torch.equal(teacher.queries(["cloud", "river stone"]), first[[1, 0]])
 
 
-def test_a_teacher_without_a_full_encoder_to_teach_is_refused(recipe: Recipe) -> None:
+def test_a_teacher_without_a_full_encoder_to_teach_is_refused(recipe: ContrastiveRecipe) -> None:
     losses = dataclasses.replace(recipe.losses, symmetric=0.0)
     with pytest.raises(InvalidInput, match="teaches the full encoder"):
         dataclasses.replace(recipe, losses=losses, teacher=TeacherRecipe("somewhere"))
 
 
-def sparse_on_both_sides(recipe: Recipe, **heads: object) -> Recipe:
+def sparse_on_both_sides(recipe: ContrastiveRecipe, **heads: object) -> ContrastiveRecipe:
     """CSplade: no dense branch, queries through the sparse head, FLOPS on both sides."""
     losses = dataclasses.replace(
         recipe.losses,
@@ -250,10 +253,10 @@ def sparse_on_both_sides(recipe: Recipe, **heads: object) -> Recipe:
         dims=(),
     )
     changed = dataclasses.replace(recipe.heads, dense=False, standardize=False, **heads)
-    return dataclasses.replace(recipe, losses=losses, heads=changed, evaluation=Evaluation(), method="csplade")
+    return dataclasses.replace(recipe, losses=losses, heads=changed, evaluation=BranchEvaluation(), method="csplade")
 
 
-def prepare(recipe: Recipe) -> tuple[LightRetriever, TrainingBatch]:
+def prepare(recipe: ContrastiveRecipe) -> tuple[LightRetriever, TrainingBatch]:
     sets, _ = open_sets(recipe, negatives=[None, None])
     retriever = build_model(recipe, device="cpu")
     fit_heads(retriever, recipe, sets)
@@ -261,7 +264,9 @@ def prepare(recipe: Recipe) -> tuple[LightRetriever, TrainingBatch]:
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional", "echo"])
-def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(plain: Recipe, attention: str) -> None:
+def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(
+    plain: ContrastiveRecipe, attention: str
+) -> None:
     recipe = sparse_on_both_sides(plain)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, attention=attention))
     retriever, data = prepare(recipe)
@@ -293,7 +298,7 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(pla
     assert retriever.contract.dense is None
 
 
-def test_the_straight_through_gradient_changes_no_value(plain: Recipe) -> None:
+def test_the_straight_through_gradient_changes_no_value(plain: ContrastiveRecipe) -> None:
     hard, soft = sparse_on_both_sides(plain), sparse_on_both_sides(plain, straight_through=True)
     found = []
     for recipe in (hard, soft):
@@ -320,7 +325,7 @@ def test_the_straight_through_gradient_changes_no_value(plain: Recipe) -> None:
     ],
 )
 def test_losses_and_heads_that_contradict_each_other_are_refused(
-    plain: Recipe, losses: dict[str, float], heads: dict[str, object], message: str
+    plain: ContrastiveRecipe, losses: dict[str, float], heads: dict[str, object], message: str
 ) -> None:
     recipe = sparse_on_both_sides(plain)
     with pytest.raises(InvalidInput, match=message):

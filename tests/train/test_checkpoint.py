@@ -13,16 +13,16 @@ import torch
 
 from lightir.data import Dataset
 from lightir.errors import FormatError, NotFound
-from lightir.train import checkpoint
-from lightir.train.checkpoint import (
+from lightir.train.recipes.settings import Optimisation
+from lightir.train.run import checkpoint
+from lightir.train.run.checkpoint import (
     checkpoints,
     load_checkpoint,
     random_states,
     restore_random_states,
     save_checkpoint,
 )
-from lightir.train.development import fuse, load_development, ndcg
-from lightir.train.settings import Optimisation
+from lightir.train.stages.development import fuse, load_development, ndcg
 
 MINE = Optimisation()
 

@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightir.train import contrastive
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import Documents, Evaluation
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import BranchEvaluation, DocumentRecipe
+from lightir.train.stages import contrastive
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
-def test_training_with_compiled_layers_has_the_losses_of_training_without(recipe: Recipe, tmp_path: Path) -> None:
+def test_training_with_compiled_layers_has_the_losses_of_training_without(
+    recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     plain = dataclasses.replace(
         recipe,
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         optimisation=dataclasses.replace(recipe.optimisation, steps=3, negatives=0),
-        losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
-        heads=Heads(pooling="mean", sparse=False),
-        documents=Documents(max_tokens=48),  # as long as padded queries: one shape
-        evaluation=Evaluation(),
+        losses=LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
+        heads=HeadRecipe(pooling="mean", sparse=False),
+        documents=DocumentRecipe(max_tokens=48),  # as long as padded queries: one shape
+        evaluation=BranchEvaluation(),
     )
     compiled = dataclasses.replace(plain, model=dataclasses.replace(plain.model, compile=True))
     expected = losses(contrastive.train(plain, tmp_path / "plain", device="cpu"))

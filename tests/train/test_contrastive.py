@@ -21,23 +21,23 @@ from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
-from lightir.train import loop
-from lightir.train.batch import batch_losses
-from lightir.train.contrastive import Contrastive, train
-from lightir.train.loop import Loop, learning_rate_share
-from lightir.train.preparation import build_model, fit_heads
-from lightir.train.recipe import Losses, Recipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import DataRecipe
-from lightir.train.share import share_of
-from lightir.train.stage import Measured
-from lightir.train.stage_data import make_mixture, open_sets
-from lightir.train.stages import STAGES, read_recipe
+from lightir.train.batches.share import share_of
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, LossWeights
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import DataRecipe
+from lightir.train.run import loop
+from lightir.train.run.loop import Loop, learning_rate_share
+from lightir.train.run.stage import DevelopmentResult
+from lightir.train.stages.contrastive import Contrastive, train
+from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.registry import STAGES, read_recipe
+from lightir.train.stages.stage_data import make_mixture, open_sets
+from lightir.train.stages.stage_model import build_model, fit_heads
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import save_tiny
 
 
-def with_settings(recipe: Recipe, **changes: object) -> Recipe:
+def with_settings(recipe: ContrastiveRecipe, **changes: object) -> ContrastiveRecipe:
     return dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, **changes))
 
 
@@ -49,7 +49,7 @@ def losses_of(model: Path) -> list[tuple[object, object]]:
     return [(each["step"], each["loss"]) for each in records(model) if "loss" in each]
 
 
-def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     out = train(with_settings(recipe, steps=40), tmp_path / "model", device="cpu")
     losses = [float(loss) for _, loss in losses_of(out)]  # type: ignore[arg-type]
     assert np.mean(losses[-8:]) < np.mean(losses[:8])
@@ -63,7 +63,7 @@ def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: Recipe, tmp_
     assert not (tmp_path / "model.run").exists()
 
 
-def test_an_encoder_learns_too(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_encoder_learns_too(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     save_tiny("bert", tmp_path / "bert")
     model = dataclasses.replace(recipe.model, address=str(tmp_path / "bert"), attention="bidirectional")
     recipe = dataclasses.replace(with_settings(recipe, steps=30), model=model)
@@ -74,7 +74,9 @@ def test_an_encoder_learns_too(recipe: Recipe, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "plain"), [("llama", False), ("bert", False), ("bert", True)])
-def test_all_weights_are_trained_kept_and_resumed(recipe: Recipe, tmp_path: Path, name: str, plain: bool) -> None:
+def test_all_weights_are_trained_kept_and_resumed(
+    recipe: ContrastiveRecipe, tmp_path: Path, name: str, plain: bool
+) -> None:
     """With lora_rank 0; of an encoder without a head the dense branch alone, which has it all the same."""
     save_tiny(name, tmp_path / "backbone", plain=plain)
     both_ways = "bidirectional" if name == "bert" else "causal"
@@ -85,7 +87,7 @@ def test_all_weights_are_trained_kept_and_resumed(recipe: Recipe, tmp_path: Path
     if plain:
         recipe = dataclasses.replace(
             recipe,
-            losses=Losses(sparse=0, flops=0),
+            losses=LossWeights(sparse=0, flops=0),
             heads=dataclasses.replace(recipe.heads, sparse=False, calibrate=0.0, recalibrate=False),
             evaluation=dataclasses.replace(recipe.evaluation, by="dense"),
         )
@@ -113,7 +115,9 @@ ACCELERATE = (
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
-def test_a_launchers_processes_take_the_steps_of_one(launcher: tuple[str, ...], recipe: Recipe, tmp_path: Path) -> None:
+def test_a_launchers_processes_take_the_steps_of_one(
+    launcher: tuple[str, ...], recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     model = dataclasses.replace(recipe.model, lora_dropout=0.0)
     recipe = dataclasses.replace(with_settings(recipe, steps=3), model=model)
     recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, sets=()))
@@ -128,7 +132,7 @@ def test_a_launchers_processes_take_the_steps_of_one(launcher: tuple[str, ...], 
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_the_log_holds_losses_norms_and_development_measures(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_log_holds_losses_norms_and_development_measures(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     found = records(train(recipe, tmp_path / "model", device="cpu"))
     steps = [each for each in found if "loss" in each]
     parts = ("symmetric", "dense", "sparse", "dense_alignment", "sparse_alignment", "flops")
@@ -162,7 +166,7 @@ BRANCHES = {
 
 @pytest.mark.parametrize("changes", BRANCHES.values(), ids=BRANCHES)
 def test_a_recipe_knows_what_its_evaluation_measures(
-    changes: dict[str, object], recipe: Recipe, tmp_path: Path
+    changes: dict[str, object], recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
     """So that evaluation.by is refused before the run, and not by its first evaluation, which may be its end."""
     (tmp_path / "recipe.yaml").write_text(recipe_yaml(with_settings(recipe, steps=1)))
@@ -177,13 +181,13 @@ def test_a_recipe_knows_what_its_evaluation_measures(
             dataclasses.replace(wanted, evaluation=dataclasses.replace(recipe.evaluation, by=name))
 
 
-def test_more_terms_than_the_vocabulary_has_are_no_target(recipe: Recipe, tmp_path: Path) -> None:
+def test_more_terms_than_the_vocabulary_has_are_no_target(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     losses = dataclasses.replace(recipe.losses, flops_target=100_000)
     with pytest.raises(InvalidInput, match="flops_target is 100000, but the vocabulary has 258 terms"):
         train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     whole = train(recipe, tmp_path / "whole", device="cpu")
     cut(lambda: train(recipe, tmp_path / "cut", device="cpu"))
     with pytest.raises(AlreadyExists, match="unfinished run"):
@@ -197,7 +201,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: Recipe, tmp_path: Pat
 
 
 def test_the_best_state_is_what_is_kept_also_after_a_resume(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evaluated after every step, the second is said to be the best: its weights are those of the model folder."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
@@ -206,7 +210,7 @@ def test_the_best_state_is_what_is_kept_also_after_a_resume(
     def evaluate(self: Loop) -> None:
         seen[self.step] = {name: each.detach().clone() for name, each in self.parameters.items()}
         score = 1.0 if self.step == 2 else 1.0 / (2 + self.step)
-        monkeypatch.setattr(self.stage, "evaluate", lambda: Measured(score, {}))
+        monkeypatch.setattr(self.stage, "evaluate", lambda: DevelopmentResult(score, {}))
         original(self)
 
     monkeypatch.setattr(Loop, "evaluate", evaluate)
@@ -223,7 +227,7 @@ def test_the_best_state_is_what_is_kept_also_after_a_resume(
 
 
 def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotFound, match="no checkpoint"):
         train(recipe, tmp_path / "none", resume=True, device="cpu")
@@ -233,7 +237,7 @@ def test_resume_is_refused_without_a_checkpoint_and_under_another_recipe(
         train(with_settings(recipe, learning_rate=1e-3), tmp_path / "begun", resume=True, device="cpu")
 
 
-def test_a_run_is_not_resumed_on_data_or_weights_that_changed_since(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_data_or_weights_that_changed_since(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     folder, base = write_dataset(tmp_path / "mine", "mine"), tmp_path / "llama"
     save_tiny("llama", base)
     model = dataclasses.replace(recipe.model, address=str(base))
@@ -256,7 +260,7 @@ def test_a_run_is_not_resumed_on_data_or_weights_that_changed_since(recipe: Reci
 
 
 def test_schedules_step_once_for_an_optimizer_step(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
     losses = Contrastive.losses
@@ -276,7 +280,7 @@ def test_schedules_step_once_for_an_optimizer_step(
     assert asked == [*((n, n) for n in range(6)), *((n, n // 2) for n in range(12))]
 
 
-def test_the_learning_rate_rises_and_falls_to_its_share(recipe: Recipe) -> None:
+def test_the_learning_rate_rises_and_falls_to_its_share(recipe: ContrastiveRecipe) -> None:
     settings = with_settings(recipe, steps=100, warmup_steps=9, final_share=0.1)
     shares = [learning_rate_share(step, step / 100, settings.optimisation) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
@@ -284,12 +288,12 @@ def test_the_learning_rate_rises_and_falls_to_its_share(recipe: Recipe) -> None:
     assert shares[-1] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_a_time_budget_ends_a_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_time_budget_ends_a_run(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     out = train(with_settings(recipe, steps=10_000, max_minutes=0.03), tmp_path / "model", device="cpu")
     assert 0 < len(losses_of(out)) < 10_000
 
 
-def test_a_weight_of_zero_leaves_the_part_out(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_weight_of_zero_leaves_the_part_out(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     losses = dataclasses.replace(recipe.losses, symmetric=0.0, flops=0.0, sparse=0.0)
     out = train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
     step = next(each for each in records(out) if "loss" in each)
@@ -297,7 +301,7 @@ def test_a_weight_of_zero_leaves_the_part_out(recipe: Recipe, tmp_path: Path) ->
     assert not {"symmetric", "dense_alignment", "sparse", "flops", "nonzeros"} & set(step)
 
 
-def test_shares_cover_a_batch_and_point_at_the_positives(recipe: Recipe) -> None:
+def test_shares_cover_a_batch_and_point_at_the_positives(recipe: ContrastiveRecipe) -> None:
     sets, _ = open_sets(recipe, negatives=[None, None])
     batch = make_mixture(recipe, sets).batch(0)
     shares = [share_of(batch, process=rank, processes=2) for rank in range(2)]
@@ -311,7 +315,7 @@ def test_shares_cover_a_batch_and_point_at_the_positives(recipe: Recipe) -> None
         share_of(batch, process=0, processes=3)
 
 
-def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: Recipe, tmp_path: Path) -> None:
+def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     held_out = write_dataset(tmp_path / "held", "alpha")
     queries = held_out / "queries.jsonl"
     lines = queries.read_text().splitlines()  # the dev query about rivers is now a train query of alpha
@@ -327,7 +331,7 @@ def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: Recipe, tmp_p
     assert "engine-1" in {example.query_id for example in sets[0].examples}
 
 
-def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
+def gradients(recipe: ContrastiveRecipe) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     sets, _ = open_sets(recipe, negatives=[None, None])
     retriever = build_model(recipe, device="cpu")
@@ -338,7 +342,9 @@ def gradients(recipe: Recipe) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("world", "mixed"), [(2, False), (4, False), (4, True)])
-def test_several_processes_have_the_gradient_of_one(world: int, mixed: bool, recipe: Recipe, tmp_path: Path) -> None:
+def test_several_processes_have_the_gradient_of_one(
+    world: int, mixed: bool, recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     recipe = dataclasses.replace(
         recipe,
         data=tuple(dataclasses.replace(each, instructions=(each.name[-5:],)) for each in recipe.data),
@@ -350,7 +356,9 @@ def test_several_processes_have_the_gradient_of_one(world: int, mixed: bool, rec
     assert_same(first_of(world, lambda: gradients(recipe), tmp_path), gradients(recipe), rtol=1e-4)
 
 
-def test_a_dead_sparse_head_is_told_of(recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_sparse_head_is_told_of(
+    recipe: ContrastiveRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = Contrastive(recipe, tmp_path / "negatives", "cpu")
     _, alive = stage.losses(0, step=0)
     assert alive["dead"] < 1
@@ -364,7 +372,7 @@ def test_a_dead_sparse_head_is_told_of(recipe: Recipe, tmp_path: Path, caplog: p
 
 
 def test_a_collapse_is_warned_of(
-    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    recipe: ContrastiveRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert loop.COLLAPSED == 0.9
     cosines = [each["cosine"] for each in records(train(recipe, tmp_path / "one", device="cpu")) if "cosine" in each]
@@ -376,8 +384,8 @@ def test_a_collapse_is_warned_of(
 
 
 @pytest.mark.parametrize("attention", ["echo", "bidirectional"])
-def test_a_csplade_trains_without_a_dense_branch(recipe: Recipe, tmp_path: Path, attention: str) -> None:
-    losses = Losses(
+def test_a_csplade_trains_without_a_dense_branch(recipe: ContrastiveRecipe, tmp_path: Path, attention: str) -> None:
+    losses = LossWeights(
         symmetric=0.0, dense=0.0, sparse=0.0, symmetric_sparse=1.0, flops=0.01, query_flops=0.01, flops_ramp_steps=4
     )
     csplade = dataclasses.replace(

@@ -12,13 +12,13 @@ import pytest
 from collections_for_training import TOPICS
 from lightir.cli import main
 from lightir.errors import InvalidInput, NotFound
-from lightir.train.contrastive import train
-from lightir.train.loop import Loop
-from lightir.train.mining import negatives_files
-from lightir.train.recipe import Recipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import DataRecipe
-from lightir.train.stage_data import open_sets
+from lightir.train.mining.miner import negatives_files
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import DataRecipe
+from lightir.train.run.loop import Loop
+from lightir.train.stages.contrastive import train
+from lightir.train.stages.stage_data import open_sets
 
 
 def triples() -> Iterator[tuple[str, str, str]]:
@@ -66,7 +66,7 @@ def losses(model: Path) -> list[float]:
 
 @pytest.mark.parametrize("form", ["texts", "ids", "plain", "tevatron"])
 def test_a_run_on_it_is_resumed_in_the_middle_of_an_epoch(
-    form: str, forms: dict[str, DataRecipe], recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, forms: dict[str, DataRecipe], recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = dataclasses.replace(recipe.heads, standardize=False, calibrate=0.0, recalibrate=False)
     settings = dataclasses.replace(recipe.optimisation, steps=4)
@@ -90,7 +90,9 @@ def test_a_run_on_it_is_resumed_in_the_middle_of_an_epoch(
     )
 
 
-def test_queries_that_a_model_made_train_another(recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+def test_queries_that_a_model_made_train_another(
+    recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
     """doc2query end to end: a corpus without labels gets queries, and two steps are taken on them."""
     made = tmp_path / "queries.jsonl"
     expand = ["expand", recipe.model.address, str(datasets[0]), "-n", "2", "--max-tokens", "6", "--training"]
@@ -106,7 +108,7 @@ def test_queries_that_a_model_made_train_another(recipe: Recipe, datasets: tuple
     assert trained_on["examples"] == len(made.read_text().splitlines()) >= len(queries) > 2
 
 
-def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: Recipe) -> None:
+def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: ContrastiveRecipe) -> None:
     found = []
     for data in forms.values():
         (training,), _ = open_sets(dataclasses.replace(recipe, data=(data,)), negatives=[None])
@@ -125,7 +127,7 @@ def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: 
 
 
 def test_held_out_documents_are_not_trained_on(
-    forms: dict[str, DataRecipe], recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+    forms: dict[str, DataRecipe], recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     held = tmp_path / "held"
     (held / "qrels").mkdir(parents=True)
@@ -141,7 +143,9 @@ def test_held_out_documents_are_not_trained_on(
     assert report.sets["ids"].by_rule["shared_document"] == 1
 
 
-def test_what_whole_examples_have_not_is_refused(forms: dict[str, DataRecipe], recipe: Recipe, tmp_path: Path) -> None:
+def test_what_whole_examples_have_not_is_refused(
+    forms: dict[str, DataRecipe], recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     def opened(data: DataRecipe) -> None:
         chosen = dataclasses.replace(recipe, data=(data,))
         open_sets(chosen, negatives=negatives_files(chosen, tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lightir.train.environment import environment
+from lightir.train.run.environment import environment
 
 
 def test_an_environment_is_plain_json() -> None:

@@ -15,36 +15,39 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.text import QueryPolicy
-from lightir.train import gradient_cache, sidr
-from lightir.train.adaptation import AdaptationRecipe
-from lightir.train.batch import batch_losses
-from lightir.train.gradient_cache import in_pieces
-from lightir.train.masked import MaskedRecipe
-from lightir.train.preparation import build_model, fit_heads, load_trainable
-from lightir.train.processes import average_gradients
-from lightir.train.query_likelihood import LikelihoodRecipe
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import CorpusRecipe, Evaluation, Optimisation
-from lightir.train.sidr_recipe import SidrLosses, SidrRecipe
-from lightir.train.stage_data import make_mixture, open_sets
+from lightir.train.batches import gradient_cache
+from lightir.train.batches.gradient_cache import in_pieces
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import BranchEvaluation, CorpusRecipe, Optimisation
+from lightir.train.recipes.sidr_recipe import SidrLossWeights, SidrRecipe
+from lightir.train.run.processes import average_gradients
+from lightir.train.stages import sidr
+from lightir.train.stages.adaptation import AdaptationRecipe
+from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.masked import MaskedRecipe
+from lightir.train.stages.query_likelihood import LikelihoodRecipe
+from lightir.train.stages.stage_data import make_mixture, open_sets
+from lightir.train.stages.stage_model import build_model, fit_heads, load_trainable
 from processes import first_of, wake_lora
 
-ALL = Losses(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
-DENSE = Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0)
-SPARSE = Losses(symmetric=0.0, dense=0.0, sparse=0.0, dense_alignment=0.0, symmetric_sparse=1.0, query_flops=0.1)
+ALL = LossWeights(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
+DENSE = LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0)
+SPARSE = LossWeights(symmetric=0.0, dense=0.0, sparse=0.0, dense_alignment=0.0, symmetric_sparse=1.0, query_flops=0.1)
 
-Changed = Callable[[Recipe], Recipe]
+Changed = Callable[[ContrastiveRecipe], ContrastiveRecipe]
 
 
-def changed(*, attention: str = "causal", heads: Heads | None = None, losses: Losses, **documents: Any) -> Changed:
-    def change(recipe: Recipe) -> Recipe:
+def changed(
+    *, attention: str = "causal", heads: HeadRecipe | None = None, losses: LossWeights, **documents: Any
+) -> Changed:
+    def change(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
         return dataclasses.replace(
             recipe,
             model=dataclasses.replace(recipe.model, attention=attention, lora_dropout=0.0),  # type: ignore[arg-type]
             losses=losses,
-            heads=heads or Heads(pooling="mean"),
+            heads=heads or HeadRecipe(pooling="mean"),
             documents=dataclasses.replace(recipe.documents, **documents),
-            evaluation=Evaluation(),
+            evaluation=BranchEvaluation(),
         )
 
     return change
@@ -53,25 +56,31 @@ def changed(*, attention: str = "causal", heads: Heads | None = None, losses: Lo
 STAGES: dict[str, Changed] = {
     "LightRetriever": changed(losses=ALL),
     "some terms": changed(losses=dataclasses.replace(ALL, symmetric_sparse=0.0, query_flops=0.0, sparse_terms=40)),
-    "dense": changed(losses=DENSE, heads=Heads(sparse=False)),
-    "CSplade-bi": changed(attention="bidirectional", losses=SPARSE, heads=Heads(dense=False, straight_through=True)),
-    "CSplade-echo": changed(attention="echo", losses=SPARSE, heads=Heads(dense=False)),
-    "light documents": changed(losses=dataclasses.replace(DENSE, dense=1.0), heads=Heads(sparse=False), light=True),
+    "dense": changed(losses=DENSE, heads=HeadRecipe(sparse=False)),
+    "CSplade-bi": changed(
+        attention="bidirectional", losses=SPARSE, heads=HeadRecipe(dense=False, straight_through=True)
+    ),
+    "CSplade-echo": changed(attention="echo", losses=SPARSE, heads=HeadRecipe(dense=False)),
+    "light documents": changed(
+        losses=dataclasses.replace(DENSE, dense=1.0), heads=HeadRecipe(sparse=False), light=True
+    ),
 }
 
 
-def gradients(recipe: Recipe | SidrRecipe, *, size: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def gradients(
+    recipe: ContrastiveRecipe | SidrRecipe, *, size: int, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """Losses and gradients of the first batch in double precision, but for Llama's norms, which round to fp32."""
     recipe = dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, gradient_cache=size))
     sets, _ = open_sets(recipe, negatives=[None for _ in recipe.data])
     retriever = prepared(recipe)
     wake_lora(retriever.trunk.named_parameters())
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, ContrastiveRecipe):
         fit_heads(retriever, recipe, sets)
     retriever.trunk.to(dtype)
     batch = make_mixture(recipe, sets).batch(0)
     torch.manual_seed(5)
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, ContrastiveRecipe):
         parts, _ = batch_losses(retriever, batch, recipe, step=3)
     else:
         parts, _ = sidr.batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
@@ -82,8 +91,8 @@ def gradients(recipe: Recipe | SidrRecipe, *, size: int, dtype: torch.dtype = to
     return found | {name: value.detach() for name, value in parts.items()}
 
 
-def prepared(recipe: Recipe | SidrRecipe) -> LightRetriever:
-    if isinstance(recipe, Recipe):
+def prepared(recipe: ContrastiveRecipe | SidrRecipe) -> LightRetriever:
+    if isinstance(recipe, ContrastiveRecipe):
         return build_model(recipe, device="cpu")
     return load_trainable(recipe.model, sidr.shipped_contract(recipe), seed=0, device="cpu")
 
@@ -97,14 +106,16 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float) -> No
 
 @pytest.mark.parametrize("change", STAGES.values(), ids=STAGES)
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_pieces_have_the_losses_and_gradients_of_the_whole_batch(recipe: Recipe, change: Changed, size: int) -> None:
+def test_pieces_have_the_losses_and_gradients_of_the_whole_batch(
+    recipe: ContrastiveRecipe, change: Changed, size: int
+) -> None:
     wanted = change(recipe)
     same(gradients(wanted, size=0), gradients(wanted, size=size), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["LightRetriever", "CSplade-bi", "CSplade-echo"])
 def test_packed_texts_have_the_losses_and_gradients_of_padded_ones(
-    recipe: Recipe, name: str, monkeypatch: pytest.MonkeyPatch
+    recipe: ContrastiveRecipe, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = STAGES[name](recipe)
     padded: list[LightRetriever] = []
@@ -121,19 +132,19 @@ def test_packed_texts_have_the_losses_and_gradients_of_padded_ones(
         dataclasses.replace(packed, model=dataclasses.replace(packed.model, compile=True))
 
 
-def test_sidrs_stage_too(recipe: Recipe) -> None:
+def test_sidrs_stage_too(recipe: ContrastiveRecipe) -> None:
     wanted = SidrRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         data=recipe.data,
         optimisation=recipe.optimisation,
-        losses=SidrLosses(light=1.0),
+        losses=SidrLossWeights(light=1.0),
         query=QueryPolicy(weighting="expansion"),
         documents=recipe.documents,
     )
     same(gradients(wanted, size=0), gradients(wanted, size=2), rtol=1e-6)
 
 
-def test_dropout_falls_alike_in_both_forwards(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_falls_alike_in_both_forwards(recipe: ContrastiveRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = STAGES["LightRetriever"](recipe)
     wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, lora_dropout=0.3))
     cached = gradients(wanted, size=2)
@@ -176,14 +187,16 @@ def test_one_pieces_activations_are_kept_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_several_processes_have_the_gradient_of_one_without_a_cache(world: int, recipe: Recipe, tmp_path: Path) -> None:
+def test_several_processes_have_the_gradient_of_one_without_a_cache(
+    world: int, recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     wanted = STAGES["LightRetriever"](recipe)
     several = first_of(world, lambda: gradients(wanted, size=1), tmp_path)
     same(gradients(wanted, size=0), several, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["adaptation", "masked", "likelihood", "negative"])
-def test_it_is_refused_where_it_means_nothing(recipe: Recipe, kind: str) -> None:
+def test_it_is_refused_where_it_means_nothing(recipe: ContrastiveRecipe, kind: str) -> None:
     corpora = tuple(CorpusRecipe(each.name) for each in recipe.data)
     with pytest.raises(InvalidInput, match="gradient_cache"):  # noqa: PT012
         asked = Optimisation(gradient_cache=-1 if kind == "negative" else 4)

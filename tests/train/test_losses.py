@@ -12,8 +12,16 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from lightir.errors import InvalidInput
-from lightir.train.losses import alignment_kl, flops, flops_ramp, info_nce, matryoshka, mean_pairwise_cosine, similarity
-from lightir.train.processes import gather
+from lightir.train.run.processes import gather
+from lightir.train.stages.losses import (
+    alignment_kl,
+    flops,
+    flops_ramp,
+    info_nce,
+    matryoshka,
+    mean_pairwise_cosine,
+    similarity,
+)
 from processes import join
 
 Doubles = npt.NDArray[np.float64]

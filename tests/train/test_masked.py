@@ -16,18 +16,18 @@ from lightir.errors import FormatError
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
-from lightir.train import contrastive
-from lightir.train.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
-from lightir.train.packing import PackedBatch, packed_states
-from lightir.train.recipe import Recipe
-from lightir.train.settings import CorpusRecipe, Optimisation
-from lightir.train.stages import read_recipe
+from lightir.train.batches.packing import PackedBatch, packed_states
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.settings import CorpusRecipe, Optimisation
+from lightir.train.stages import contrastive
+from lightir.train.stages.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
+from lightir.train.stages.registry import read_recipe
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import CAUSAL, tiny_backbone
 
 
 @pytest.fixture
-def masking(recipe: Recipe) -> MaskedRecipe:
+def masking(recipe: ContrastiveRecipe) -> MaskedRecipe:
     return MaskedRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0, attention="bidirectional"),
         data=tuple(CorpusRecipe(each.name) for each in recipe.data),
@@ -115,7 +115,9 @@ def test_several_processes_have_the_loss_and_gradient_of_one(world: int, masking
     assert_same(first_of(world, lambda: gradients(masking), tmp_path), gradients(masking), rtol=1e-4)
 
 
-def test_the_contrastive_stage_goes_on_from_it(masking: MaskedRecipe, recipe: Recipe, tmp_path: Path) -> None:
+def test_the_contrastive_stage_goes_on_from_it(
+    masking: MaskedRecipe, recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
     trained = train(masking, tmp_path / "masked", device="cpu")
     assert LightRetriever.load(trained).contract.attention == "bidirectional"
     then = dataclasses.replace(

@@ -21,11 +21,11 @@ from lightir.errors import InvalidInput, NotFound
 from lightir.index import build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.search.language_model import LanguageModel, Smoothing
-from lightir.train.contrastive import train
-from lightir.train.mining import Filters, Miner, mine, negatives_files
-from lightir.train.model_finders import BagFinder, model_finder
-from lightir.train.recipe import Recipe
-from lightir.train.teacher import Teacher
+from lightir.train.distill.teacher import Teacher
+from lightir.train.mining.miner import Miner, NegativeFilters, mine, negatives_files
+from lightir.train.mining.model_finders import BagFinder, model_finder
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.stages.contrastive import train
 from lightir.types import Document, Query, Ranking, Run
 
 CORPUS = {
@@ -59,7 +59,7 @@ def chosen(
     """The negatives of one query, and the counts by reason."""
     query = Query("q", "river", {"answers": list(answers)})
     qrels = {"q": dict.fromkeys(relevant, 1)}
-    miner = Miner(qrels, CORPUS, finder, Filters(**filters), teacher)
+    miner = Miner(qrels, CORPUS, finder, NegativeFilters(**filters), teacher)
     negatives, dropped = miner.mine([query], n)
     return negatives["q"], dict(dropped)
 
@@ -179,7 +179,7 @@ def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pyte
     assert "--tokens is for counted words" in capsys.readouterr().err
 
 
-def test_a_model_mines_in_its_modes(recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_model_mines_in_its_modes(recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
     short = dataclasses.replace(recipe.optimisation, steps=1)
     model = train(dataclasses.replace(recipe, optimisation=short, checkpoint_every=0), tmp_path / "model", device="cpu")
     dataset = Dataset.open(datasets[0])
@@ -191,12 +191,14 @@ def test_a_model_mines_in_its_modes(recipe: Recipe, datasets: tuple[Path, Path],
             ranking = run[query.query_id]
             asked = [finder.score(query, doc_id) for doc_id in ranking.doc_ids]
             np.testing.assert_allclose(asked, ranking.scores, rtol=1e-6)
-            report = mine(dataset, "train", tmp_path / f"{mode}.jsonl", finder=finder, filters=Filters(margin=1.0))
+            report = mine(
+                dataset, "train", tmp_path / f"{mode}.jsonl", finder=finder, filters=NegativeFilters(margin=1.0)
+            )
         assert report.kept + sum(report.dropped.values()) == sum(map(len, run.values())) > 11 * 36
 
 
 def test_bags_of_tokens_are_scored_by_the_queries_weights(
-    recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+    recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model = LightRetriever.load(
         train(dataclasses.replace(recipe, checkpoint_every=0), tmp_path / "model", device="cpu")
@@ -212,7 +214,7 @@ def test_bags_of_tokens_are_scored_by_the_queries_weights(
         assert score == pytest.approx(sum(weights.get(term, 0.0) for term in set(ids[begin:end])), rel=1e-5)
 
 
-def test_a_recipe_mines_once_and_finds_it_again(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_recipe_mines_once_and_finds_it_again(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     data = (dataclasses.replace(recipe.data[0], negatives="bm25"), recipe.data[1])
     recipe = dataclasses.replace(recipe, data=data)
     first, none = negatives_files(recipe, tmp_path)
@@ -223,7 +225,7 @@ def test_a_recipe_mines_once_and_finds_it_again(recipe: Recipe, tmp_path: Path) 
     assert len(first.read_text().splitlines()) == 1
 
 
-def test_negatives_are_mined_again_when_queries_or_judgements_change(recipe: Recipe, tmp_path: Path) -> None:
+def test_negatives_are_mined_again_when_queries_or_judgements_change(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "alpha", "alpha")
     recipe = dataclasses.replace(
         recipe, data=(dataclasses.replace(recipe.data[0], name=str(folder), negatives="bm25"),)
@@ -240,14 +242,14 @@ def test_negatives_are_mined_again_when_queries_or_judgements_change(recipe: Rec
 
 
 def test_senseless_ranks_and_missing_files_are_refused(
-    recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+    recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match="ranks 5 to 4"):
-        Filters(first_rank=5, depth=4)
+        NegativeFilters(first_rank=5, depth=4)
     with pytest.raises(InvalidInput, match="no query of alpha's split 'train' has"):
-        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=Filters(skip_answers=True))
+        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=NegativeFilters(skip_answers=True))
     with pytest.raises(InvalidInput, match="go together"):
-        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=Filters(teacher_share=0.9))
+        mine(datasets[0], "train", tmp_path / "n.jsonl", filters=NegativeFilters(teacher_share=0.9))
     with pytest.raises(NotFound, match="split"):
         mine(datasets[0], "nothing", tmp_path / "n.jsonl")
     data = dataclasses.replace(recipe.data[0], negatives=str(tmp_path / "gone.jsonl"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
 from lightir.models.framing import TextBatch
-from lightir.train.packing import PackedTexts, packed_states, placed, states_without_padding
+from lightir.train.batches.packing import PackedTexts, packed_states, placed, states_without_padding
 from tiny_models import CAUSAL, tiny_backbone
 
 

@@ -25,10 +25,10 @@ from lightir.models.attention import NAME, SDPA
 from lightir.models.backbones import Backbone
 from lightir.models.framing import TextBatch
 from lightir.models.pieces import Pieces, each_piece
-from lightir.train.adaptation import AdaptationRecipe
-from lightir.train.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
-from lightir.train.preparation import recompute_activations
-from lightir.train.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
+from lightir.train.batches.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
+from lightir.train.recipes.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
+from lightir.train.stages.adaptation import AdaptationRecipe
+from lightir.train.stages.stage_model import recompute_activations
 from pretended_cuda import pretended_cuda
 from tiny_models import tiny_backbone
 
@@ -130,7 +130,7 @@ def test_lengths_are_those_of_the_runs_and_each_attends_itself_alone(rows: list[
 
 def test_auto_takes_pieces_where_it_can_and_no_square_mask_is_made() -> None:
     backbone, batch = tiny_backbone("llama", implementation=NAME), packed_rows()
-    with mock.patch("lightir.train.packing.model_mask") as masks, torch.no_grad():
+    with mock.patch("lightir.train.batches.packing.model_mask") as masks, torch.no_grad():
         auto = packed_states(backbone, batch)
     masks.assert_not_called()
     with torch.no_grad():

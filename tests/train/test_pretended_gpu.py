@@ -21,11 +21,11 @@ from lightir.models.heads import top_k_weights
 from lightir.models.model_folder import backbone_record
 from lightir.models.projection import largest_maxima, projection_max
 from lightir.text import QueryPolicy
-from lightir.train import contrastive
-from lightir.train.distill import distill
-from lightir.train.recipe import Recipe, TeacherRecipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.stages import read_recipe
+from lightir.train.distill.distillation import distill
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, TeacherRecipe
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.stages import contrastive
+from lightir.train.stages.registry import read_recipe
 from pretended_cuda import pretended_cuda
 from tiny_models import save_tiny, write_sentence_transformer
 from tiny_recipes import RECIPES, tiny_recipe
@@ -55,7 +55,7 @@ def plain(recipe: Any) -> Any:
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_stage_on_a_gpu_has_the_losses_that_it_has_on_the_cpu(
-    name: str, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+    name: str, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     kind, given = read_recipe(RECIPES / f"{name}.yaml")
     tiny = plain(tiny_recipe(given, recipe.model.address, datasets, tmp_path))
@@ -66,7 +66,7 @@ def test_a_stage_on_a_gpu_has_the_losses_that_it_has_on_the_cpu(
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_what_a_contrastive_batch_may_also_have(autocast: bool, recipe: Recipe, tmp_path: Path) -> None:
+def test_what_a_contrastive_batch_may_also_have(autocast: bool, recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     """A teacher, GradCache, packed rows and recomputed activations, under bfloat16 autocast too."""
     teacher = TeacherRecipe(str(write_sentence_transformer(tmp_path / "teacher")), weight=0.5)
     settings = dataclasses.replace(recipe.optimisation, steps=2, gradient_cache=3, packed_tokens=64)
@@ -124,7 +124,11 @@ def test_a_teacher_on_the_gpu_fits_the_table_that_one_on_the_cpu_fits(tmp_path: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("command", ["train", "cache", "distill", "encode", "evaluate", "expand", "mine", "rerank"])
 def test_a_gpu_that_is_not_there_is_said(
-    command: str, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    recipe: ContrastiveRecipe,
+    datasets: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_tiny("llama", tmp_path / "bare")
     backbone = load_backbone(str(tmp_path / "bare"))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightir.train.processes import average_gradients
+from lightir.train.run.processes import average_gradients
 from processes import first_of
 
 

@@ -17,20 +17,20 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFFIX
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
-from lightir.train import contrastive
-from lightir.train.query_likelihood import (
-    Corruption,
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import DataRecipe, DevSet, DocumentRecipe, ModelRecipe
+from lightir.train.stages import contrastive
+from lightir.train.stages.query_likelihood import (
+    CorruptionRecipe,
     LikelihoodEvaluation,
     LikelihoodRecipe,
     batch_losses,
     hidden,
     train,
 )
-from lightir.train.query_likelihood import QueryLikelihood as Stage
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe
-from lightir.train.stages import read_recipe
+from lightir.train.stages.query_likelihood import QueryLikelihood as Stage
+from lightir.train.stages.registry import read_recipe
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import EOS
 
@@ -46,7 +46,7 @@ def test_by_default_the_query_alone_is_scored_and_the_stop_and_corruption_are_th
 
 
 @pytest.fixture
-def likelihood(recipe: Recipe) -> LikelihoodRecipe:
+def likelihood(recipe: ContrastiveRecipe) -> LikelihoodRecipe:
     """Two data sets, an adapter without dropout, LLM-QL's prompts and room for 40 bytes of text."""
     given = LikelihoodRecipe(ModelRecipe("x"), recipe.data)
     return LikelihoodRecipe(
@@ -97,14 +97,14 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
     text = "one two three four five six seven eight"
     plain = retriever.frame_documents([text])[0]
     for unit in ("word", "token"):
-        recipe = dataclasses.replace(likelihood, corruption=Corruption(unit=unit))
+        recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit=unit))
         found = [hidden(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
         assert found[0] == found[1] != found[2]
         for ids, start, stop in found:
             assert ids[:start] == plain[0][: plain[1]]
             assert ids[stop:] == plain[0][plain[2] :]
         assert (found[0][2] == plain[2]) == (unit == "token")
-    recipe = dataclasses.replace(likelihood, corruption=Corruption(unit="token", mask="__"))
+    recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit="token", mask="__"))
     with pytest.raises(InvalidInput, match="expected one"):
         hidden(retriever, [text], recipe, seeds=[[0]])
 
@@ -153,7 +153,7 @@ def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Ten
 )
 def test_the_loss_is_equation_10(likelihood: LikelihoodRecipe, settings: dict[str, object]) -> None:
     kind = settings.pop("ends", "one")
-    recipe = dataclasses.replace(ends(likelihood, str(kind)), corruption=Corruption(ratio=0.0), **settings)
+    recipe = dataclasses.replace(ends(likelihood, str(kind)), corruption=CorruptionRecipe(ratio=0.0), **settings)
     stage = Stage(recipe, "cpu")
     parts, monitored = stage.losses(3, step=0)
     found = torch.stack(list(parts.values())).sum()
@@ -204,7 +204,7 @@ def test_the_loss_falls_and_the_folder_holds_what_was_trained(
 
 @pytest.mark.parametrize(("kind", "rank"), [("one", 4), ("four_new", 4), ("one", 0)])
 def test_the_contrastive_stage_starts_from_it(
-    likelihood: LikelihoodRecipe, recipe: Recipe, tmp_path: Path, kind: str, rank: int
+    likelihood: LikelihoodRecipe, recipe: ContrastiveRecipe, tmp_path: Path, kind: str, rank: int
 ) -> None:
     first = ends(changed(likelihood, steps=3), kind)
     first = dataclasses.replace(first, model=dataclasses.replace(first.model, lora_rank=rank))
@@ -214,8 +214,8 @@ def test_the_contrastive_stage_starts_from_it(
         method="llm-ql",
         model=dataclasses.replace(recipe.model, address=str(out), lora_dropout=0.0),
         optimisation=dataclasses.replace(recipe.optimisation, steps=2),
-        losses=Losses(dense=0, sparse=0, dense_alignment=0, flops=0, temperature=0.01),
-        heads=Heads(pooling="eos", sparse=False),
+        losses=LossWeights(dense=0, sparse=0, dense_alignment=0, flops=0, temperature=0.01),
+        heads=HeadRecipe(pooling="eos", sparse=False),
         query=first.query,
         documents=first.documents,
         evaluation=dataclasses.replace(recipe.evaluation, by="symmetric"),
@@ -261,8 +261,8 @@ def test_the_development_set_decides(likelihood: LikelihoodRecipe, tmp_path: Pat
     ("change", "message"),
     [
         ({"data": ()}, "at least one training set"),
-        ({"corruption": Corruption(ratio=1.5)}, "ratio is 1.5"),
-        ({"documents": Documents(eos=False)}, "eos must be true"),
+        ({"corruption": CorruptionRecipe(ratio=1.5)}, "ratio is 1.5"),
+        ({"documents": DocumentRecipe(eos=False)}, "eos must be true"),
         ({"model": ModelRecipe("x", attention="bidirectional")}, "must be causal"),
     ],
 )

@@ -17,10 +17,10 @@ import pytest
 
 from lightir.cli.app import build_parser
 from lightir.errors import FormatError, InvalidInput, NotFound
-from lightir.train.data_names import data_folder
-from lightir.train.recipe import Recipe
-from lightir.train.recipe_files import recipe_content, recipe_yaml
-from lightir.train.stages import STAGES, read_recipe
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.data_names import data_folder
+from lightir.train.recipes.recipe_files import recipe_content, recipe_yaml
+from lightir.train.stages.registry import STAGES, read_recipe
 from tiny_recipes import RECIPES, tiny_recipe
 
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
@@ -66,7 +66,7 @@ def written(folder: Path, text: str) -> Path:
     return folder / "recipe.yaml"
 
 
-def test_a_recipe_comes_back_from_its_yaml(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_recipe_comes_back_from_its_yaml(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, recipe_yaml(recipe))) == recipe
 
 
@@ -240,7 +240,9 @@ def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:
+def test_every_recipe_takes_two_steps(
+    path: Path, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
     """As it is, but for the size: a tiny model, tiny data, a small batch."""
     kind, given = read_recipe(path)
     tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
@@ -250,7 +252,7 @@ def test_every_recipe_takes_two_steps(path: Path, recipe: Recipe, datasets: tupl
 
 
 def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeats_nothing(
-    recipe: Recipe, tmp_path: Path
+    recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(

@@ -17,13 +17,13 @@ from torch import Tensor
 from lightir.data import Mixture, TrainingSet
 from lightir.errors import InvalidInput
 from lightir.eval.runs import write_run
-from lightir.train.batch import batch_losses
-from lightir.train.contrastive import train
-from lightir.train.losses import margin_mse, score_kl
-from lightir.train.preparation import build_model, fit_heads
-from lightir.train.recipe import Recipe
-from lightir.train.settings import DataRecipe
-from lightir.train.stage_data import make_mixture, open_sets
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.settings import DataRecipe
+from lightir.train.stages.contrastive import train
+from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.losses import margin_mse, score_kl
+from lightir.train.stages.stage_data import make_mixture, open_sets
+from lightir.train.stages.stage_model import build_model, fit_heads
 from lightir.types import Ranking
 from processes import assert_same, first_of, gradients_of, wake_lora
 
@@ -117,7 +117,7 @@ def test_scores_that_fit_nothing_are_refused(tmp_path: Path, scores: object, mes
         TrainingSet.open_jsonl(tmp_path / "a.jsonl", instructions=[""])
 
 
-def test_a_runs_scores_are_a_teachers(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_runs_scores_are_a_teachers(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     (plain,), _ = open_sets(dataclasses.replace(recipe, data=recipe.data[:1]), negatives=[None])
     first = plain.examples[0]
     write_run(
@@ -133,7 +133,7 @@ def test_a_runs_scores_are_a_teachers(recipe: Recipe, tmp_path: Path) -> None:
         plain.scored({"no such query": {"a": 1.0}})
 
 
-def distilling(recipe: Recipe, path: Path, **losses: object) -> Recipe:
+def distilling(recipe: ContrastiveRecipe, path: Path, **losses: object) -> ContrastiveRecipe:
     """Every branch, from examples with scores, without dropout."""
     return dataclasses.replace(
         recipe,
@@ -145,7 +145,7 @@ def distilling(recipe: Recipe, path: Path, **losses: object) -> Recipe:
 
 
 @pytest.mark.parametrize("kind", ["kl", "margin_mse"])
-def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path, kind: str) -> None:
+def test_every_trained_branch_follows_the_scores(recipe: ContrastiveRecipe, tmp_path: Path, kind: str) -> None:
     path = examples(tmp_path / "a.jsonl")
     settings = {"distillation": 0.3, "distillation_loss": kind, "distillation_temperature": 4.0, "contrast": 0.0}
     wanted = distilling(recipe, path, **settings)
@@ -171,7 +171,7 @@ def test_every_trained_branch_follows_the_scores(recipe: Recipe, tmp_path: Path,
     assert all(float(part.detach()) == 0 for name, part in untaught.items() if name.endswith("_distillation"))
 
 
-def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     """Its batches may come late: after one of the other set's, the run would have gone on for steps."""
     wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=0.3)
     wanted = dataclasses.replace(wanted, data=(*wanted.data, recipe.data[1]))
@@ -180,7 +180,7 @@ def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: Recip
     assert not (tmp_path / "model.run" / "log.jsonl").exists()
 
 
-def gradients(recipe: Recipe) -> dict[str, Tensor]:
+def gradients(recipe: ContrastiveRecipe) -> dict[str, Tensor]:
     """In double precision but for Llama's norms: margins are tens and gradients thousands, which fp32 rounds."""
     sets, _ = open_sets(recipe, negatives=[None])
     retriever = build_model(recipe, device="cpu")
@@ -193,7 +193,7 @@ def gradients(recipe: Recipe) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("world", "loss"), [(2, "margin_mse"), (4, "margin_mse"), (4, "kl")])
 def test_several_processes_have_the_gradient_of_one(
-    world: int, loss: Literal["kl", "margin_mse"], recipe: Recipe, tmp_path: Path
+    world: int, loss: Literal["kl", "margin_mse"], recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
     wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=1.0, distillation_loss=loss)
     assert_same(first_of(world, lambda: gradients(wanted), tmp_path), gradients(wanted), rtol=1e-6)

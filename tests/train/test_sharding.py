@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.train.loop import Loop
-from lightir.train.recipe import Heads, Losses, Recipe
-from lightir.train.settings import Documents, Evaluation
-from lightir.train.stages import STAGES, read_recipe
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import BranchEvaluation, DocumentRecipe
+from lightir.train.run.loop import Loop
+from lightir.train.stages.registry import STAGES, read_recipe
 from processes import join
 from tiny_recipes import RECIPES, tiny_recipe
 
@@ -38,7 +38,7 @@ def losses(model: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines if "loss" in line]
 
 
-def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+def _process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
     join(number, world, meeting)
     run = STAGES[recipe.stage].train
     run(recipe, out / "whole-run", device="cpu")
@@ -60,7 +60,7 @@ def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) 
 
 @pytest.mark.parametrize(("name", "rank"), [("lightretriever-tiny", 4), ("llm-ql-tiny", 0)])
 def test_split_layers_take_the_same_steps_and_resume(
-    name: str, rank: int, recipe: Recipe, datasets: tuple[Path, Path], tmp_path: Path
+    name: str, rank: int, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """With an adapter, and with all weights trained."""
     kind, given = read_recipe(RECIPES / f"{name}.yaml")
@@ -87,7 +87,7 @@ def test_split_layers_take_the_same_steps_and_resume(
     LightRetriever.load(tmp_path / "cut")
 
 
-def _compiled_process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+def _compiled_process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
     join(number, world, meeting)
     STAGES[recipe.stage].train(recipe, out, device="cpu")
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # layers did not run as they were
@@ -95,15 +95,15 @@ def _compiled_process(number: int, world: int, meeting: Path, recipe: Recipe, ou
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
-def test_layers_that_are_split_may_be_compiled(recipe: Recipe, tmp_path: Path) -> None:
+def test_layers_that_are_split_may_be_compiled(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     plain = dataclasses.replace(
         recipe,
         model=dataclasses.replace(recipe.model, lora_dropout=0.0, dtype="float32"),
         optimisation=dataclasses.replace(recipe.optimisation, steps=2, negatives=0),
-        losses=Losses(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
-        heads=Heads(pooling="mean", sparse=False),
-        documents=Documents(max_tokens=48),  # as long as padded queries: one shape
-        evaluation=Evaluation(),
+        losses=LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
+        heads=HeadRecipe(pooling="mean", sparse=False),
+        documents=DocumentRecipe(max_tokens=48),  # as long as padded queries: one shape
+        evaluation=BranchEvaluation(),
     )
     split = dataclasses.replace(
         plain,
@@ -121,6 +121,6 @@ def test_layers_that_are_split_may_be_compiled(recipe: Recipe, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("beside", [{"gradient_cache": 4}, {"mixed_batches": True}])
-def test_what_may_run_the_layers_unevenly_is_refused(recipe: Recipe, beside: dict[str, object]) -> None:
+def test_what_may_run_the_layers_unevenly_is_refused(recipe: ContrastiveRecipe, beside: dict[str, object]) -> None:
     with pytest.raises(InvalidInput, match="different number of times"):
         dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, sharding="layers", **beside))

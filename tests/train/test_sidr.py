@@ -28,16 +28,16 @@ from lightir.models.framing import Framed
 from lightir.models.own_weights import all_weights
 from lightir.search import Searcher
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.answers import holds_answer
-from lightir.train.bag_search import DeviceSearch, KernelSearch
-from lightir.train.losses import two_way_loss
-from lightir.train.preparation import fit_heads, load_trainable, training_policies
-from lightir.train.retrieval import BagOfTokens, Retrieval
-from lightir.train.settings import DataRecipe, DevSet, Documents, ModelRecipe, Optimisation
-from lightir.train.sidr import shipped_contract, train
-from lightir.train.sidr_batch import bag_of_tokens, batch_losses, light_queries, parametric, pruned
-from lightir.train.sidr_recipe import SidrEvaluation, SidrHead, SidrLosses, SidrRecipe
-from lightir.train.stage_data import make_mixture, open_sets
+from lightir.train.mining.answers import holds_answer
+from lightir.train.mining.bag_search import DeviceSearch, KernelSearch
+from lightir.train.recipes.settings import DataRecipe, DevSet, DocumentRecipe, ModelRecipe, Optimisation
+from lightir.train.recipes.sidr_recipe import SidrEvaluation, SidrHeadRecipe, SidrLossWeights, SidrRecipe
+from lightir.train.stages.losses import two_way_loss
+from lightir.train.stages.sidr import shipped_contract, train
+from lightir.train.stages.sidr_batch import bag_of_tokens, batch_losses, light_queries, parametric, pruned
+from lightir.train.stages.sidr_retrieval import BagOfTokens, RetrievalRecipe
+from lightir.train.stages.stage_data import make_mixture, open_sets
+from lightir.train.stages.stage_model import fit_heads, load_trainable, training_policies
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 from processes import assert_same, first_of, gradients_of
@@ -51,10 +51,10 @@ def sidr(model_folder: Path, datasets: tuple[Path, Path]) -> SidrRecipe:
         model=ModelRecipe(str(model_folder), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.0),
         data=tuple(DataRecipe(str(folder)) for folder in datasets),
         optimisation=Optimisation(steps=5, batch_size=4, negatives=1, learning_rate=1e-2, warmup_steps=1),
-        losses=SidrLosses(temperature=2.0),
-        heads=SidrHead(calibrate=0.5, calibration_documents=12, top_k=40),
-        retrieval=Retrieval(top_m=4),
-        documents=Documents(max_tokens=48, train_tokens=32),
+        losses=SidrLossWeights(temperature=2.0),
+        heads=SidrHeadRecipe(calibrate=0.5, calibration_documents=12, top_k=40),
+        retrieval=RetrievalRecipe(top_m=4),
+        documents=DocumentRecipe(max_tokens=48, train_tokens=32),
         evaluation=SidrEvaluation(sets=(DevSet(str(datasets[0]), queries=6, documents=10),)),
         checkpoint_every=2,
     )
@@ -114,8 +114,8 @@ def test_a_bag_holds_the_texts_own_tokens_once_and_no_frame(sidr: SidrRecipe) ->
 
 def test_top_k_keeps_the_largest_and_own_terms_where_asked() -> None:
     weights, bags = torch.tensor([[4.0, 1.0, 3.0, 2.0]]), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
-    assert pruned(weights, bags, SidrHead(top_k=2)).tolist() == [[4, 0, 3, 0]]
-    assert pruned(weights, bags, SidrHead(top_k=2, own_terms=True)).tolist() == [[4, 1, 3, 0]]
+    assert pruned(weights, bags, SidrHeadRecipe(top_k=2)).tolist() == [[4, 0, 3, 0]]
+    assert pruned(weights, bags, SidrHeadRecipe(top_k=2, own_terms=True)).tolist() == [[4, 1, 3, 0]]
 
 
 def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe) -> None:
@@ -198,7 +198,9 @@ def test_light_queries_are_not_rounded_under_autocast(sidr: SidrRecipe, monkeypa
 
 
 def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:
-    recipe = dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0, light=1.0), query=QueryPolicy(weighting="expansion"))
+    recipe = dataclasses.replace(
+        sidr, losses=SidrLossWeights(0.0, 0.0, light=1.0), query=QueryPolicy(weighting="expansion")
+    )
     retriever, _, batch = prepared(recipe)
     parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
     assert parts.keys() == {"light_bags", "light_documents"}
@@ -207,7 +209,7 @@ def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:
 
 
 def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: SidrRecipe, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(sidr, documents=Documents(max_tokens=2000))
+    recipe = dataclasses.replace(sidr, documents=DocumentRecipe(max_tokens=2000))
     retriever, sets, batch = prepared(recipe)
     trained = BagOfTokens(sets[0], retriever)
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
@@ -273,7 +275,9 @@ def test_where_bags_are_searched_changes_no_draw(sidr: SidrRecipe) -> None:
     training = next(each for each in sets if each.name == batch.dataset)
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
     drawn = [
-        BagOfTokens(training, retriever, on_device=way).draw(batch, weights, Retrieval(5), np.random.default_rng(3))
+        BagOfTokens(training, retriever, on_device=way).draw(
+            batch, weights, RetrievalRecipe(5), np.random.default_rng(3)
+        )
         for way in (False, True)
     ]
     assert drawn[0] == drawn[1]
@@ -283,8 +287,8 @@ def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_h
     sidr: SidrRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = QueryPolicy(weighting="expansion", expansion_terms=5)
-    losses = SidrLosses(light=1.0, temperature=2.0, light_temperature=0.25)
-    recipe = dataclasses.replace(sidr, query=query, losses=losses, retrieval=Retrieval(4, query_terms=3))
+    losses = SidrLossWeights(light=1.0, temperature=2.0, light_temperature=0.25)
+    recipe = dataclasses.replace(sidr, query=query, losses=losses, retrieval=RetrievalRecipe(4, query_terms=3))
     retriever, sets, batch = prepared(recipe)
     index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
     seen = []
@@ -301,11 +305,11 @@ def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_h
     for name, rows in (("light_bags", bags), ("light_documents", few)):
         expected = two_way_loss(light @ rows.T / 0.25, positives, excluded=excluded)
         torch.testing.assert_close(parts[name], expected, rtol=1e-5, atol=1e-6)
-    for wrong in (Retrieval(query_terms=-1), Retrieval(-1)):
+    for wrong in (RetrievalRecipe(query_terms=-1), RetrievalRecipe(-1)):
         with pytest.raises(InvalidInput, match="query_terms"):
             dataclasses.replace(recipe, retrieval=wrong)
     with pytest.raises(InvalidInput, match="light_temperature"):
-        dataclasses.replace(recipe, losses=SidrLosses(light_temperature=-1.0))
+        dataclasses.replace(recipe, losses=SidrLossWeights(light_temperature=-1.0))
 
 
 def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -> None:
@@ -320,12 +324,14 @@ def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -
     weights[0, retriever.backbone.tokenizer.term_ids([" red"]).row(0).astype(np.int64)] = 1.0
     for seed in range(20):
         generator = np.random.default_rng(seed)
-        drawn, found = index.draw(batch, weights, Retrieval(top_m=5), generator)
+        drawn, found = index.draw(batch, weights, RetrievalRecipe(top_m=5), generator)
         assert [each.doc_id for each in drawn] == ["good"]
         assert found == 1
-    seen = {index.draw(batch, weights, Retrieval(5, False), np.random.default_rng(s))[0][0].doc_id for s in range(20)}
+    seen = {
+        index.draw(batch, weights, RetrievalRecipe(5, False), np.random.default_rng(s))[0][0].doc_id for s in range(20)
+    }
     assert seen == {"good", "answer"}
-    drawn, found = index.draw(batch, torch.zeros(1, 258), Retrieval(5), np.random.default_rng(0))
+    drawn, found = index.draw(batch, torch.zeros(1, 258), RetrievalRecipe(5), np.random.default_rng(0))
     assert found == 0  # nothing matched: one is drawn from the corpus
     assert drawn[0].doc_id not in {"p", "also"}
 
@@ -394,15 +400,15 @@ def test_several_processes_have_the_gradient_of_one(world: int, sidr: SidrRecipe
 
 def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
     with pytest.raises(InvalidInput, match="parametric"):
-        dataclasses.replace(sidr, losses=SidrLosses(0.0, 0.0))
+        dataclasses.replace(sidr, losses=SidrLossWeights(0.0, 0.0))
     with pytest.raises(InvalidInput, match="top_k"):
-        dataclasses.replace(sidr, heads=SidrHead(top_k=0))
+        dataclasses.replace(sidr, heads=SidrHeadRecipe(top_k=0))
     with pytest.raises(InvalidInput, match="lora_rank is -1"):
         dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=-1))
     with pytest.raises(InvalidInput, match="first_layer must be 0"):
         dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=0, first_layer=1))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
-        dataclasses.replace(sidr, losses=SidrLosses(light=0.5))
+        dataclasses.replace(sidr, losses=SidrLossWeights(light=0.5))
     with pytest.raises(InvalidInput, match="mixed_batches"):
         dataclasses.replace(sidr, optimisation=dataclasses.replace(sidr.optimisation, mixed_batches=True))
 
@@ -416,7 +422,7 @@ def test_all_weights_of_an_encoder_are_trained_kept_and_resumed(
         sidr,
         model=ModelRecipe(str(tmp_path / "bert"), attention="bidirectional", lora_rank=0, lora_dropout=0.0),
         optimisation=dataclasses.replace(sidr.optimisation, steps=20, learning_rate=2e-3),
-        heads=SidrHead(top_k=40, projection=projection),
+        heads=SidrHeadRecipe(top_k=40, projection=projection),
         evaluation=SidrEvaluation(),
     )
     whole = train(recipe, tmp_path / "whole", device="cpu")
@@ -440,7 +446,7 @@ def test_states_may_meet_the_input_embeddings_also_of_a_model_without_a_head(
     save_tiny("bert", tmp_path / "bert", plain=plain)
     model = dataclasses.replace(sidr.model, address=str(tmp_path / "bert"), attention="bidirectional")
     recipe = dataclasses.replace(
-        sidr, model=model, heads=SidrHead(top_k=40, projection="embeddings"), evaluation=SidrEvaluation()
+        sidr, model=model, heads=SidrHeadRecipe(top_k=40, projection="embeddings"), evaluation=SidrEvaluation()
     )
     retriever, _, batch = prepared(recipe)
     found = parametric(retriever, retriever.frame_documents(batch.documents)).detach()
@@ -453,7 +459,7 @@ def test_states_may_meet_the_input_embeddings_also_of_a_model_without_a_head(
     folder = train(recipe, tmp_path / "model", device="cpu")
     assert Contract.load(folder).sparse == SparseHead("elu1p", "", 40, 32.0, "embeddings")
     if plain:
-        head = dataclasses.replace(recipe, heads=SidrHead(top_k=40))
+        head = dataclasses.replace(recipe, heads=SidrHeadRecipe(top_k=40))
         with pytest.raises(InvalidInput, match=r"heads\.projection"):
             prepared(head)
 
@@ -468,7 +474,7 @@ def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model
         sidr,
         model=dataclasses.replace(sidr.model, address=str(tmp_path / "backbone"), attention=attention),
         optimisation=dataclasses.replace(sidr.optimisation, steps=2),
-        losses=SidrLosses(temperature=2.0, light=0.5),
+        losses=SidrLossWeights(temperature=2.0, light=0.5),
         heads=dataclasses.replace(sidr.heads, projection=projection, own_terms=True),
         query=QueryPolicy(weighting="expansion", expansion_terms=5, leading_blank=False),
         evaluation=SidrEvaluation(),

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from interrupted import cut
 from lightir.errors import InvalidInput
 from lightir.models.heads import activate
-from lightir.train.contrastive import train
-from lightir.train.losses import flops
-from lightir.train.recipe import Recipe
-from lightir.train.sparsity import SparsityControl
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.stages.contrastive import train
+from lightir.train.stages.losses import flops
+from lightir.train.stages.sparsity import SparsityControl
 
 
 def settled(target: int, start: float, *, steps: int = 400) -> float:
@@ -64,14 +64,14 @@ def test_dead_and_dense_documents_move_the_weight_within_bounds() -> None:
         assert control.weight == pytest.approx(2.0 * factor)
 
 
-def controlled(recipe: Recipe) -> Recipe:
+def controlled(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
     losses = dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1, flops=0.1)
     losses = dataclasses.replace(losses, flops_target=20, query_flops_target=7)
     accumulated = dataclasses.replace(recipe.optimisation, accumulation=2)
     return dataclasses.replace(recipe, losses=losses, optimisation=accumulated)
 
 
-def test_a_resumed_run_has_the_same_weights_logged_and_losses(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_weights_logged_and_losses(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     def steps(model: Path) -> list[dict[str, float]]:
         lines = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
         names = ("loss", "flops_weight", "query_flops_weight", "nonzeros")
@@ -87,6 +87,8 @@ def test_a_resumed_run_has_the_same_weights_logged_and_losses(recipe: Recipe, tm
 
 
 @pytest.mark.parametrize("losses", [{"flops_target": -1}, {"flops_target": 9, "flops": 0.0}, {"query_flops_target": 9}])
-def test_a_target_without_a_weight_to_begin_with_is_refused(recipe: Recipe, losses: dict[str, float]) -> None:
+def test_a_target_without_a_weight_to_begin_with_is_refused(
+    recipe: ContrastiveRecipe, losses: dict[str, float]
+) -> None:
     with pytest.raises(InvalidInput, match="_target is"):
         dataclasses.replace(recipe, losses=dataclasses.replace(recipe.losses, **losses))

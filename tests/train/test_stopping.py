@@ -25,15 +25,15 @@ from safetensors.torch import load_file
 from interrupted import cut
 from lightir.errors import AlreadyExists, WriteFailed
 from lightir.files import exclusive_writer
-from lightir.train import stopping
-from lightir.train.checkpoint import checkpoints, load_checkpoint
-from lightir.train.contrastive import train
-from lightir.train.curves import Curves, numbers
-from lightir.train.loop import Loop
-from lightir.train.recipe import Recipe
-from lightir.train.recipe_files import recipe_yaml
-from lightir.train.settings import Evaluation
-from lightir.train.stopping import noted_interrupts
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import BranchEvaluation
+from lightir.train.run import stopping
+from lightir.train.run.checkpoint import checkpoints, load_checkpoint
+from lightir.train.run.curves import Curves, numbers
+from lightir.train.run.loop import Loop
+from lightir.train.run.stopping import noted_interrupts
+from lightir.train.stages.contrastive import train
 from processes import join
 
 
@@ -46,9 +46,9 @@ def listening() -> Iterator[None]:
 
 
 @pytest.fixture
-def plain(recipe: Recipe) -> Recipe:
+def plain(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
     """Six steps without evaluation, a checkpoint after every second."""
-    return dataclasses.replace(recipe, evaluation=Evaluation())
+    return dataclasses.replace(recipe, evaluation=BranchEvaluation())
 
 
 def losses(model: Path) -> list[float]:
@@ -61,7 +61,7 @@ def weights(model: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on(
-    number: signal.Signals, plain: Recipe, tmp_path: Path
+    number: signal.Signals, plain: ContrastiveRecipe, tmp_path: Path
 ) -> None:
     endless = dataclasses.replace(
         plain, optimisation=dataclasses.replace(plain.optimisation, steps=100_000), checkpoint_every=0
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on
 
 
 def test_a_run_resumed_after_ctrl_c_equals_an_uninterrupted_one(
-    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(plain, tmp_path / "whole", device="cpu")
     original = Loop._optimizer_step
@@ -147,7 +147,7 @@ def test_other_threads_and_ignored_signals_are_left_alone() -> None:
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(
-    plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plain: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: Loop) -> dict[str, object]:
         raise OSError("the cable")
@@ -161,7 +161,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again(
     assert "before its first checkpoint" in caplog.text
 
 
-def test_a_run_that_is_still_going_on_is_not_begun_again(plain: Recipe, tmp_path: Path) -> None:
+def test_a_run_that_is_still_going_on_is_not_begun_again(plain: ContrastiveRecipe, tmp_path: Path) -> None:
     (tmp_path / "model.run").mkdir()
     (tmp_path / "model.run" / "log.jsonl").touch()
     with (
@@ -193,7 +193,7 @@ def a_full_disk() -> Iterator[None]:
     ],
 )
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
-    method: str, kept: str, message: str, plain: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, kept: str, message: str, plain: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the second checkpoint is written, or the model."""
     whole = train(plain, tmp_path / "whole", device="cpu")
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     assert losses(resumed) == losses(whole)
 
 
-def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+def _process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
     join(number, world, meeting)
     original = Loop._optimizer_step
 
@@ -231,7 +231,7 @@ def _process(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) 
         os._exit(7)
 
 
-def test_a_dead_process_leaves_the_last_checkpoint_whole(plain: Recipe, tmp_path: Path) -> None:
+def test_a_dead_process_leaves_the_last_checkpoint_whole(plain: ContrastiveRecipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(plain, model=dataclasses.replace(plain.model, lora_dropout=0.0))
     context = multiprocessing.start_processes(
         _process, args=(2, tmp_path / "meeting", recipe, tmp_path / "cut"), nprocs=2, join=False, start_method="fork"
@@ -263,7 +263,7 @@ def test_without_tensorboard_its_absence_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_tensorboard_reads_what_the_log_says(plain: Recipe, tmp_path: Path) -> None:
+def test_tensorboard_reads_what_the_log_says(plain: ContrastiveRecipe, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -274,7 +274,7 @@ def test_tensorboard_reads_what_the_log_says(plain: Recipe, tmp_path: Path) -> N
     assert [each.step for each in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
-def _stopped_and_resumed(number: int, world: int, meeting: Path, recipe: Recipe, out: Path) -> None:
+def _stopped_and_resumed(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
     join(number, world, meeting)
     train(recipe, out / "whole", device="cpu")
     for name in ("two", "one"):
@@ -284,7 +284,7 @@ def _stopped_and_resumed(number: int, world: int, meeting: Path, recipe: Recipe,
 
 
 def test_each_process_goes_on_with_its_own_dropout_and_another_number_of_them_is_said(
-    plain: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    plain: ContrastiveRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     multiprocessing.spawn(_stopped_and_resumed, args=(2, tmp_path / "meeting", plain, tmp_path), nprocs=2)
     assert losses(tmp_path / "two") == losses(tmp_path / "whole")

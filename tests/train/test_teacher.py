@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from lightir.errors import InvalidInput
-from lightir.train import teacher as teacher_module
-from lightir.train.teacher import Teacher
+from lightir.train.distill import teacher as teacher_module
+from lightir.train.distill.teacher import Teacher
 from lightir.types import Document
 from tiny_models import write_sentence_transformer
 

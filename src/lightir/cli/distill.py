@@ -74,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit and name the model's folder."""
     from lightir.contract import from_json
-    from lightir.train.distill import distill
-    from lightir.train.recipe_files import overridden
-    from lightir.train.table_fit import FitConfig
+    from lightir.train.distill.distillation import distill
+    from lightir.train.distill.table_fit import FitConfig
+    from lightir.train.recipes.recipe_files import overridden
 
     model = distill(
         args.teacher,

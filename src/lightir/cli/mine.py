@@ -21,8 +21,8 @@ from lightir.cli.terminal import Misuse, print_json, say
 if TYPE_CHECKING:
     from lightir.data import Dataset
     from lightir.search.language_model import Smoothing
-    from lightir.train.finders import Finder
-    from lightir.train.teacher import Teacher
+    from lightir.train.distill.teacher import Teacher
+    from lightir.train.mining.finders import Finder
 
 HELP = "mine hard negatives for training"
 EXAMPLES = """
@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> None:
     """Mine and say what was kept and dropped."""
     from lightir.data import Dataset
     from lightir.search.language_model import parse_smoothing
-    from lightir.train.mining import Filters, mine
+    from lightir.train.mining.miner import NegativeFilters, mine
 
     smoothing = parse_smoothing(args.tokens)
     if args.teacher_share is not None and args.teacher is None:
         raise Misuse("--teacher-share is of a teacher's scores: name one with --teacher")
-    filters = Filters(
+    filters = NegativeFilters(
         first_rank=args.first_rank,
         depth=args.depth,
         margin=args.margin,
@@ -157,13 +157,13 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
     if args.index:
         from lightir.index import Index
         from lightir.search import Searcher
-        from lightir.train.finders import IndexFinder
+        from lightir.train.mining.finders import IndexFinder
 
         with Index.open(args.index) as index:
             searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
             yield IndexFinder(searcher, args.mode)
     elif args.model:
-        from lightir.train.model_finders import model_finder
+        from lightir.train.mining.model_finders import model_finder
 
         with (
             nullcontext(args.work) if args.work else tempfile.TemporaryDirectory() as work,
@@ -188,6 +188,6 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
 def _teacher(address: str | None, device: str) -> Teacher | None:
     if address is None:
         return None
-    from lightir.train.teacher import Teacher
+    from lightir.train.distill.teacher import Teacher
 
     return Teacher.load(address, max_tokens=TEACHER_TOKENS, device=device)

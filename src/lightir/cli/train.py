@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train and name the model's folder."""
-    from lightir.train.processes import is_first
-    from lightir.train.stages import read_recipe
+    from lightir.train.run.processes import is_first
+    from lightir.train.stages.registry import read_recipe
 
     out = args.out or Path(args.recipe).stem
     kind, recipe = read_recipe(args.recipe, overrides=args.set)

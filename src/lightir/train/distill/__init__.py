@@ -1,0 +1,1 @@
+"""Query tables fitted to a frozen bi-encoder, the teacher."""

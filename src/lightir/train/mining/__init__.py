@@ -1,0 +1,1 @@
+"""Hard negatives: where they are searched, and which results are kept."""

@@ -1,0 +1,1 @@
+"""Training recipes: their records, their YAML files, and the names of data sets."""

@@ -1,0 +1,398 @@
+"""The loop that every training stage runs in: optimizer steps, schedule, checkpoints, log, best state, model folder."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from tqdm import tqdm
+
+from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
+from lightir.files import atomic_folder, exclusive_writer, write_bytes, write_json
+from lightir.models.devices import usable_device
+from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.settings import Optimisation
+from lightir.train.run.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    random_states,
+    restore_random_states,
+    save_checkpoint,
+)
+from lightir.train.run.curves import FOLDER as TENSORBOARD
+from lightir.train.run.curves import Curves
+from lightir.train.run.environment import environment
+from lightir.train.run.processes import (
+    average_gradients,
+    barrier,
+    is_first,
+    join_processes,
+    of_all_processes,
+    own_device,
+    rank,
+    world_size,
+)
+from lightir.train.run.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
+from lightir.train.run.stage import Stage, StageRecipe
+from lightir.train.run.stopping import noted_interrupts
+
+logger = logging.getLogger(__name__)
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+COLLAPSED = 0.9
+"""Mean pairwise cosine of documents above which the encoder is said to collapse."""
+
+
+def run_stage(
+    recipe: StageRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
+) -> Path:
+    """Train a stage and write its model folder; the path comes back.
+
+    Args:
+        recipe: kept beside the model and in checkpoints, each of which is resumed under the same recipe alone.
+        out: the model folder to be; `<out>.run` beside it holds recipe, log and checkpoints while training runs.
+        make: builds the stage on a device; called once the run's folder is there.
+        resume: go on from the last checkpoint.
+        device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
+
+    Raises:
+        AlreadyExists: `out` is there, or an unfinished run is and resume is off, or another process is training there.
+        NotFound: no checkpoint to resume from.
+        KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM came; the step under way is finished, a checkpoint written.
+    """
+    if resume and recipe.optimisation.max_minutes:
+        logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
+    keep_heap_whole()
+    device = join_processes(usable_device(own_device(device)))
+    with _open_folder(recipe, out, resume=resume) as folder:
+        loop = Loop(recipe, make(device), folder, device)
+        if resume:
+            loop.restore()
+        loop.run()
+        return loop.finish(out)
+
+
+def keep_heap_whole() -> None:
+    """Have glibc give every block of 4 MB and more its own pages, which go back to the system when it is freed.
+
+    A CPU run whose batches differ in shape otherwise cuts its heap to pieces: SmolLM2 with a teacher grew from 4 to
+    20 GB in 110 steps, and stays below 5.5 GB like this. Fresh pages cost such a run 29 % of its time in the kernel,
+    17 % under GLIBC_TUNABLES=glibc.malloc.hugetlb=1. Nothing happens under other C libraries.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_THRESHOLD, 4 << 20), (M_TRIM_THRESHOLD, 8 << 20)):
+        if not libc.mallopt(parameter, value):
+            logger.warning("the C library refused mallopt(%d, %d): memory may grow during the run", parameter, value)
+
+
+@contextmanager
+def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
+    """The run's folder, which no other run writes meanwhile."""
+    folder = out.with_name(out.name + ".run")
+    if out.exists():
+        raise AlreadyExists(f"{out} exists already; choose another name or remove it")
+    if not resume and checkpoints(folder / "checkpoints"):
+        raise AlreadyExists(f"{folder} holds an unfinished run; go on with resume, or remove it")
+    barrier()  # before the first process removes what the others look at
+    with ExitStack() as held:
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(exclusive_writer(folder))
+            if not resume and (left := list(folder.iterdir())):
+                logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
+                for path in left:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
+        barrier()
+        yield folder
+
+
+@dataclass(slots=True)
+class BestState:
+    """The best state so far by the development sets."""
+
+    score: float = -math.inf
+    step: int = 0
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Loop:
+    """One run of one stage."""
+
+    def __init__(self, recipe: StageRecipe, stage: Stage, folder: Path, device: str) -> None:
+        """Begin at step 0; `folder` takes log and checkpoints."""
+        self.recipe, self.stage, self.folder, self.device = recipe, stage, folder, device
+        self.step = 0
+        self.seconds = 0.0  # of training before the last resume
+        self.best = BestState()
+        self.saved = -1  # the last checkpoint's step
+        self.curves: Curves | None = None
+        settings = recipe.optimisation
+        self.parameters = dict(stage.parameters)
+        self.join_layers: Callable[[], None] | None = None
+        if settings.sharding == "layers" and world_size() > 1:
+            self.join_layers = split_layers(stage.trunk, device)
+            now = dict(stage.trunk.named_parameters())
+            self.parameters = {name: now.get(name, parameter) for name, parameter in self.parameters.items()}
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        torch.manual_seed(settings.seed + 1 + rank())  # dropout differs between processes
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """What the run was given beside its recipe, as JSON: fingerprints of all texts and the backbone's weights."""
+        data = json.loads(json.dumps(self.stage.records().get("data", {})))
+        return {"data": data, "backbone": self.stage.retriever.contract.backbone.weights_hash}
+
+    def restore(self) -> None:
+        """Go back to the folder's last checkpoint."""
+        state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, given=self.given)
+        self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
+        self._set_parameters(state["parameters"])
+        self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
+        self.optimizer.load_state_dict(split_state(state["optimizer"], list(self.parameters.values())))
+        self.best = BestState(state["best_score"], state["best_step"], state["best_parameters"])
+        if is_first():
+            _cut_log(self.folder / "log.jsonl", self.step)
+        self._restore_random(state["random"])
+
+    def _restore_random(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Each process's own generators, where as many wrote the checkpoint; else fresh draws."""
+        if len(states) == world_size():
+            restore_random_states(states[rank()])
+            return
+        if is_first():
+            logger.warning(
+                "processes that wrote the checkpoint: %d, that go on from it: %d; what each draws at random (dropout) "
+                "will differ from an uninterrupted run's, the batches will not",
+                len(states),
+                world_size(),
+            )
+        restore_random_states(states[0])
+        fresh = np.random.default_rng([self.recipe.optimisation.seed, self.step, rank()])
+        torch.manual_seed(int(fresh.integers(1 << 62)))
+
+    def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            fill(parameter, values[name])
+
+    def run(self) -> None:
+        """Optimizer steps until the recipe's steps or minutes are up.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is finished and a checkpoint written.
+        """
+        started = time.monotonic() - self.seconds
+        self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
+        bar = tqdm(
+            total=self.recipe.optimisation.steps, initial=self.step, disable=None if is_first() else True, unit="step"
+        )
+        try:
+            with noted_interrupts() as interrupted, bar:
+                while (progress := self._progress(time.monotonic() - started)) < 1:
+                    self._logged_step(progress, started, bar)
+                    if interrupted():
+                        self._stop()
+            self.evaluate()
+        finally:
+            if self.curves is not None:
+                self.curves.close()
+
+    def _logged_step(self, progress: float, started: float, bar: Any) -> None:
+        """One step, with the evaluation and the checkpoint that are due after it."""
+        settings, every = self.recipe.optimisation, self.recipe.evaluation.every
+        begun = time.monotonic()
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * learning_rate_share(self.step, progress, settings)
+        record = self._optimizer_step()
+        self.step += 1
+        self.seconds = time.monotonic() - started
+        record["docs_per_s"] = self.stage.texts_per_step / (time.monotonic() - begun)
+        self._write_log({"step": self.step, "seconds": round(self.seconds, 1), **record})
+        bar.update()
+        bar.set_postfix({name: f"{record[name]:.3g}" for name in ("loss", "nonzeros", "cosine") if name in record})
+        if every and self.step % every == 0 and self._progress(self.seconds) < 1:
+            self.evaluate()
+        if self.recipe.checkpoint_every and self.step % self.recipe.checkpoint_every == 0:
+            self._save_checkpoint()
+
+    def _stop(self) -> None:
+        if self.saved != self.step:
+            self._save_checkpoint()
+        logger.warning("stopped after step %d, whose checkpoint is in %s", self.step, self.folder / "checkpoints")
+        raise KeyboardInterrupt
+
+    def _progress(self, seconds: float) -> float:
+        settings = self.recipe.optimisation
+        by_steps = self.step / settings.steps
+        by_time = seconds / 60 / settings.max_minutes if settings.max_minutes else 0.0
+        if settings.max_minutes and world_size() > 1:  # every process must stop at the same step
+            shared = torch.tensor([by_time])
+            dist.broadcast(shared, 0)
+            by_time = float(shared)
+        return max(by_steps, by_time)
+
+    def _optimizer_step(self) -> dict[str, Any]:
+        settings, parameters = self.recipe.optimisation, list(self.parameters.values())
+        self.optimizer.zero_grad(set_to_none=True)
+        records = []
+        for part in range(settings.accumulation):
+            parts, monitored = self.stage.losses(self.step * settings.accumulation + part, step=self.step)
+            loss = torch.stack(list(parts.values())).sum()
+            torch.autograd.backward(loss / settings.accumulation)
+            values = {name: float(value.detach()) for name, value in parts.items()}
+            records.append({"loss": float(loss.detach()), **values, **monitored})
+            if not math.isfinite(records[-1]["loss"]):
+                raise InvalidInput(f"the loss is {records[-1]['loss']} at step {self.step}: {values}; lower the rate")
+        average_gradients(parameters)
+        norm = clip_gradients(parameters, settings.max_gradient_norm)
+        self.optimizer.step()
+        record = _joined(records)
+        record["gradient_norm"] = float(norm)
+        record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if record.get("cosine", 0.0) > COLLAPSED:
+            logger.warning("step %d: documents' mean pairwise cosine is %.3f: collapse", self.step, record["cosine"])
+        return record
+
+    def evaluate(self) -> None:
+        """Measure on the development sets, log it, and keep the state if it is the best."""
+        training = self.stage.trunk.training
+        self.stage.trunk.eval()
+        with torch.no_grad():
+            measured = self.stage.evaluate()
+        self.stage.trunk.train(training)
+        if measured is None:
+            return
+        self._write_log({"step": self.step, "development": measured.report})
+        if measured.score > self.best.score:
+            kept = {name: whole(p.detach()).clone().cpu() for name, p in self.parameters.items()}
+            self.best = BestState(measured.score, self.step, kept)
+
+    def _save_checkpoint(self) -> None:
+        self.saved = self.step
+        parameters = {name: whole(p.detach()) for name, p in self.parameters.items()}
+        optimizer = whole_state(self.optimizer.state_dict())
+        random = of_all_processes(random_states())
+        if not is_first():
+            return
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "parameters": parameters,
+            "fixed": dict(self.stage.fixed),
+            "optimizer": optimizer,
+            "random": random,
+            "best_score": self.best.score,
+            "best_step": self.best.step,
+            "best_parameters": self.best.parameters,
+        }
+        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe, given=self.given)
+
+    def _write_log(self, record: Mapping[str, Any]) -> None:
+        if is_first():
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        if self.curves is not None:
+            self.curves.write(record)
+
+    def finish(self, out: Path) -> Path:
+        """Write the model folder with the best state, and remove the run's own folder.
+
+        Raises:
+            WriteFailed: the system refused, a full disk for one; the run's folder stays as it is.
+        """
+        if self.best.parameters:
+            self._set_parameters(self.best.parameters)
+        if self.join_layers is not None:
+            self.join_layers()
+        if is_first():
+            self.stage.trunk.eval()
+            try:
+                self._write_model(out)
+            except (OSError, SafetensorError) as error:
+                free = shutil.disk_usage(out.parent).free
+                whole = checkpoints(self.folder / "checkpoints")
+                stays = f"{whole[-1]} is whole: make room and resume" if whole else "no checkpoint was written before"
+                raise WriteFailed(
+                    f"{out} cannot be written, {free / 1e6:,.1f} MB are free: {error}; {stays}"
+                ) from error
+            shutil.rmtree(self.folder)
+        barrier()
+        return out
+
+    def _write_model(self, out: Path) -> None:
+        with atomic_folder(out) as folder:
+            self.stage.save(folder)
+            self._write_records(folder / "training")
+
+    def _write_records(self, folder: Path) -> None:
+        folder.mkdir()
+        for name in ("recipe.yaml", "log.jsonl"):
+            shutil.copyfile(self.folder / name, folder / name)
+        if (self.folder / TENSORBOARD).is_dir():
+            shutil.copytree(self.folder / TENSORBOARD, folder / TENSORBOARD)
+        for name, content in self.stage.records().items():
+            write_json(folder / f"{name}.json", content)
+        kept = {"step": self.best.step, "score": self.best.score} if self.best.parameters else {"step": self.step}
+        write_json(
+            folder / "environment.json",
+            environment(self.device)
+            | {"steps": self.step, "kept": kept, "seconds": round(self.seconds, 1), "processes": world_size()},
+        )
+
+
+def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record for a step's forward passes: the mean of what is a number, the last of what is not."""
+    return {
+        name: float(np.mean([each[name] for each in records])) if isinstance(value, int | float) else value
+        for name, value in records[-1].items()
+    }
+
+
+def learning_rate_share(step: int, progress: float, settings: Optimisation) -> float:
+    """Share of the learning rate at a step: linear warm-up, then a cosine over the run down to final_share.
+
+    Args:
+        step: optimizer steps done.
+        progress: of the whole run, in [0, 1).
+        settings: its learning-rate schedule.
+    """
+    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
+    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
+
+
+def _cut_log(path: Path, step: int) -> None:
+    """Drop what was logged after a checkpoint, half a line at the end included."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if record["step"] > step:
+            break
+        kept.append(line + "\n")
+    write_bytes(path, "".join(kept).encode())

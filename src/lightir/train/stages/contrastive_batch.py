@@ -1,0 +1,237 @@
+"""One batch's loss: dense and sparse in one document forward, the queries full and light, over all processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightir.data import TrainingBatch
+from lightir.models.encoder import LightRetriever
+from lightir.train.batches.batch_vectors import (
+    Terms,
+    batch_terms,
+    document_vectors,
+    full_query_vectors,
+    light_query_vectors,
+    sparse_query_matrix,
+)
+from lightir.train.batches.share import ProcessShare, share_of
+from lightir.train.distill.teacher import Teacher
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.run.processes import gather, rank, world_size
+from lightir.train.stages.losses import (
+    alignment_kl,
+    flops,
+    flops_ramp,
+    info_nce,
+    margin_mse,
+    matryoshka,
+    mean_pairwise_cosine,
+    score_kl,
+    similarity,
+)
+
+WATCHED = 64
+"""Documents whose sparse vectors' mean cosine is logged where there are no dense ones: they are wide."""
+
+
+def batch_losses(
+    retriever: LightRetriever,
+    batch: TrainingBatch,
+    recipe: ContrastiveRecipe,
+    *,
+    step: int,
+    teacher: Teacher | None = None,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The weighted parts of a batch's loss, by name, and what is worth watching.
+
+    Each process encodes its share of the queries with their documents; the vectors are gathered with their gradients,
+    so that every process has the loss of the whole batch.
+
+    Args:
+        retriever: the model.
+        batch: the whole batch, the same on every process; its queries must divide among the processes.
+        recipe: losses, query policy and documents are read.
+        step: optimizer steps done, for the FLOPS ramp and the sample of terms.
+        teacher: whose scores the full encoder learns from.
+    """
+    losses, device = recipe.losses, retriever.backbone.device
+    share = share_of(batch, process=rank(), processes=world_size())
+    terms = None
+    if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
+        terms = batch_terms(retriever, batch, recipe, step=step)
+    dense, sparse = document_vectors(retriever, share.documents, recipe, terms)
+    candidates = Candidates(
+        None if dense is None else gather(dense),
+        torch.from_numpy(share.positives).to(device),
+        torch.from_numpy(share.excluded).to(device),
+        _given_scores(share, recipe, device),
+    )
+    full, weights = full_query_vectors(retriever, share, recipe)
+    parts, full_scores = _dense_losses(retriever, share, recipe, candidates, full)
+    if teacher is not None and full_scores is not None:
+        parts["teacher"] = recipe.teacher.weight * _teacher_kl(teacher, share, recipe, candidates, full_scores)
+    monitored = {} if candidates.dense is None else {"cosine": mean_pairwise_cosine(candidates.dense)}
+    if sparse is not None and terms is not None:
+        sparse = gather(sparse)
+        parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
+        monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
+        monitored["dead"] = dead_share(sparse[:, terms.sample])
+        if weights is not None:
+            weights = gather(weights)
+            parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
+            monitored["query_nonzeros"] = nonzeros(weights)
+        if candidates.dense is None:
+            monitored["cosine"] = mean_pairwise_cosine(sparse[:WATCHED])
+    return parts, monitored
+
+
+def nonzeros(weights: Tensor) -> float:
+    """Mean number of terms above zero in a row."""
+    return float((weights.detach() > 0).sum(1).float().mean())
+
+
+def dead_share(weights: Tensor) -> float:
+    """Share of the terms that no row gives a weight; at 1, CSplade's dying ReLU (section 3.1), no gradient is left."""
+    return float((weights.detach() <= 0).all(0).float().mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The documents of the whole batch, D of them, which each of its n queries scores.
+
+    Attributes:
+        dense: (D, H) pooled vectors, not yet normalised; None without a dense branch.
+        positives: (n,) int64, each query's own.
+        excluded: (n, D) bool, left out of a query's softmax.
+        scores: (n, D) a teacher's scores that came with the data, divided by their temperature, NaN where there are
+            none; None where they are not learned from.
+    """
+
+    dense: Tensor | None
+    positives: Tensor
+    excluded: Tensor
+    scores: Tensor | None = None
+
+
+def _dense_losses(
+    retriever: LightRetriever,
+    share: ProcessShare,
+    recipe: ContrastiveRecipe,
+    candidates: Candidates,
+    full: Tensor | None,
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Symmetric, light and alignment losses; and the full encoder's scaled scores (n, D), None without it."""
+    losses, dense = recipe.losses, candidates.dense
+    if dense is None:
+        return {}, None
+    dims = (dense.shape[1], *losses.dims)
+    parts: dict[str, Tensor] = {}
+    full_scores = None
+
+    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
+        return info_nce(
+            similarity(queries, documents),
+            candidates.positives,
+            temperature=losses.temperature,
+            excluded=candidates.excluded,
+        )
+
+    def scaled_scores(queries: Tensor) -> Tensor:
+        return similarity(F.normalize(queries, dim=-1), F.normalize(dense, dim=-1)) / losses.temperature
+
+    if full is not None:
+        full = gather(full)
+        parts["symmetric"] = losses.symmetric * losses.contrast * matryoshka(contrast, full, dense, dims=dims)
+        full_scores = scaled_scores(full)
+        parts |= _distilled("symmetric", full_scores, recipe, candidates)
+    if losses.dense > 0:
+        light = gather(light_query_vectors(retriever, share, recipe))
+        parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
+        parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
+        if losses.dense_alignment > 0 and full_scores is not None:
+            alignment = alignment_kl(scaled_scores(light), full_scores, excluded=candidates.excluded)
+            parts["dense_alignment"] = losses.dense_alignment * alignment
+    return parts, full_scores
+
+
+def _teacher_kl(
+    teacher: Teacher, share: ProcessShare, recipe: ContrastiveRecipe, candidates: Candidates, full_scores: Tensor
+) -> Tensor:
+    """What the full encoder's scaled scores (n, D) lack of those of another model."""
+    scores = similarity(gather(teacher.queries(share.queries)), gather(teacher.documents(share.documents)))
+    return alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
+
+
+def _sparse_losses(
+    retriever: LightRetriever,
+    batch: TrainingBatch,
+    recipe: ContrastiveRecipe,
+    sparse: Tensor,
+    terms: Terms,
+    candidates: Candidates,
+    full_scores: Tensor | None,
+    *,
+    step: int,
+) -> dict[str, Tensor]:
+    """Contrast, alignment and FLOPS of the documents' weights (D, m) of the batch's terms."""
+    losses = recipe.losses
+    parts: dict[str, Tensor] = {}
+    if losses.sparse > 0:
+        queries = sparse_query_matrix(retriever, batch.queries)
+        used = terms.queries if terms.ids is None else terms.ids[terms.queries]
+        scores = similarity(queries[:, used].to(sparse.dtype), sparse[:, terms.queries])
+        contrast = info_nce(
+            scores, candidates.positives, temperature=losses.sparse_temperature, excluded=candidates.excluded
+        )
+        parts["sparse"] = losses.sparse * losses.contrast * contrast
+        parts |= _distilled("sparse", scores / losses.sparse_temperature, recipe, candidates)
+        if losses.sparse_alignment > 0 and full_scores is not None:
+            student = scores / losses.sparse_temperature
+            alignment = alignment_kl(student, full_scores, excluded=candidates.excluded)
+            parts["sparse_alignment"] = losses.sparse_alignment * alignment
+    if losses.flops > 0:
+        ramp = 1.0 if losses.flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        parts["flops"] = losses.flops * ramp * terms.factor * flops(sparse[:, terms.sample])
+    return parts
+
+
+def _symmetric_sparse_losses(
+    queries: Tensor, documents: Tensor, recipe: ContrastiveRecipe, candidates: Candidates, *, step: int
+) -> dict[str, Tensor]:
+    """Contrast and FLOPS of queries (n, V) against documents (D, V), both weighted by the model."""
+    losses = recipe.losses
+    scores = similarity(queries, documents)
+    temperature, excluded = losses.sparse_temperature, candidates.excluded
+    contrast = info_nce(scores, candidates.positives, temperature=temperature, excluded=excluded)
+    parts = {"symmetric_sparse": losses.symmetric_sparse * losses.contrast * contrast}
+    parts |= _distilled("symmetric_sparse", scores / temperature, recipe, candidates)
+    if losses.query_flops > 0:
+        ramp = 1.0 if losses.query_flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        parts["query_flops"] = losses.query_flops * ramp * flops(queries)
+    return parts
+
+
+def _given_scores(share: ProcessShare, recipe: ContrastiveRecipe, device: torch.device) -> Tensor | None:
+    """(n, D) as Candidates has them; a batch none of whose examples have any is NaN throughout and teaches nothing."""
+    if recipe.losses.distillation <= 0:
+        return None
+    if share.scores is None:
+        return torch.full(share.excluded.shape, torch.nan, device=device)
+    return torch.from_numpy(share.scores).to(device) / recipe.losses.distillation_temperature
+
+
+def _distilled(branch: str, scores: Tensor, recipe: ContrastiveRecipe, candidates: Candidates) -> dict[str, Tensor]:
+    """What a branch's scaled scores (n, D) lack of the given ones, weighted; nothing where none are given."""
+    losses = recipe.losses
+    if candidates.scores is None:
+        return {}
+    if losses.distillation_loss == "kl":
+        loss = score_kl(scores, candidates.scores)
+    else:
+        loss = margin_mse(scores, candidates.scores, candidates.positives)
+    weight = getattr(losses, branch) * losses.distillation
+    return {f"{branch}_distillation": weight * loss}
