@@ -1,4 +1,4 @@
-"""The tokens branch reaches the field's BM25 figures on real collections."""
+"""The lexical branch has the reference figures of BM25, which recipes/bm25_reference.py computes."""
 
 from __future__ import annotations
 
