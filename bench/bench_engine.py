@@ -34,8 +34,8 @@ import engine_peers as peers
 from engine_peers import Engine, Maker
 from lightir import kernel
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
-from lightir.search import Searcher
-from lightir.search.modes import DEPTH, WHOLE_DEPTH
+from lightir.search import Searcher, SearchOptions
+from lightir.search.plan import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 from lightir.vectors import SparseVectors
@@ -438,17 +438,17 @@ def index_engines(
     n_bytes = peers.folder_bytes(folder)
     for name in modes:
         mode, _, fusion = name.partition(", ")
-        how: dict[str, Any] = {"mode": mode, "fusion": fusion or None, "depth": depth}
+        options = SearchOptions(mode=mode, fusion=fusion or None, depth=depth)
 
-        def search(query: str, k: int, how: dict[str, Any] = how) -> peers.Found:
-            found = searcher.search([query], k, **how)["0"]
+        def search(query: str, k: int, options: SearchOptions = options) -> peers.Found:
+            found = searcher.search([query], k, options)["0"]
             ids = [int(doc_id) if doc_id.isdigit() else 0 for doc_id in found.doc_ids]
             return np.array(ids, np.int64), found.scores.astype(np.float32)
 
-        def batch(queries: Sequence[str], k: int, threads: int, how: dict[str, Any] = how) -> object:
+        def batch(queries: Sequence[str], k: int, threads: int, options: SearchOptions = options) -> object:
             searcher.threads = threads
             try:
-                return searcher.search(list(queries), k, **how)
+                return searcher.search(list(queries), k, options)
             finally:
                 searcher.threads = 1
 
@@ -478,6 +478,7 @@ def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: i
     vectors = searcher.encoder.encode(texts)
     assert vectors.dense is not None
     assert vectors.sparse is not None
+    options = SearchOptions(mode="hybrid", fusion=fusion, depth=depth)
     least = np.full((len(texts), 3), np.inf)
     for _ in range(rounds):
         for i, text in enumerate(texts):
@@ -486,7 +487,7 @@ def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: i
             calls: list[Callable[[], object]] = [
                 lambda i=i: view.dense_rows.top_k(vectors.dense[i : i + 1], k=depth),  # type: ignore[misc]
                 lambda t=terms, c=counts, p=indptr: view.sparse_rows.top_k(p, t, c, k=depth),  # type: ignore[misc]
-                lambda t=text: searcher.search([t], mode="hybrid", fusion=fusion, depth=depth),  # type: ignore[misc]
+                lambda t=text: searcher.search([t], options=options),  # type: ignore[misc]
             ]
             for j, call in enumerate(calls):
                 if j == 2:

@@ -22,7 +22,7 @@ import numpy as np
 
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.index.metadata_filters import condition
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from optional import is_installed
 
@@ -77,19 +77,19 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
         )
         wanted = [{"n": {"gte": i % 90, "lt": i % 90 + 10}} for i in range(len(queries))]
         start = time.perf_counter()
-        found = searcher.search(queries[:1], 10, filter=wanted[0])["0"]
+        found = searcher.search(queries[:1], 10, SearchOptions(filter=wanted[0]))["0"]
         first_s = time.perf_counter() - start
-        again = per_call(queries, lambda query: searcher.search([query], 10, filter=wanted[0]))
+        again = per_call(queries, lambda query: searcher.search([query], 10, SearchOptions(filter=wanted[0])))
         show("filtered", again, f"; the first time {first_s * 1e3:,.0f} ms; {len(found)} found")
         pairs = list(zip(queries, wanted, strict=True))
-        other = per_call(pairs, lambda pair: searcher.search([pair[0]], 10, filter=pair[1]))
+        other = per_call(pairs, lambda pair: searcher.search([pair[0]], 10, SearchOptions(filter=pair[1])))
         slow = per_call(wanted[:5], lambda each: index.view.store.keys_where(*condition(each)))
         show("values", other, f", another filter each; SQL alone {statistics.median(slow) * 1e3:,.0f} ms")
 
         def add_and_filter(document: Document) -> None:
             writer.add([document])
             index.refresh()
-            searcher.search([document.title], 1, filter=wanted[0])
+            searcher.search([document.title], 1, SearchOptions(filter=wanted[0]))
 
         show(
             "add, both",

@@ -32,7 +32,7 @@ from lightir.index import Index, IndexOptions, build_index
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import QUANTIZERS, quantize_layers
 from lightir.search import Searcher
-from lightir.search.evaluate import evaluate_index
+from lightir.search.index_evaluation import evaluate_index
 from lightir.shards import VectorsReader
 from lightir.train.stages.development import load_development
 from own_process import cpu_seconds

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 import engine_data as data
 from lightir.index import Index, IndexOptions, build_index
-from lightir.search import Searcher, fuse
+from lightir.search import Searcher, SearchOptions, fuse
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import fuse_best
-from lightir.search.modes import DEPTH
+from lightir.search.plan import DEPTH
 from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
 from lightir.vectors import SparseVectors
@@ -81,13 +81,14 @@ def shard(documents: data.Documents, vectors: data.Floats) -> Shard:
 def timed(searcher: Searcher, texts: list[str]) -> Iterator[tuple[str, Callable[[int], object]]]:
     """Named functions of a query's number."""
     for mode in MODES:
-        yield mode, lambda i, mode=mode: searcher.search([Query("", texts[i])], 10, mode=mode)  # type: ignore[misc]
+        yield mode, lambda i, mode=mode: searcher.search([Query("", texts[i])], 10, SearchOptions(mode=mode))  # type: ignore[misc]
     view = searcher.index.view
     for mode in ("hybrid", "hybrid+tokens"):
-        chosen = searcher._plan(view, mode, None, None)
+        how = searcher._prepared(view, SearchOptions(mode=mode))
+        chosen = how.plan
         asked = []
         for i in range(len(texts)):
-            searched = BranchSearch(view, searcher._encode(view, [Query("", texts[i])], chosen))
+            searched = BranchSearch(view, searcher._encode(view, [Query("", texts[i])], how))
             asked.append((searched, {branch: searched.top(branch, DEPTH)[0] for branch in chosen.branches}))
 
         def by_kernel(i: int, asked: list = asked, fusion: object = chosen.fusion) -> object:  # type: ignore[type-arg]

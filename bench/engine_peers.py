@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from engine_data import DenseTask, Documents, Floats, Query, SparseTask
 from lightir import kernel
-from lightir.kernel.fusion import SparseRows, SparseSegments
+from lightir.kernel.segments import SparseRows, SparseSegments
 from optional import is_installed
 
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]

@@ -2,7 +2,7 @@
 
 import sys
 
-from lightir import Document, Index, IndexWriter, Searcher, encode_pending
+from lightir import Document, Index, IndexWriter, Searcher, SearchOptions, encode_pending
 
 model = sys.argv[1]
 tickets = [
@@ -15,7 +15,8 @@ tickets = [
 def show(title: str) -> None:
     """The best open tickets, as whoever comes now would find them."""
     with Index.open("tickets") as index:
-        pending, hits = index.info().pending, Searcher(index).hits("computer will not start", filter={"state": "open"})
+        still_open = SearchOptions(filter={"state": "open"})
+        pending, hits = index.info().pending, Searcher(index).hits("computer will not start", options=still_open)
     print(f"{title}: {[hit.doc_id for hit in hits]}, {pending} pending")
 
 

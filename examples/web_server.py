@@ -5,7 +5,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from lightir import Index, LightirError, Searcher
+from lightir import Index, LightirError, Searcher, SearchOptions
 
 index = Index.open(sys.argv[1])
 searcher = Searcher(index)
@@ -15,7 +15,7 @@ def answer(asked: dict[str, list[str]]) -> list[dict[str, object]]:
     """The best documents for the query `q`: `k` of them, those that a `filter` in JSON lets through."""
     index.refresh()  # so that what others committed is found
     wanted = json.loads(asked["filter"][0]) if "filter" in asked else None
-    hits = searcher.hits(asked["q"][0], int(asked.get("k", ["10"])[0]), filter=wanted)
+    hits = searcher.hits(asked["q"][0], int(asked.get("k", ["10"])[0]), SearchOptions(filter=wanted))
     return [
         {"id": hit.doc_id, "score": hit.score, "title": hit.title, "snippet": hit.snippet, "metadata": hit.metadata}
         for hit in hits

@@ -20,8 +20,9 @@ from lightir.data import Dataset
 from lightir.index import Index
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
-from lightir.search.modes import fusion_text, plan, weights_text
-from lightir.search.tune import FOLDS, N_RESAMPLES, fusion_grid, fusion_values
+from lightir.search.fusion_tuning import FOLDS, N_RESAMPLES, fusion_grid, fusion_values
+from lightir.search.options import SearchOptions, fusion_text, weights_text
+from lightir.search.plan import plan
 
 SMALLEST = "{index}={data}/tiny"
 CHUNK = 500
@@ -53,10 +54,11 @@ def measure(
     """The fusions, the present default first, and each query's nDCG@10 under each."""
     dataset = Dataset.open(dataset_folder)
     with Index.open(index_folder) as index:
-        now = plan(index.branches, index.contract, mode=args.mode)
+        options = SearchOptions(mode=args.mode)
+        now = plan(index.branches, index.contract, options)
         tried = [now.fusion, *fusion_grid(now.branches)]
         queries, qrels = list(dataset.queries(args.split)), dataset.qrels(args.split)
-        return tried, fusion_values(Searcher(index, encoder), queries, qrels, tried, mode=args.mode)
+        return tried, fusion_values(Searcher(index, encoder), queries, qrels, tried, options=options)
 
 
 def best_of_each_method(tried: list[Fusion], values: Values) -> list[int]:

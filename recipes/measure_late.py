@@ -34,7 +34,7 @@ from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.parked import Vectors
 from lightir.pending.queue import Queue
 from lightir.provenance import provenance
-from lightir.search import LateSearcher, Searcher
+from lightir.search import LateSearcher, Searcher, SearchOptions
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run
 
@@ -119,7 +119,7 @@ def by_demand(dataset: Dataset, vectors: Path, encoder: Stored) -> dict[str, flo
     past: list[Query] = list(dataset.queries("train"))
     with pending(vectors, encoder) as folder:
         with Index.open(folder) as index, Demand(folder) as demand:
-            best = Searcher(index, demand=demand).search(past, DEMAND_TOP, mode="tokens")
+            best = Searcher(index, demand=demand).search(past, DEMAND_TOP, SearchOptions(mode="tokens"))
             asked = {doc_id for ranking in best.values() for doc_id in ranking.doc_ids}
         with Index.open(folder) as index, Queue.open(folder) as queue:
             documents = index.view.store.documents_of(queue.claim(lambda: index.view, len(index)).keys)

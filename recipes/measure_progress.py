@@ -27,7 +27,7 @@ from lightir.eval import paired_t_test
 from lightir.index import Index, IndexWriter
 from lightir.provenance import provenance
 from lightir.search import Searcher
-from lightir.search.evaluate import evaluate_index
+from lightir.search.index_evaluation import evaluate_index
 from lightir.shards import Shard, VectorsReader
 
 SMALLEST = "tiny={data}/tiny:{vectors} --seeds 1 --out {out}/found"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lightir.eval import evaluate
     from lightir.index import Index, IndexOptions, IndexWriter, build_index
     from lightir.query import CachedQueryEncoder
-    from lightir.search import Searcher
-    from lightir.search.evaluate import evaluate_index
+    from lightir.search import Searcher, SearchOptions
+    from lightir.search.index_evaluation import evaluate_index
     from lightir.shards import VectorsReader
     from lightir.train.distill.distillation import distill
     from lightir.train.stages.registry import train_file
@@ -38,6 +38,7 @@ __all__ = [
     "IndexWriter",
     "LightirError",
     "Query",
+    "SearchOptions",
     "Searcher",
     "VectorsReader",
     "build_index",
@@ -63,11 +64,12 @@ _LIGHT = {
     "IndexWriter": "lightir.index",
     "LightirError": "lightir.errors",
     "Query": "lightir.types",
+    "SearchOptions": "lightir.search",
     "Searcher": "lightir.search",
     "VectorsReader": "lightir.shards",
     "build_index": "lightir.index",
     "evaluate": "lightir.eval",
-    "evaluate_index": "lightir.search.evaluate",
+    "evaluate_index": "lightir.search.index_evaluation",
     "read_documents": "lightir.data",
     "read_queries": "lightir.data",
 }

@@ -23,6 +23,7 @@ from lightir.models.backbones import load_backbone
 from lightir.models.devices import fast_dtype
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
+from lightir.search import SearchOptions
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.train.recipes.sidr_recipe import SidrHeadRecipe
@@ -189,9 +190,7 @@ def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path
         ({"modes": ["full+dense"]}, "names dense twice"),
         ({"modes": ["beta:0:full-sparse"]}, "orders 0 documents"),
         ({"modes": ["tokens:20:typo"]}, "'typo' is unknown"),
-        ({"modes": ["hybrid"], "fusion": "rff"}, "'rff' is unknown"),
-        ({"modes": ["hybrid"], "weights": {"tokens": 1.0, "speed": 1.0}}, "'speed'"),
-        ({"modes": ["dense+tokens"], "weights": {"dense": 1.0}}, "weights name"),
+        ({"modes": ["dense+tokens"], "options": SearchOptions(weights={"dense": 1.0})}, "weights name"),
     ],
 )
 def test_a_mode_that_the_model_cannot_serve_is_said_before_the_corpus_is_encoded(
@@ -318,7 +317,9 @@ def test_every_search_of_a_sidr_ranks_as_its_formula_says(tmp_path: Path, datase
     with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
         data = Dataset.open(dataset)
         queries, documents = list(data.queries("test")), list(data.corpus())
-        found = {mode: searcher.search(queries, 8, mode=name) for mode, (searcher, name) in systems.items()}
+        found = {
+            mode: searcher.search(queries, 8, SearchOptions(mode=name)) for mode, (searcher, name) in systems.items()
+        }
     model = LightRetriever.load(folder, dtype=fast_dtype("cpu"))
     texts, ids = [d.text for d in documents], [d.doc_id for d in documents]
     _, stored = model.encode_batch(model.batch(model.frame_documents(texts)))
@@ -372,7 +373,9 @@ def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
     modes = ["beta", "tokens", "sparse", f"beta:{m}:sparse+tokens"]
     with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
         queries = list(Dataset.open(dataset).queries("test"))
-        beta, tokens, sparse, late = (systems[mode][0].search(queries, 8, mode=systems[mode][1]) for mode in modes)
+        beta, tokens, sparse, late = (
+            systems[mode][0].search(queries, 8, SearchOptions(mode=systems[mode][1])) for mode in modes
+        )
     for query in queries:
         first = list(beta[query.query_id].doc_ids)
         total = dict.fromkeys(first[:m], 0.0)

@@ -21,7 +21,7 @@ from lightir.index.connections import Connection
 from lightir.index.metadata_filters import condition, parse
 from lightir.index.segments.columns import COLUMNS_KEPT, Columns, Source
 from lightir.index.store import Store
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 
 RANGES = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
@@ -225,7 +225,10 @@ def test_filters_follow_added_described_and_deleted_documents(tmp_path: Path) ->
     with Index.open(tmp_path / "i") as index:
 
         def found(wanted: dict[str, Any]) -> list[int]:
-            return sorted(int(doc_id) for doc_id in Searcher(index).search(["cat"], 100, filter=wanted)["0"].doc_ids)
+            return sorted(
+                int(doc_id)
+                for doc_id in Searcher(index).search(["cat"], 100, SearchOptions(filter=wanted))["0"].doc_ids
+            )
 
         assert found({"n": {"lt": 3}}) == [0, 1, 2]
         with IndexWriter.open(tmp_path / "i") as writer:
@@ -250,18 +253,21 @@ def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> Non
     widest = {"and": [{"or": [{f"f{i}": {"lt": i}} for i in range(498)]}, {"not": {"a": 1}}]}
     build_index(document_shards([Document("x", "cat")]), tmp_path / "i", progress=False)
     with Index.open(tmp_path / "i") as index:
-        assert len(Searcher(index).search(["cat"], filter=wanted)["0"]) == 0
-        assert len(Searcher(index).search(["cat"], filter=widest)["0"]) == 0
-        assert len(Searcher(index).search(["cat"], filter={"a": {"in": list(range(100_000))}})["0"]) == 0
+        assert len(Searcher(index).search(["cat"], options=SearchOptions(filter=wanted))["0"]) == 0
+        assert len(Searcher(index).search(["cat"], options=SearchOptions(filter=widest))["0"]) == 0
+        assert (
+            len(Searcher(index).search(["cat"], options=SearchOptions(filter={"a": {"in": list(range(100_000))}}))["0"])
+            == 0
+        )
         nots: dict[str, Any] = {"a": 1}
         for _ in range(8):
             nots = {"not": nots}
-        assert len(Searcher(index).search(["cat"], filter=nots)["0"]) == 0
+        assert len(Searcher(index).search(["cat"], options=SearchOptions(filter=nots))["0"]) == 0
         for deeper in ({"not": nots}, {"or": [nots]}):
             with pytest.raises(InvalidInput, match="deeper than 8"):
-                Searcher(index).search(["cat"], filter=deeper)
+                Searcher(index).search(["cat"], options=SearchOptions(filter=deeper))
         with pytest.raises(InvalidInput, match="deeper than 8"):
-            Searcher(index).search(["cat"], filter={"not": wanted})
+            Searcher(index).search(["cat"], options=SearchOptions(filter={"not": wanted}))
 
 
 def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
@@ -275,7 +281,7 @@ def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
             overwrite=True,
         )
         with Index.open(tmp_path / "i") as index:
-            found = Searcher(index).search(["cat"], 10, filter={"rare": True})["0"]
+            found = Searcher(index).search(["cat"], 10, SearchOptions(filter={"rare": True}))["0"]
             assert sorted(found.doc_ids) == [f"{i:03d}" for i in range(7, 500, 50)]
             whole = [i for i in Searcher(index).search(["cat"], 500)["0"].doc_ids if int(i) % 50 == 7]
             assert list(found.doc_ids) == whole
@@ -288,7 +294,9 @@ def test_values_that_look_like_sql_are_values(tmp_path: Path) -> None:
         progress=False,
     )
     with Index.open(tmp_path / "i") as index:
-        found = Searcher(index).search(["cat"], filter={"a' OR 1=1 --": "'; DROP TABLE documents; --"})["0"]
+        found = Searcher(index).search(
+            ["cat"], options=SearchOptions(filter={"a' OR 1=1 --": "'; DROP TABLE documents; --"})
+        )["0"]
         assert list(found.doc_ids) == ["x"]
-        assert len(Searcher(index).search(["cat"], filter={"a": "' OR 1=1 --"})["0"]) == 0
+        assert len(Searcher(index).search(["cat"], options=SearchOptions(filter={"a": "' OR 1=1 --"}))["0"]) == 0
         index.verify()

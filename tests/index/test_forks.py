@@ -18,7 +18,7 @@ import pytest
 from lightir.errors import IndexLocked, InvalidInput
 from lightir.index import Index, IndexWriter
 from lightir.pending import Demand, Queue
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from small_collections import word_contract
 
@@ -88,7 +88,7 @@ def test_a_child_searches_its_parents_index_as_it_is_by_now(folder: Path) -> Non
 
         def search() -> None:
             assert searcher.hits("word3", 1) == []
-            (hit,) = searcher.hits("word4", 1, filter={"n": 4})
+            (hit,) = searcher.hits("word4", 1, SearchOptions(filter={"n": 4}))
             assert (hit.doc_id, hit.metadata) == ("d4", {"n": 4})
             assert not index.refresh()
             with pytest.raises(InvalidInput, match="before this process was forked"):

@@ -18,7 +18,7 @@ from lightir.index import build as build_module
 from lightir.index import writer as writer_module
 from lightir.index.segments import graph, segment_writer
 from lightir.index.segments.graph import Graph, build_graph
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.shards import Shard
 from lightir.types import Document, Query
@@ -147,13 +147,13 @@ def test_a_query_alone_has_the_results_of_a_batch(tmp_path: Path, mode: str, fus
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, GivenVectors(make_contract(sparse=None), vectors, {text: {} for text in texts}))
         for how in ({}, {"filter": {"n": {"lt": 7}}}, {"depth": 15}, {"exclude": exclude}):
-            asked: dict[str, Any] = {"k": 20, "mode": mode, "fusion": fusion, **how}
-            batch = searcher.search(queries, **asked)
+            options = SearchOptions(mode=mode, fusion=fusion, **how)
+            batch = searcher.search(queries, 20, options)
             for query in queries:
-                alone = searcher.search([query], **asked)[query.query_id]
+                alone = searcher.search([query], 20, options)[query.query_id]
                 assert list(alone.doc_ids) == list(batch[query.query_id].doc_ids)
                 assert alone.scores.tolist() == batch[query.query_id].scores.tolist()
-        hits = searcher.hits(texts[5], 5, mode=mode, fusion=fusion)
+        hits = searcher.hits(texts[5], 5, SearchOptions(mode=mode, fusion=fusion))
         assert [hit.score for hit in hits] == batch["5"].scores[:5].tolist()
 
 

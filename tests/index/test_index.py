@@ -22,7 +22,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import DenseHead, Fusion
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput, LightirError, NotFound
 from lightir.index import Index, IndexInfo, IndexWriter, build_index, document_shards
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard, VectorsWriter
 from lightir.types import Document
 from small_collections import VOCAB_SIZE, animal_shard, build_flat, csr, word_contract, word_table, write_folder
@@ -339,7 +339,7 @@ def test_a_manifest_without_an_array_is_refused_when_it_is_asked_for(tmp_path: P
     del manifest["arrays"][name]
     sign(tmp_path / "index", manifest)
     with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=name):
-        Searcher(index).hits("the cat", mode="hybrid+tokens")
+        Searcher(index).hits("the cat", options=SearchOptions(mode="hybrid+tokens"))
 
 
 @pytest.mark.parametrize("numbers", [[0, -1, 2, 3], [0, 2**62, 2, 3], [0, 5, 2, 3], [-9, 1, 2, 3]])
@@ -354,7 +354,7 @@ def test_deleted_documents_whose_rows_lie_outside_their_arrays_are_damage(tmp_pa
     content[start : start + 32] = np.array(numbers, np.int64).tobytes()
     (path / "tokens.bin").write_bytes(content)
     with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=r"tokens\.bin is damaged"):
-        Searcher(index).search(["cat"], mode="tokens")
+        Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))
 
 
 def change_record(folder: Path, **changes: Any) -> None:
@@ -387,7 +387,7 @@ def test_whatever_bit_of_a_forward_index_is_flipped_explanations_raise_our_error
         with Index.open(tmp_path / "index") as index:
             for doc_id in "abc":
                 try:
-                    Searcher(index).explain("the cat fish dog", doc_id, mode=branch)
+                    Searcher(index).explain("the cat fish dog", doc_id, SearchOptions(mode=branch))
                 except FormatError as error:
                     said += str(error)
         flip_bit(tmp_path / "index", f"{branch}.bin", place, bit)

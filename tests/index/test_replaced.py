@@ -17,7 +17,7 @@ from lightir.index import Index, IndexWriter, build_index, connections, document
 from lightir.index.lock import WriterLock
 from lightir.index.store import STORE_FILE, Store
 from lightir.pending import Demand, Queue, work
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 from small_collections import GivenVectors, animal_shard, word_contract
@@ -71,11 +71,17 @@ def test_filters_meet_the_new_index_s_metadata_though_its_segments_are_the_same(
     folder = build(tmp_path / "index", described(0))
     before = (folder / "segments" / "segment-000001" / "manifest.json").read_bytes()
     with Index.open(folder) as index:
-        assert [hit.doc_id for hit in Searcher(index).hits("text", filter={"n": 1})] == ["d1", "d4"]
+        assert [hit.doc_id for hit in Searcher(index).hits("text", options=SearchOptions(filter={"n": 1}))] == [
+            "d1",
+            "d4",
+        ]
         build(folder, described(1), overwrite=True)
         assert (folder / "segments" / "segment-000001" / "manifest.json").read_bytes() == before
         assert index.refresh()
-        assert [hit.doc_id for hit in Searcher(index).hits("text", filter={"n": 1})] == ["d0", "d3"]
+        assert [hit.doc_id for hit in Searcher(index).hits("text", options=SearchOptions(filter={"n": 1}))] == [
+            "d0",
+            "d3",
+        ]
 
 
 def test_a_searcher_for_another_model_is_refused_when_its_index_is_replaced(tmp_path: Path) -> None:
@@ -83,14 +89,14 @@ def test_a_searcher_for_another_model_is_refused_when_its_index_is_replaced(tmp_
     build_index([animal_shard()], tmp_path / "i", contract=word_contract(), progress=False)
     with Index.open(tmp_path / "i") as index:
         searcher = Searcher(index, encoder)
-        assert len(searcher.search(["cat"], mode="dense")["0"]) == 3
+        assert len(searcher.search(["cat"], options=SearchOptions(mode="dense"))["0"]) == 3
         other = word_contract(attention="bidirectional")
         build_index([animal_shard()], tmp_path / "i", contract=other, progress=False, overwrite=True)
         index.refresh()
         with pytest.raises(ContractMismatch, match="but the query encoder is for"):
-            searcher.search(["cat"], mode="dense")
+            searcher.search(["cat"], options=SearchOptions(mode="dense"))
         with pytest.raises(ContractMismatch, match="but the query encoder is for"):
-            searcher.explain("cat", "a", mode="dense")
+            searcher.explain("cat", "a", SearchOptions(mode="dense"))
 
 
 def test_an_index_with_a_writer_is_not_replaced(folder: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document, Query
 from small_collections import VOCAB_SIZE, GivenVectors, csr, word_contract
@@ -182,14 +182,15 @@ class AnyHistory(RuleBasedStateMachine):
             assert self.index.branches == at_once.branches
             modes = [*at_once.branches, *(["hybrid", "hybrid+tokens"] if encoded else [])]
             for mode in modes:
-                for options in ({"k": 3}, {"k": 100}, {"k": 2, "filter": FILTER}):
+                for k, wanted in ((3, None), (100, None), (2, FILTER)):
                     found, expected = (
-                        Searcher(each, ENCODER).search(queries, mode=mode, **options) for each in (self.index, at_once)
+                        Searcher(each, ENCODER).search(queries, k, SearchOptions(mode=mode, filter=wanted))
+                        for each in (self.index, at_once)
                     )
                     for query in QUERIES:
                         assert list(found[query].doc_ids) == list(expected[query].doc_ids), (mode, query)
                         np.testing.assert_array_equal(found[query].scores, expected[query].scores)
-                        if "filter" in options:
+                        if wanted is not None:
                             assert all(matches(self.model[doc_id].document) for doc_id in found[query].doc_ids)
 
     @invariant()

@@ -23,7 +23,7 @@ import pytest
 from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards, reader, view
 from lightir.index.segments import segment_writer
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 
 PROGRAM = Path(__file__).with_name("killed_writer.py")
@@ -138,11 +138,11 @@ def test_a_lock_that_cannot_be_written_is_told_and_not_kept(folder: Path, place:
 
 def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
     with Index.open(folder) as old, IndexWriter.open(folder) as changing:
-        before = Searcher(old).search(["cat number 7"], 30, filter={"n": {"gte": 5}})["0"]
+        before = Searcher(old).search(["cat number 7"], 30, SearchOptions(filter={"n": {"gte": 5}}))["0"]
         changing.delete_where({"n": {"lt": 20}})
         changing.upsert([Document("d25", "another text")])
         changing.compact()
-        after = Searcher(old).search(["cat number 7"], 30, filter={"n": {"gte": 5}})["0"]
+        after = Searcher(old).search(["cat number 7"], 30, SearchOptions(filter={"n": {"gte": 5}}))["0"]
         assert list(after.doc_ids) == list(before.doc_ids)
         assert old.documents(["d3", "d25"]) == [DOCUMENTS[3], DOCUMENTS[25]]
         old.verify()
@@ -182,7 +182,7 @@ def test_threads_search_while_the_index_is_refreshed(folder: Path) -> None:
         def search() -> None:
             try:
                 while not done.is_set():
-                    hits = searcher.hits("cat", 30, filter={"n": {"gte": 0}})
+                    hits = searcher.hits("cat", 30, SearchOptions(filter={"n": {"gte": 0}}))
                     assert {hit.doc_id for hit in hits} == {each.doc_id for each in DOCUMENTS}
             except BaseException as error:  # noqa: BLE001 - told by the main thread
                 failed.append(error)

@@ -24,7 +24,7 @@ from lightir.errors import (
 )
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.index.view import FILTERS_KEPT
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document
 from small_collections import VOCAB_SIZE, GivenVectors, animal_shard, csr, word_contract, word_table, write_folder
@@ -53,15 +53,15 @@ def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(fol
     with IndexWriter.open(folder) as writer, Index.open(folder) as index:
         late = Document("late", "a sleepy text", "", {"new": True})
         writer.add([late])
-        assert not len(Searcher(index).search(["sleepy"], mode="tokens")["0"])
+        assert not len(Searcher(index).search(["sleepy"], options=SearchOptions(mode="tokens"))["0"])
         index.refresh()
-        assert list(Searcher(index).search(["sleepy"], mode="tokens")["0"].doc_ids) == ["late"]
+        assert list(Searcher(index).search(["sleepy"], options=SearchOptions(mode="tokens"))["0"].doc_ids) == ["late"]
         assert index.info().pending == 1
         assert list(index.view.pending()) == ["late"]
         searcher = Searcher(index, encoder)
         for mode in ("dense", "sparse"):
-            assert "late" not in searcher.search(["sleepy"], mode=mode)["0"].doc_ids
-        hybrid = {hit.doc_id: hit for hit in searcher.hits("sleepy", mode="hybrid+tokens")}
+            assert "late" not in searcher.search(["sleepy"], options=SearchOptions(mode=mode))["0"].doc_ids
+        hybrid = {hit.doc_id: hit for hit in searcher.hits("sleepy", options=SearchOptions(mode="hybrid+tokens"))}
         assert {name: branch.estimated for name, branch in hybrid["late"].branches.items()} == {
             "dense": True,
             "sparse": True,
@@ -71,7 +71,7 @@ def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(fol
         index.refresh()
         assert index.info().pending == 0
         for mode in ("dense", "sparse"):
-            assert "late" in searcher.search(["sleepy"], mode=mode)["0"].doc_ids
+            assert "late" in searcher.search(["sleepy"], options=SearchOptions(mode=mode))["0"].doc_ids
         assert index.documents(["late"]) == [late]
 
 
@@ -99,7 +99,7 @@ def test_a_corpus_that_is_put_in_again_keeps_the_vectors_of_texts_that_have_not_
         assert index.refresh()
         assert index.documents(["x", "y", "z"]) == told[:3]
         encoder = GivenVectors(word_contract(), {"cat": np.array([1, 0, 0, 0], np.float32)}, {"cat": {1: 1.0}})
-        found = Searcher(index, encoder).search(["cat"], mode="dense", filter={"n": 2})["0"]
+        found = Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense", filter={"n": 2}))["0"]
         assert list(found.doc_ids) == ["x"]
         assert writer.upsert(whole[:1], dense=ones(1), sparse=impacts(1)) == 1  # vectors always come in
         index.refresh()
@@ -134,7 +134,10 @@ def test_the_model_s_terms_are_counted_for_added_documents_too(tmp_path: Path) -
             writer.add([document])
     with Index.open(tmp_path / "index") as index:
         assert len(index.view.segments) > 1
-        assert list(Searcher(index).search(["RUNS cat"], mode="tokens")["0"].doc_ids) == ["a", "b"]
+        assert list(Searcher(index).search(["RUNS cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids) == [
+            "a",
+            "b",
+        ]
 
 
 def test_few_segments_remain_of_many_small_changes(tmp_path: Path) -> None:
@@ -296,11 +299,11 @@ def test_extremes_are_taken(folder: Path) -> None:
         index.verify()
         everything = [longest, empty, huge, null]
         assert index.documents([each.doc_id for each in everything]) == everything
-        found = Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids
+        found = Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids
         assert {"ü" * 5000, "huge", "null"} <= set(found)
-        dense = Searcher(index, encoder).search(["cat"], mode="dense")["0"]
+        dense = Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense"))["0"]
         assert (dense.doc_ids[0], dense.scores[0]) == ("null", 0.0)  # zeros score 0, the others below
-        assert "null" not in Searcher(index, encoder).search(["cat"], mode="sparse")["0"].doc_ids
+        assert "null" not in Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="sparse"))["0"].doc_ids
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -322,7 +325,9 @@ def test_metadata_too_deep_for_sqlite_s_filters_are_refused(folder: Path) -> Non
         ):
             writer.add([Document("x", "cat", metadata=nested(5000))])
     with Index.open(folder) as index:
-        assert [hit.doc_id for hit in Searcher(index).hits("cat", mode="tokens", filter={"n": 1})] == ["deepest"]
+        assert [
+            hit.doc_id for hit in Searcher(index).hits("cat", options=SearchOptions(mode="tokens", filter={"n": 1}))
+        ] == ["deepest"]
 
 
 def test_vectors_need_a_contract(tmp_path: Path) -> None:
@@ -395,9 +400,9 @@ def test_a_reader_moves_on_to_the_index_that_replaced_its_own(tmp_path: Path) ->
         for price in (1, 2, 3):  # the very same texts, and so segments, with other metadata
             build("x", price=price)
             assert index.refresh()
-            assert [len(searcher.hits("alpha", filter={"price": each})) for each in (1, 2, 3)] == [
-                int(each == price) for each in (1, 2, 3)
-            ]
+            assert [
+                len(searcher.hits("alpha", options=SearchOptions(filter={"price": each}))) for each in (1, 2, 3)
+            ] == [int(each == price) for each in (1, 2, 3)]
 
 
 def test_a_searcher_refuses_the_index_of_another_model_that_replaced_its_own(folder: Path) -> None:
@@ -417,7 +422,7 @@ def test_a_searcher_refuses_the_index_of_another_model_that_replaced_its_own(fol
 def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with Index.open(folder) as index:
-        assert list(Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids) == ["b", "a"]
+        assert list(Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids) == ["b", "a"]
         assert not list(folder.glob("*-wal"))
 
 

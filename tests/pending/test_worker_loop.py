@@ -19,7 +19,7 @@ import pytest
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.pending import Queue, WorkReport, failures_of, work, worker_loop
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors
 from small_collections import word_contract
@@ -57,7 +57,7 @@ def once(folder: Path, encoder: FakeEncoder, **options: Any) -> WorkReport:
 
 def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Path) -> None:
     with Index.open(folder) as index:
-        before = Searcher(index).search(["cat 7 runs"], 50, mode="tokens")["0"]
+        before = Searcher(index).search(["cat 7 runs"], 50, SearchOptions(mode="tokens"))["0"]
         assert (index.info().encoded, index.info().pending, failures_of(index.view)) == (0, 40, [])
     encoder = FakeEncoder()
     report = once(folder, encoder, batch_size=16, piece=5)
@@ -66,7 +66,7 @@ def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Pa
     with Index.open(folder) as index:
         assert len(require_right_vectors(index)) == 40
         assert (index.info().encoded, index.info().pending) == (40, 0)
-        after = Searcher(index).search(["cat 7 runs"], 50, mode="tokens")["0"]
+        after = Searcher(index).search(["cat 7 runs"], 50, SearchOptions(mode="tokens"))["0"]
         assert list(after.doc_ids) == list(before.doc_ids)
         assert after.scores.tolist() == before.scores.tolist()
     assert once(folder, encoder).committed == 0
@@ -129,7 +129,10 @@ def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable
     with Index.open(folder) as index:
         assert (index.info().encoded, index.info().pending) == (38, 2)
         assert {each.doc_id: each.error for each in failures_of(index.view)} == report.failed
-        assert set(Searcher(index).search([POISON], mode="tokens")["0"].doc_ids) == {"d0011", "d0012"}
+        assert set(Searcher(index).search([POISON], options=SearchOptions(mode="tokens"))["0"].doc_ids) == {
+            "d0011",
+            "d0012",
+        }
     again = FakeEncoder()
     assert once(folder, again).failed == {}
     assert again.encoded == [], "what failed was tried again without being asked"

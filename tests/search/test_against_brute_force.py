@@ -14,7 +14,7 @@ import pytest
 
 from lightir.contract import Contract
 from lightir.index import Index, IndexOptions, build_index
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document, Query
 from small_collections import GivenVectors, csr, word_contract
@@ -209,10 +209,7 @@ def test_rankings_are_those_of_the_slow_twin(
                 run = searcher.search(
                     [Query(q, q) for q in data.queries],
                     k,
-                    mode=tuple(weights),  # type: ignore[arg-type]
-                    weights=weights,
-                    fusion=method,
-                    depth=depth,
+                    SearchOptions(mode=tuple(weights), weights=weights, fusion=method, depth=depth),
                 )
                 for query in data.queries:
                     expected = data.ranking(query, k, weights, method, max(k, depth))
@@ -237,7 +234,7 @@ def test_half_encoded_indexes_rank_as_the_slow_twin_does(
         searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse))
         for weights, (k, depth), method in itertools.product(WEIGHTS[3:], DEPTHS[:3], METHODS[::2]):
             how = {"weights": weights, "fusion": method, "depth": depth}
-            run = searcher.search([Query(q, q) for q in data.queries], k, mode="hybrid", **how)  # type: ignore[arg-type]
+            run = searcher.search([Query(q, q) for q in data.queries], k, SearchOptions(mode="hybrid", **how))  # type: ignore[arg-type]
             for query in data.queries:
                 expected = data.ranking(query, k, weights, method, max(k, depth))
                 assert list(run[query].doc_ids) == [doc_id for doc_id, _ in expected]

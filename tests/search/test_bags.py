@@ -12,7 +12,7 @@ import pytest
 from lightir.contract import DocumentPolicy
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Query
 from small_collections import WORDS, GivenVectors, word_contract, word_tokenizer, write_folder
 
@@ -51,7 +51,7 @@ def encoder_folder(tmp_path: Path) -> Path:
 
 def searched(index: Index, queries: Mapping[str, Mapping[int, float]], k: int) -> dict[str, list[tuple[str, float]]]:
     searcher = Searcher(index, GivenVectors(CONTRACT, {q: np.zeros(0) for q in queries}, queries))
-    run = searcher.search([Query(q, q) for q in queries], k, mode="tokens")
+    run = searcher.search([Query(q, q) for q in queries], k, SearchOptions(mode="tokens"))
     return {q: list(zip(r.doc_ids, r.scores.tolist(), strict=True)) for q, r in run.items()}
 
 
@@ -125,7 +125,7 @@ def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) ->
     )
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, GivenVectors(CONTRACT, {"q": np.zeros(0)}, {"q": {1: 0.5, 2: 2.0, 4: 1.0}}))
-        told = searcher.explain("q", "a", mode="tokens")
+        told = searcher.explain("q", "a", SearchOptions(mode="tokens"))
         assert [(term.term, term.score) for term in told.terms["tokens"]] == [("runs", 1.0), ("cat", 0.5)]
         assert told.score == 1.5
 

@@ -12,7 +12,7 @@ from lightir.index import Index, IndexWriter
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.queue import Queue
 from lightir.pending.worker_loop import work
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, pending_index
 
@@ -32,8 +32,8 @@ def order_of_encoding(folder: Path) -> list[str]:
 def test_what_queries_list_high_is_encoded_first(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
         searcher = Searcher(index, demand=demand)
-        searcher.search(["57", "44"], mode="tokens")
-        searcher.hits("57", mode="tokens")
+        searcher.search(["57", "44"], options=SearchOptions(mode="tokens"))
+        searcher.hits("57", options=SearchOptions(mode="tokens"))
     stop, encoder = threading.Event(), FakeEncoder()
     encoder.watch = lambda batch: stop.set() if len(encoder.encoded) == 2 else None
     work(folder, encoder, batch_size=1, stop=stop, progress=False)
@@ -42,8 +42,8 @@ def test_what_queries_list_high_is_encoded_first(folder: Path) -> None:
 
 def test_a_query_asks_for_its_best_documents_alone_and_searchers_without_demand_for_none(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
-        Searcher(index).search(["33"], mode="tokens")
-        best = list(Searcher(index, demand=demand).search(["cat"], 60, mode="tokens")["0"].doc_ids)
+        Searcher(index).search(["33"], options=SearchOptions(mode="tokens"))
+        best = list(Searcher(index, demand=demand).search(["cat"], 60, SearchOptions(mode="tokens"))["0"].doc_ids)
     assert len(best) == 60
     found = order_of_encoding(folder)
     assert found[:DEMAND_TOP] == sorted(best[:DEMAND_TOP])
@@ -55,7 +55,9 @@ def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytes
     (folder / "queue" / "queue.sqlite").write_bytes(b"nonsense" * 1000)
     with Index.open(folder) as index, Demand(folder) as demand:
         for _ in range(2):
-            assert Searcher(index, demand=demand).search(["57"], mode="tokens")["0"].doc_ids == ["d0057"]
+            assert Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))["0"].doc_ids == [
+                "d0057"
+            ]
     (told,) = caplog.messages
     assert "queue.sqlite is damaged" in told
     assert "Remove" in told
@@ -64,7 +66,7 @@ def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytes
 def test_documents_that_have_vectors_are_not_asked_for(folder: Path) -> None:
     work(folder, FakeEncoder(), once=True, progress=False)
     with Index.open(folder) as index, Demand(folder) as demand:
-        Searcher(index, demand=demand).search(["57"], mode="tokens")
+        Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))
         with Queue.open(folder) as queue:
             assert queue._select("SELECT * FROM demand") == []
 
@@ -81,7 +83,7 @@ def test_the_command_line_s_searches_ask_and_its_runs_do_not(
 
 def test_a_replaced_document_is_asked_for_no_more(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
-        Searcher(index, demand=demand).search(["57"], mode="tokens")
+        Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("d0057", "new text")])
     assert order_of_encoding(folder)[-1] == "d0057"

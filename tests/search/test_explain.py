@@ -11,7 +11,7 @@ import pytest
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index, IndexOptions, build_index
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.search.explain import Explanation, term_vectors
 from lightir.shards import Shard
 from lightir.types import Document
@@ -58,10 +58,10 @@ def added(explanation: Explanation) -> float:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_an_explanation_is_what_the_search_returned_and_adds_up(searcher: Searcher, mode: str, fusion: str) -> None:
-    hits = searcher.hits(QUERY, 20, mode=mode, fusion=fusion, depth=20, explain=True)
+    hits = searcher.hits(QUERY, 20, SearchOptions(mode=mode, fusion=fusion, depth=20), explain=True)
     assert hits
     for rank, hit in enumerate(hits, 1):
-        explanation = searcher.explain(QUERY, hit.doc_id, mode=mode, fusion=fusion, depth=20)
+        explanation = searcher.explain(QUERY, hit.doc_id, SearchOptions(mode=mode, fusion=fusion, depth=20))
         assert explanation.score == hit.score == added(explanation)
         assert explanation.rank == rank
         assert explanation.branches == hit.branches
@@ -76,11 +76,14 @@ def test_an_explanation_is_what_the_search_returned_and_adds_up(searcher: Search
 def test_a_document_that_no_branch_lists_is_explained_and_said_to_be_none(
     searcher: Searcher, mode: str, fusion: str
 ) -> None:
-    found = {searcher.explain(QUERY, f"d{i:02d}", mode=mode, fusion=fusion, depth=2).rank for i in range(N_DOCS)}
+    found = {
+        searcher.explain(QUERY, f"d{i:02d}", SearchOptions(mode=mode, fusion=fusion, depth=2)).rank
+        for i in range(N_DOCS)
+    }
     assert None in found
     candidates = len(found) - 1
     for i in range(N_DOCS):
-        explanation = searcher.explain(QUERY, f"d{i:02d}", mode=mode, fusion=fusion, depth=2)
+        explanation = searcher.explain(QUERY, f"d{i:02d}", SearchOptions(mode=mode, fusion=fusion, depth=2))
         assert explanation.n_candidates == candidates
         assert explanation.score == added(explanation)
         listed = [branch.rank for branch in explanation.branches.values() if branch.rank is not None]
@@ -93,10 +96,10 @@ def test_an_explanation_under_a_filter_is_that_of_the_filtered_search(
     searcher: Searcher, mode: str, fusion: str
 ) -> None:
     how, wanted = {"mode": mode, "fusion": fusion, "depth": 20}, {"third": {"in": [0, 2]}}
-    hits = searcher.hits(QUERY, 30, filter=wanted, **how)
+    hits = searcher.hits(QUERY, 30, SearchOptions(filter=wanted, **how))
     assert hits
     for rank, hit in enumerate(hits, 1):
-        explanation = searcher.explain(QUERY, hit.doc_id, filter=wanted, **how)
+        explanation = searcher.explain(QUERY, hit.doc_id, SearchOptions(filter=wanted, **how))
         assert (explanation.score, explanation.rank) == (hit.score, rank)
         assert explanation.n_candidates == len(hits)
         assert explanation.branches == hit.branches
@@ -104,13 +107,13 @@ def test_an_explanation_under_a_filter_is_that_of_the_filtered_search(
 
 def test_a_document_that_the_filter_leaves_out_is_not_explained(searcher: Searcher) -> None:
     with pytest.raises(InvalidInput, match="'d04' does not match the filter"):
-        searcher.explain(QUERY, "d04", filter={"third": 0})
+        searcher.explain(QUERY, "d04", SearchOptions(filter={"third": 0}))
     with pytest.raises(InvalidInput, match="malformed at third"):
-        searcher.explain(QUERY, "d03", filter={"third": {"near": 0}})
+        searcher.explain(QUERY, "d03", SearchOptions(filter={"third": {"near": 0}}))
 
 
 def test_what_a_branch_alone_says_is_its_raw_score(searcher: Searcher) -> None:
-    explanation = searcher.explain(QUERY, "d03", mode="sparse")
+    explanation = searcher.explain(QUERY, "d03", SearchOptions(mode="sparse"))
     said = explanation.branches["sparse"]
     assert explanation.fusion == "linear:none"
     assert (said.weight, said.normalized) == (1.0, said.score)
@@ -118,7 +121,7 @@ def test_what_a_branch_alone_says_is_its_raw_score(searcher: Searcher) -> None:
 
 
 def test_dense_scores_are_told_term_by_term(searcher: Searcher) -> None:
-    terms = searcher.explain("the cat the cat the well zebra", "d03", mode="dense").terms["dense"]
+    terms = searcher.explain("the cat the cat the well zebra", "d03", SearchOptions(mode="dense")).terms["dense"]
     assert {term.term: term.weight for term in terms} == {"the": 3, "cat": 2, "well": 1}
     assert [term.score for term in terms] == sorted((term.score for term in terms), reverse=True)
 
@@ -143,7 +146,7 @@ def test_other_encoders_dense_scores_are_told_whole(index: Index) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_query_without_known_terms_explains_nothing(searcher: Searcher, mode: str) -> None:
-    explanation = searcher.explain("zebra", "d03", mode=mode)
+    explanation = searcher.explain("zebra", "d03", SearchOptions(mode=mode))
     assert (explanation.score, explanation.rank, explanation.n_candidates) == (0.0, None, 0)
     assert not any(explanation.terms.values())
 
@@ -152,7 +155,7 @@ def test_what_cannot_be_explained_is_refused(searcher: Searcher) -> None:
     with pytest.raises(NotFound, match="no document 'nowhere'"):
         searcher.explain(QUERY, "nowhere")
     with pytest.raises(InvalidInput, match="depth is 0"):
-        searcher.explain(QUERY, "d03", depth=0)
+        searcher.explain(QUERY, "d03", SearchOptions(depth=0))
 
 
 def test_the_explained_hits_of_a_narrow_index_add_up(tmp_path: Path) -> None:
@@ -161,5 +164,5 @@ def test_the_explained_hits_of_a_narrow_index_add_up(tmp_path: Path) -> None:
     )
     encoder = CachedQueryEncoder(word_contract(), word_tokenizer(), tables={"": CachedTable(word_table())})
     with Index.open(tmp_path / "i") as narrow:
-        explanation = Searcher(narrow, encoder).explain("cat dog", "a", mode="dense")
+        explanation = Searcher(narrow, encoder).explain("cat dog", "a", SearchOptions(mode="dense"))
     assert sum(term.score for term in explanation.terms["dense"]) == pytest.approx(explanation.score, abs=1e-6)

@@ -12,7 +12,7 @@ from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.search import BranchList, Fused, fuse
 from lightir.search.fusion import alone
-from lightir.search.modes import fusion_text, parse_fusion
+from lightir.search.options import fusion_text, parse_fusion
 from lightir.types import Branch
 
 Scores = dict[int, float]

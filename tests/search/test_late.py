@@ -13,7 +13,7 @@ import pytest
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.pending import Queue, failures_of, work
-from lightir.search import LateSearcher, Searcher
+from lightir.search import LateSearcher, Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
 from small_collections import GivenVectors, word_contract
@@ -63,8 +63,8 @@ def encoder_on(clock: Clock, *, s_a_character: float) -> FakeEncoder:
 def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(searcher: Searcher) -> None:
     encoder = FakeEncoder()
     late = LateSearcher(searcher, encoder, m=7, budget_ms=60_000)
-    best = list(searcher.search(["the cat 7 runs"], 7, mode="tokens")["0"].doc_ids)
-    hits, report = late.hits("the cat 7 runs", mode="dense")
+    best = list(searcher.search(["the cat 7 runs"], 7, SearchOptions(mode="tokens"))["0"].doc_ids)
+    hits, report = late.hits("the cat 7 runs", options=SearchOptions(mode="dense"))
     assert list(report.encoded) == best
     assert (report.left, report.failed, report.parked) == (0, {}, ())
     texts = {document.doc_id: document.text for document in searcher.index.documents(best)}
@@ -73,7 +73,7 @@ def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(s
     assert all(hit.late for hit in hits)
     assert require_right_vectors(searcher.index) == set(best)
 
-    again, report = late.hits("the cat 7 runs", mode="dense")
+    again, report = late.hits("the cat 7 runs", options=SearchOptions(mode="dense"))
     assert report.encoded == ()
     assert [hit.doc_id for hit in again] == [hit.doc_id for hit in hits]
     assert not any(hit.late for hit in again)
@@ -88,7 +88,7 @@ def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher,
     encoder = encoder_on(clock, s_a_character=0.004)
     late = LateSearcher(searcher, encoder, m=8, budget_ms=budget_ms, clock=clock)
     for number, query in enumerate(["the cat 3 runs", "cat 11 runs", "12 runs runs", "30 the"]):
-        best = searcher.search([query], 8, mode="tokens")["0"].doc_ids
+        best = searcher.search([query], 8, SearchOptions(mode="tokens"))["0"].doc_ids
         pending = [document for document in searcher.index.documents(best) if document.doc_id not in encoder.encoded]
         start = clock.now
         report = late.encode_for(query)
@@ -146,7 +146,7 @@ def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder
     encoder = FakeEncoder()
     late = LateSearcher(searcher, encoder, m=3, budget_ms=60_000)
     with IndexWriter.open(folder):
-        hits, report = late.hits("cat 7", mode="tokens")
+        hits, report = late.hits("cat 7", options=SearchOptions(mode="tokens"))
         assert (report.encoded, len(report.parked)) == ((), 3)
         assert hits
         assert not any(hit.late for hit in hits)
@@ -162,7 +162,7 @@ def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: 
         writer.upsert([Document("bad", f"cat {POISON}")])
     with Index.open(folder) as index:
         late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=2, budget_ms=60_000)
-        hits, report = late.hits(POISON, mode="tokens")
+        hits, report = late.hits(POISON, options=SearchOptions(mode="tokens"))
         assert [hit.doc_id for hit in hits] == ["bad"]
         assert report.failed == {"bad": "ValueError: cannot read ['bad']"}
         assert [each.doc_id for each in failures_of(index.view)] == ["bad"]
@@ -174,7 +174,9 @@ def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) 
         writer.upsert([Document(f"m{i}", "a marked cat", metadata={"n": i}) for i in range(4)])
     with Index.open(folder) as index:
         late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=20, budget_ms=60_000)
-        hits, report = late.hits("marked", mode="tokens", filter={"n": {"gte": 2}}, exclude=["m2"])
+        hits, report = late.hits(
+            "marked", options=SearchOptions(mode="tokens", filter={"n": {"gte": 2}}, exclude=["m2"])
+        )
         assert report.encoded == ("m3",)
         assert [hit.doc_id for hit in hits] == ["m3"]
 
@@ -184,7 +186,7 @@ def test_a_busy_queue_costs_the_encoding_and_not_the_answer(folder: Path, search
     late = LateSearcher(searcher, FakeEncoder(), m=3, budget_ms=20)
     busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
     busy.execute("BEGIN IMMEDIATE")
-    hits, report = late.hits("cat 7", mode="tokens")
+    hits, report = late.hits("cat 7", options=SearchOptions(mode="tokens"))
     assert (report.encoded, report.left, len(hits)) == ((), 3, 10)
     busy.execute("ROLLBACK")
     assert len(late.encode_for("cat 7").encoded) <= 3

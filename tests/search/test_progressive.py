@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.search.fusion import BranchList
 from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted, with_estimates
 from lightir.shards import Shard
@@ -103,12 +103,12 @@ def test_without_any_vectors_a_search_is_the_tokens_branch_s(tmp_path: Path, mod
     filled(tmp_path / "none", 0)
     with Index.open(tmp_path / "none") as index:
         searcher = Searcher(index, encoder())
-        found = searcher.search([QUERY], N_DOCS, mode=mode, weights={"dense": 0.5, "tokens": 0.5})["0"]
-        by_tokens = searcher.search([QUERY], N_DOCS, mode="tokens")["0"]
+        found = searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode, weights={"dense": 0.5, "tokens": 0.5}))["0"]
+        by_tokens = searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"]
         assert found.doc_ids == by_tokens.doc_ids
         np.testing.assert_array_equal(found.scores, by_tokens.scores)
         with pytest.raises(InvalidInput, match="index has tokens"):
-            searcher.search([QUERY], mode="hybrid+dense")
+            searcher.search([QUERY], options=SearchOptions(mode="hybrid+dense"))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,7 +122,9 @@ def test_with_all_vectors_every_bit_is_that_of_an_index_built_at_once(tmp_path: 
         progress=False,
     )
     with Index.open(tmp_path / "all") as late, Index.open(tmp_path / "once") as once:
-        found = [Searcher(each, encoder()).search([QUERY], N_DOCS, mode=mode)["0"] for each in (late, once)]
+        found = [
+            Searcher(each, encoder()).search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"] for each in (late, once)
+        ]
     assert list(found[0].doc_ids) == list(found[1].doc_ids)
     np.testing.assert_array_equal(found[0].scores, found[1].scores)
 
@@ -134,8 +136,10 @@ def test_pending_documents_keep_the_order_of_the_tokens_branch(tmp_path: Path, m
     with Index.open(tmp_path / "index") as index:
         waits = set(index.view.pending())
         searcher = Searcher(index, encoder())
-        found = [i for i in searcher.search([QUERY], N_DOCS, mode=mode)["0"].doc_ids if i in waits]
-        by_tokens = [i for i in searcher.search([QUERY], N_DOCS, mode="tokens")["0"].doc_ids if i in waits]
+        found = [i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"].doc_ids if i in waits]
+        by_tokens = [
+            i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"].doc_ids if i in waits
+        ]
     assert found == by_tokens != []
 
 
@@ -143,10 +147,10 @@ def test_pending_documents_keep_the_order_of_the_tokens_branch(tmp_path: Path, m
 @pytest.mark.parametrize("fusion", ["linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
 def test_what_is_estimated_says_so_and_adds_up(half: Index, mode: str | None, fusion: str) -> None:
     searcher, waits = Searcher(half, encoder()), set(half.view.pending())
-    hits = searcher.hits(QUERY, N_DOCS, mode=mode, fusion=fusion, depth=N_DOCS, explain=True)
+    hits = searcher.hits(QUERY, N_DOCS, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS), explain=True)
     assert {hit.doc_id for hit in hits if hit.estimated} == waits & {hit.doc_id for hit in hits} != set()
     for rank, hit in enumerate(hits, 1):
-        explanation = searcher.explain(QUERY, hit.doc_id, mode=mode, fusion=fusion, depth=N_DOCS)
+        explanation = searcher.explain(QUERY, hit.doc_id, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS))
         assert (explanation.score, explanation.rank, explanation.branches) == (hit.score, rank, hit.branches)
         assert explanation.estimated == hit.estimated == (hit.doc_id in waits)
         total = 0.0
@@ -159,27 +163,27 @@ def test_what_is_estimated_says_so_and_adds_up(half: Index, mode: str | None, fu
 
 def test_a_pending_document_beyond_the_lists_is_explained_too(half: Index) -> None:
     searcher = Searcher(half, encoder())
-    said = {i: searcher.explain(QUERY, i, mode="hybrid", depth=2) for i in half.view.pending()}
+    said = {i: searcher.explain(QUERY, i, SearchOptions(mode="hybrid", depth=2)) for i in half.view.pending()}
     assert any(each.rank is None for each in said.values())
-    by_tokens = searcher.search([QUERY], N_DOCS, mode="tokens")["0"]
+    by_tokens = searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"]
     order = [i for i in by_tokens.doc_ids if i in said]
     for branch in ("dense", "sparse"):
         estimates = [said[i].branches[branch].score for i in order]
         assert estimates == sorted(estimates, reverse=True)
-    unknown = searcher.explain("fish", next(iter(said)), mode="hybrid")
+    unknown = searcher.explain("fish", next(iter(said)), SearchOptions(mode="hybrid"))
     assert unknown.estimated
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "dense+sparse"])
 def test_vector_branches_by_name_find_encoded_documents_alone(half: Index, mode: str) -> None:
-    found = Searcher(half, encoder()).hits(QUERY, N_DOCS, mode=mode)
+    found = Searcher(half, encoder()).hits(QUERY, N_DOCS, SearchOptions(mode=mode))
     assert found
     assert not {hit.doc_id for hit in found} & set(half.view.pending())
     assert not any(hit.estimated for hit in found)
 
 
 def test_fusion_is_fitted_on_encoded_documents_alone(half: Index) -> None:
-    ids, fused = next(Searcher(half, encoder()).candidates([Query("1", QUERY)], mode="dense+tokens"))
+    ids, fused = next(Searcher(half, encoder()).candidates([Query("1", QUERY)], SearchOptions(mode="dense+tokens")))
     assert len(ids) == len(fused.doc_ords) == N_DOCS // 2
     assert not set(ids) & set(half.view.pending())
 
@@ -195,7 +199,7 @@ def test_filters_hold_for_pending_documents_too(tmp_path: Path) -> None:
         assert shard.sparse is not None
         writer.set_vectors(documents[:8], dense=shard.dense[at], sparse=shard.sparse.take(at))
     with Index.open(tmp_path / "i") as index:
-        hits = Searcher(index, encoder()).hits(QUERY, N_DOCS, filter={"even": True})
+        hits = Searcher(index, encoder()).hits(QUERY, N_DOCS, SearchOptions(filter={"even": True}))
     assert [hit for hit in hits if hit.estimated]
     assert all(hit.metadata["even"] for hit in hits)
 
@@ -228,7 +232,7 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
             if quarter:
                 writer.set_vectors([documents[i] for i in at], dense=dense[at], sparse=sparse.take(at))
             with Index.open(tmp_path / "i") as index:
-                run = Searcher(index, vectors).search(queries, 10, mode="hybrid")
+                run = Searcher(index, vectors).search(queries, 10, SearchOptions(mode="hybrid"))
             right = [np.mean([topic[int(i)] == int(q) for i in ranking.doc_ids]) for q, ranking in run.items()]
             found.append(float(np.mean(right)))
     assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(found)), found

@@ -15,7 +15,7 @@ from lightir.contract import DenseHead, Fusion
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Query
 from small_collections import GivenVectors, animal_shard, word_contract, word_table, word_tokenizer, write_folder
 
@@ -51,13 +51,13 @@ def tokens_only(tmp_path: Path) -> Iterator[Index]:
     ],
 )
 def test_a_mode_searches_its_branches(index: Index, mode: Any, branches: list[str]) -> None:
-    hits = Searcher(index).hits(QUERY, mode=mode)
+    hits = Searcher(index).hits(QUERY, options=SearchOptions(mode=mode))
     assert hits
     assert all(list(hit.branches) == branches for hit in hits)
 
 
 def test_hybrid_takes_the_branches_that_the_weights_name(index: Index) -> None:
-    hits = Searcher(index).hits(QUERY, weights={"dense": 0.5, "tokens": 0.5})
+    hits = Searcher(index).hits(QUERY, options=SearchOptions(weights={"dense": 0.5, "tokens": 0.5}))
     assert list(hits[0].branches) == ["dense", "tokens"]
 
 
@@ -104,8 +104,8 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
         ({"weights": {"tokens": 0.0}}, "all weights are 0"),
         ({"k": 0}, "k is 0"),
         ({"depth": 0}, "depth is 0"),
-        ({"k": 2**31}, "k is 2147483648 .* from 1 to 2147483647"),
-        ({"k": None}, "k is None and depth is 200; both must be whole numbers"),
+        ({"k": 2**31}, "k is 2147483648; expected .* from 1 to 2147483647"),
+        ({"k": None}, "k is None; expected a whole number"),
         ({"k": 2.0}, "k is 2.0"),
         ({"depth": "3"}, "depth is '3'"),
         ({"mode": 5}, "mode is 5"),
@@ -116,19 +116,20 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
         ({"weights": ["tokens"]}, "weights is list"),
         ({"weights": {"tokens": [1.0]}}, r"weight of tokens is \[1.0\]"),
         ({"weights": {"tokens": "1"}}, "weight of tokens is '1'"),
-        ({"exclude": ["a"]}, "exclude is list; expected a dict of query_id -> doc_ids"),
+        ({"exclude": 5}, "the documents to exclude is int"),
         ({"exclude": {"0": "a"}}, "the documents to exclude is one str, 'a'"),
         ({"exclude": {"0": None}}, "the documents to exclude is NoneType"),
         ({"exclude": {"0": [3]}}, "a doc_id is int; expected str"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(tokens_only: Index, options: dict[str, Any], says: str) -> None:
+    others = {name: value for name, value in options.items() if name != "k"}
     with pytest.raises(InvalidInput, match=says):
-        Searcher(tokens_only).search(["cat"], **options)
+        Searcher(tokens_only).search(["cat"], options.get("k", 10), SearchOptions(**others))
 
 
 def test_whole_numbers_of_numpy_are_numbers(tokens_only: Index) -> None:
-    found = Searcher(tokens_only, threads=np.int64(1)).search(["cat"], np.int64(1), depth=np.uint8(9))  # type: ignore[arg-type]
+    found = Searcher(tokens_only, threads=np.int64(1)).search(["cat"], np.int64(1), SearchOptions(depth=np.uint8(9)))  # type: ignore[arg-type]
     assert len(found["0"]) == 1
 
 
@@ -156,14 +157,14 @@ def test_an_encoder_is_needed_unless_words_are_searched(tmp_path: Path) -> None:
     with Index.open(tmp_path / "index") as index:
         with pytest.raises(InvalidInput, match="dense needs a query encoder"):
             Searcher(index).search(["cat"])
-        assert list(Searcher(index).search(["cat"], mode="tokens")["0"].doc_ids) == ["b", "a"]
+        assert list(Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids) == ["b", "a"]
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
 def test_a_query_without_known_terms_finds_nothing(index: Index, mode: str) -> None:
-    run = Searcher(index).search(["", " \n", "zebra", "!?"], mode=mode)
+    run = Searcher(index).search(["", " \n", "zebra", "!?"], options=SearchOptions(mode=mode))
     assert [len(ranking) for ranking in run.values()] == [0, 0, 0, 0]
-    assert Searcher(index).hits("", mode=mode) == []
+    assert Searcher(index).hits("", options=SearchOptions(mode=mode)) == []
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
@@ -179,22 +180,22 @@ def test_unknown_terms_alone_find_nothing_where_the_contract_keeps_them_too(tmp_
         assert searcher.encoder is not None
         unknown, known = searcher.encoder.encode(["zebra !?", "zebra cat"]).term_ids, ["cat", "dog zebra"]
         assert unknown.row(0).tolist() == [0, 0]
-        run = searcher.search([known[0], "zebra !?", known[1], ""], mode=mode)
+        run = searcher.search([known[0], "zebra !?", known[1], ""], options=SearchOptions(mode=mode))
         assert [len(run[place]) > 0 for place in "0123"] == [True, False, True, False]
         for place, query in zip("02", known, strict=True):
-            alone = searcher.search([query], mode=mode)["0"]
+            alone = searcher.search([query], options=SearchOptions(mode=mode))["0"]
             assert (list(run[place].doc_ids), run[place].scores.tolist()) == (
                 list(alone.doc_ids),
                 alone.scores.tolist(),
             )
-        explained = searcher.explain("zebra !?", "a", mode=mode)
+        explained = searcher.explain("zebra !?", "a", SearchOptions(mode=mode))
         assert explained.score == 0
         assert not [term for terms in explained.terms.values() for term in terms]
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid+tokens"])
 def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
-    assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], mode=mode)["0"]) >= 2
+    assert len(Searcher(index).search(["cat dog well runs zebra " * 2000], options=SearchOptions(mode=mode))["0"]) >= 2
 
 
 @pytest.mark.parametrize("texts", [["cat"], ["cat", "dog zebra"]])
@@ -215,7 +216,7 @@ def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index
     with pytest.raises(InvalidInput, match="doc_ids is NoneType; expected a list"):
         index.documents(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="the documents to exclude is one str, 'b'"):
-        searcher.hits("cat", exclude="b")
+        searcher.hits("cat", options=SearchOptions(exclude="b"))
     with pytest.raises(InvalidInput, match="a doc_id is int; expected str"):
         searcher.explain("cat", 3)  # type: ignore[arg-type]
     for threads in (0, 1.5, None):
@@ -227,25 +228,31 @@ def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index
 
 def test_terms_are_named_and_only_told_when_asked_for(index: Index) -> None:
     searcher = Searcher(index)
-    assert [term.term for term in searcher.hits("the cat at the well", 1, mode="sparse", explain=True)[0].terms] == [
-        "cat"
-    ]
-    assert {t.term for t in searcher.hits("cats sleeping", 1, mode="tokens", explain=True)[0].terms} == {"cat", "sleep"}
-    assert searcher.hits("cat", 1, mode="sparse")[0].terms == ()
+    assert [
+        term.term
+        for term in searcher.hits("the cat at the well", 1, SearchOptions(mode="sparse"), explain=True)[0].terms
+    ] == ["cat"]
+    assert {t.term for t in searcher.hits("cats sleeping", 1, SearchOptions(mode="tokens"), explain=True)[0].terms} == {
+        "cat",
+        "sleep",
+    }
+    assert searcher.hits("cat", 1, SearchOptions(mode="sparse"))[0].terms == ()
 
 
 def test_a_stem_comes_with_the_querys_word(index: Index) -> None:
     """People read "Sleeping" where BM25 counts "sleep"."""
     searcher = Searcher(index)
-    (hit,) = searcher.hits("cat Sleeping sleeps", 1, mode="tokens", explain=True)
+    (hit,) = searcher.hits("cat Sleeping sleeps", 1, SearchOptions(mode="tokens"), explain=True)
     assert {term.term: term.word for term in hit.terms} == {"cat": "", "sleep": "Sleeping"}
-    assert searcher.explain("cat Sleeping sleeps", hit.doc_id, mode="tokens").terms["tokens"] == hit.terms
+    assert (
+        searcher.explain("cat Sleeping sleeps", hit.doc_id, SearchOptions(mode="tokens")).terms["tokens"] == hit.terms
+    )
 
 
 def test_hits_and_search_agree_and_hits_carry_the_document(index: Index) -> None:
     searcher = Searcher(index)
-    ranking = searcher.search([QUERY], mode="hybrid+tokens")["0"]
-    hits = searcher.hits(QUERY, mode="hybrid+tokens")
+    ranking = searcher.search([QUERY], options=SearchOptions(mode="hybrid+tokens"))["0"]
+    hits = searcher.hits(QUERY, options=SearchOptions(mode="hybrid+tokens"))
     assert [(hit.doc_id, hit.score) for hit in hits] == list(zip(ranking.doc_ids, ranking.scores, strict=True))
     by_id = {hit.doc_id: hit for hit in hits}
     assert (by_id["b"].title, by_id["b"].metadata, by_id["b"].snippet) == (
@@ -258,19 +265,21 @@ def test_hits_and_search_agree_and_hits_carry_the_document(index: Index) -> None
 @pytest.mark.parametrize("mode", ["dense", "sparse", "tokens", "hybrid", "hybrid+tokens"])
 def test_excluded_documents_go_in_every_mode_and_others_move_up(index: Index, mode: str) -> None:
     searcher = Searcher(index)
-    whole = list(searcher.search([Query("b", "cat")], mode=mode)["b"].doc_ids)
-    same = searcher.search([Query("b", "cat")], 1, mode=mode, exclude_same_id=True)["b"]
-    named = searcher.search([Query("b", "cat")], 1, mode=mode, exclude={"b": ["b", "not there"]})["b"]
+    whole = list(searcher.search([Query("b", "cat")], options=SearchOptions(mode=mode))["b"].doc_ids)
+    same = searcher.search([Query("b", "cat")], 1, SearchOptions(mode=mode, exclude_same_id=True))["b"]
+    named = searcher.search([Query("b", "cat")], 1, SearchOptions(mode=mode, exclude={"b": ["b", "not there"]}))["b"]
     assert "b" in whole
     assert list(same.doc_ids) == list(named.doc_ids) == [doc_id for doc_id in whole if doc_id != "b"][:1]
-    assert [hit.doc_id for hit in searcher.hits("cat", 1, mode=mode, exclude=["b"])] == list(same.doc_ids)
+    assert [hit.doc_id for hit in searcher.hits("cat", 1, SearchOptions(mode=mode, exclude=["b"]))] == list(
+        same.doc_ids
+    )
 
 
 def test_a_batch_equals_its_queries_one_by_one_with_any_number_of_threads(index: Index) -> None:
     queries = [Query(str(i), " ".join(QUERY.split()[i % 5 :])) for i in range(300)]
-    together = Searcher(index, threads=3).search(queries, mode="hybrid+tokens")
+    together = Searcher(index, threads=3).search(queries, options=SearchOptions(mode="hybrid+tokens"))
     for query in queries[:5] + queries[-5:]:
-        alone = Searcher(index).search([query], mode="hybrid+tokens")[query.query_id]
+        alone = Searcher(index).search([query], options=SearchOptions(mode="hybrid+tokens"))[query.query_id]
         assert list(together[query.query_id].doc_ids) == list(alone.doc_ids)
         np.testing.assert_array_equal(together[query.query_id].scores, alone.scores)
     assert list(together) == [query.query_id for query in queries]
@@ -286,11 +295,14 @@ def test_a_wide_query_meets_a_narrow_index_and_not_the_other_way(tmp_path: Path)
         wide, narrow, narrower = (
             CachedQueryEncoder(contract, word_tokenizer(), tables=tables, dim=d) for d in (4, 2, 1)
         )
-        found, same = (Searcher(index, encoder).search(["cat"], mode="dense")["0"] for encoder in (wide, narrow))
+        found, same = (
+            Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense"))["0"]
+            for encoder in (wide, narrow)
+        )
         assert list(found.doc_ids) == list(same.doc_ids)
         np.testing.assert_allclose(found.scores, same.scores, atol=1e-6)
         with pytest.raises(InvalidInput, match="1 wide, but the index's 2"):
-            Searcher(index, narrower).search(["cat"], mode="dense")
+            Searcher(index, narrower).search(["cat"], options=SearchOptions(mode="dense"))
 
 
 def test_bm25_over_the_model_s_terms(tmp_path: Path) -> None:
@@ -303,10 +315,10 @@ def test_bm25_over_the_model_s_terms(tmp_path: Path) -> None:
         progress=False,
     )
     with Index.open(tmp_path / "index") as index:
-        hits = Searcher(index).hits("RUNS zebra", mode="tokens", explain=True)
+        hits = Searcher(index).hits("RUNS zebra", explain=True, options=SearchOptions(mode="tokens"))
         assert [(hit.doc_id, [term.term for term in hit.terms]) for hit in hits] == [("a", ["runs"])]
 
 
 def test_a_hit_shows_where_the_query_s_terms_stand(index: Index) -> None:
-    hit = Searcher(index).hits("cats sleeping", 1, mode="tokens")[0]
+    hit = Searcher(index).hits("cats sleeping", 1, SearchOptions(mode="tokens"))[0]
     assert [hit.snippet[start:end] for start, end in hit.highlights] == ["cat", "sleeps"]

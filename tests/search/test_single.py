@@ -16,7 +16,7 @@ from lightir.index import Index, IndexOptions, IndexWriter
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedBigrams
-from lightir.search import Searcher, branches
+from lightir.search import Searcher, SearchOptions, branches
 from lightir.search.language_model import Smoothing
 from lightir.search.single import single_search
 from lightir.types import Document, Query
@@ -79,9 +79,9 @@ def test_a_query_by_itself_is_ranked_as_in_a_batch(index: Index, mode: str, kind
     ]
     for fusion, (k, depth), more in itertools.product(FUSIONS, ((1, 1), (3, 5), (10, 4), (40, 1000)), wanted):
         how = {"mode": mode, "fusion": fusion, "depth": depth, **more}
-        together = searcher.search([Query(text, text) for text in QUERIES], k, **how)
+        together = searcher.search([Query(text, text) for text in QUERIES], k, SearchOptions(**how))
         for text in QUERIES:
-            found = searcher.search([Query(text, text)], k, **how)
+            found = searcher.search([Query(text, text)], k, SearchOptions(**how))
             assert list(found) == [text]
             assert list(found[text].doc_ids) == list(together[text].doc_ids)
             np.testing.assert_array_equal(found[text].scores, together[text].scores)
@@ -92,8 +92,8 @@ def test_a_query_by_itself_is_ranked_as_in_a_batch(index: Index, mode: str, kind
 def test_hits_say_what_explanations_say(index: Index, fusion: str) -> None:
     searcher = Searcher(index, encoder())
     for text in ("the cat", "dog runs dog"):
-        for hit in searcher.hits(text, 5, mode="hybrid+tokens", fusion=fusion, depth=6):
-            explained = searcher.explain(text, hit.doc_id, mode="hybrid+tokens", fusion=fusion, depth=6)
+        for hit in searcher.hits(text, 5, SearchOptions(mode="hybrid+tokens", fusion=fusion, depth=6)):
+            explained = searcher.explain(text, hit.doc_id, SearchOptions(mode="hybrid+tokens", fusion=fusion, depth=6))
             assert hit.score == explained.score
             for branch, said in hit.branches.items():
                 assert said == explained.branches[branch]
@@ -109,9 +109,11 @@ def test_the_kernel_answers_a_single_query_alone(index: Index, monkeypatch: pyte
     monkeypatch.setattr(branches.BranchSearch, "top", refuse)
     for searcher in (Searcher(index, own), Searcher(index, OtherKind(own))):
         for mode in MODES:
-            assert searcher.search(["the cat"], 3, mode=mode)["0"].doc_ids
-            assert searcher.search(["the cat"], 3, mode=mode, filter={"even": True}, exclude={"0": ["d02"]})
-            assert searcher.hits("the cat", 3, mode=mode)
+            assert searcher.search(["the cat"], 3, SearchOptions(mode=mode))["0"].doc_ids
+            assert searcher.search(
+                ["the cat"], 3, SearchOptions(mode=mode, filter={"even": True}, exclude={"0": ["d02"]})
+            )
+            assert searcher.hits("the cat", 3, SearchOptions(mode=mode))
     with pytest.raises(AssertionError):
         Searcher(index, own).search(["the cat", "dog"])
 
@@ -120,7 +122,7 @@ def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) 
     searcher = Searcher(index, encoder())
 
     def of_texts(own: Any, mode: str, task: str | None = None) -> object:
-        single = single_search(index.view, searcher._plan(index.view, mode, None, None), None)
+        single = single_search(index.view, searcher._plan(index.view, SearchOptions(mode=mode)), None)
         assert single is not None
         return single.of_texts(index.view, own, task)
 
@@ -139,11 +141,11 @@ def test_what_takes_more_than_the_kernel_goes_the_way_of_batches(tmp_path: Path)
         writer.add([Document("a", "the cat"), Document("b", "a dog")])
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, encoder())
-        chosen = searcher._plan(index.view, "tokens", None, None)
+        chosen = searcher._plan(index.view, SearchOptions(mode="tokens"))
         assert single_search(index.view, chosen, None) is not None
         assert single_search(index.view, dataclasses.replace(chosen, estimates=True), None) is None
         assert single_search(index.view, chosen, Smoothing("dirichlet", 10.0)) is None
-        assert searcher.search(["cat"], mode="tokens")["0"].doc_ids == ["a"]
+        assert searcher.search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids == ["a"]
 
 
 def test_a_text_that_is_none_is_refused_by_its_query(index: Index) -> None:
@@ -159,24 +161,26 @@ def test_a_text_that_is_none_is_refused_by_its_query(index: Index) -> None:
 def test_what_was_made_ready_goes_with_the_view(index: Index) -> None:
     """A searcher finds what came after its first search; many ways of asking keep no more than some of them bound."""
     searcher = Searcher(index, encoder())
-    before = searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids
+    before = searcher.search(["the cat"], 100, SearchOptions(mode="hybrid"))["0"].doc_ids
     with IndexWriter.open(index.folder) as writer:
         writer.delete([before[0]])
-    assert searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids == before
+    assert searcher.search(["the cat"], 100, SearchOptions(mode="hybrid"))["0"].doc_ids == before
     assert index.refresh()
-    after = searcher.search(["the cat"], 100, mode="hybrid")["0"].doc_ids
+    after = searcher.search(["the cat"], 100, SearchOptions(mode="hybrid"))["0"].doc_ids
     with Index.open(index.folder) as anew:
-        assert after == Searcher(anew, encoder()).search(["the cat"], 100, mode="hybrid")["0"].doc_ids
+        assert after == Searcher(anew, encoder()).search(["the cat"], 100, SearchOptions(mode="hybrid"))["0"].doc_ids
     assert sorted(after) == sorted(before[1:])
     for i in range(200):
-        searcher.search(["the cat"], mode="hybrid", fusion=f"rrf:{i}")
+        searcher.search(["the cat"], options=SearchOptions(mode="hybrid", fusion=f"rrf:{i}"))
     assert len(index.view.prepared) <= 64
 
 
 def test_two_searchers_of_a_view_keep_to_their_own_encoders(index: Index) -> None:
     one = encoder()
     turned = CachedQueryEncoder(word_contract(), word_tokenizer(), tables={"": CachedTable(-word_table())})
-    first, second = (Searcher(index, each).search(["the cat"], 5, mode="dense")["0"] for each in (one, turned))
+    first, second = (
+        Searcher(index, each).search(["the cat"], 5, SearchOptions(mode="dense"))["0"] for each in (one, turned)
+    )
     assert list(first.doc_ids) != list(second.doc_ids)
 
 
@@ -192,6 +196,9 @@ def test_rows_of_bigrams_are_in_a_single_query_s_vector(index: Index) -> None:
     )
     assert own.text_encoder() is None
     searcher = Searcher(index, own)
-    alone, together = searcher.search(["the cat"], mode="dense"), searcher.search(["the cat", "dog"], mode="dense")
+    alone, together = (
+        searcher.search(["the cat"], options=SearchOptions(mode="dense")),
+        searcher.search(["the cat", "dog"], options=SearchOptions(mode="dense")),
+    )
     assert list(alone["0"].doc_ids) == list(together["0"].doc_ids)
     np.testing.assert_array_equal(alone["0"].scores, together["0"].scores)

@@ -14,7 +14,7 @@ from lightir.data import Dataset, read_documents
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.search.language_model import LanguageModel, Smoothing, parse_smoothing
 from lightir.shards import Shard
 from lightir.types import Document, Query, Ranking
@@ -51,11 +51,11 @@ def require_ranked(folder: Path, documents: Sequence[Document], smoothing: Smoot
     model = LanguageModel(iter(documents))
     with Index.open(folder) as index:
         index.verify()
-        searcher = Searcher(index, smoothing=smoothing)
-        found = searcher.search(QUERIES, 100)
+        searcher, options = Searcher(index), SearchOptions(smoothing=smoothing)
+        found = searcher.search(QUERIES, 100, options)
         for query_id, ranking in model.search(QUERIES, 100, smoothing=smoothing).items():
             require_same(found[query_id], ranking)
-        for query_id, first in searcher.search(QUERIES, 4).items():
+        for query_id, first in searcher.search(QUERIES, 4, options).items():
             assert list(first.doc_ids) == list(found[query_id].doc_ids)[:4]
             assert first.scores.tolist() == found[query_id].scores.tolist()[:4]
 
@@ -82,7 +82,7 @@ def test_real_collections_are_ranked_as_in_memory(tmp_path: Path, name: str) -> 
     model = LanguageModel(documents)
     with Index.open(tmp_path / "index") as index:
         for smoothing in (Smoothing("dirichlet", 1000.0), Smoothing("jelinek-mercer", 0.1)):
-            found = Searcher(index, smoothing=smoothing).search(queries, len(documents))
+            found = Searcher(index).search(queries, len(documents), SearchOptions(smoothing=smoothing))
             for query_id, ranking in model.search(queries, len(documents), smoothing=smoothing).items():
                 require_same(found[query_id], ranking)
 
@@ -103,8 +103,8 @@ def test_an_index_that_changed_ranks_to_the_bit_as_one_built_at_once(tmp_path: P
     require_ranked(tmp_path / "index", left, smoothing)
     build_index(document_shards(left), tmp_path / "once", progress=False)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "once") as once:
-        found = Searcher(index, smoothing=smoothing).search(QUERIES, 100)
-        wanted = Searcher(once, smoothing=smoothing).search(QUERIES, 100)
+        options = SearchOptions(smoothing=smoothing)
+        found, wanted = (Searcher(each).search(QUERIES, 100, options) for each in (index, once))
         for query_id, ranking in wanted.items():
             assert list(found[query_id].doc_ids) == list(ranking.doc_ids)
             assert found[query_id].scores.tolist() == ranking.scores.tolist()
@@ -118,8 +118,8 @@ def test_a_filter_takes_documents_out_of_the_ranking_and_leaves_scores(tmp_path:
     )
     thirds = {each.doc_id: each.metadata["third"] for each in documents}
     with Index.open(tmp_path / "index") as index:
-        searcher = Searcher(index, smoothing=smoothing)
-        whole, some = (searcher.search(QUERIES, 100, filter=each) for each in (None, {"third": 1}))
+        options = [SearchOptions(filter=each, smoothing=smoothing) for each in (None, {"third": 1})]
+        whole, some = (Searcher(index).search(QUERIES, 100, each) for each in options)
         assert any(len(ranking) for ranking in some.values())
         for query_id, ranking in whole.items():
             pairs = [pair for pair in zip(ranking.doc_ids, ranking.scores, strict=True) if thirds[pair[0]] == 1]
@@ -133,15 +133,15 @@ def test_an_explanation_has_every_word_of_the_query_and_adds_up(tmp_path: Path, 
         document_shards(documents), tmp_path / "index", options=IndexOptions(segment_documents=11), progress=False
     )
     with Index.open(tmp_path / "index") as index:
-        searcher = Searcher(index, smoothing=smoothing)
+        searcher, options = Searcher(index), SearchOptions(smoothing=smoothing)
         for query in QUERIES:
-            for rank, hit in enumerate(searcher.hits(query.text, 20, explain=True), 1):
-                told = searcher.explain(query.text, hit.doc_id)
+            for rank, hit in enumerate(searcher.hits(query.text, 20, options, explain=True), 1):
+                told = searcher.explain(query.text, hit.doc_id, options)
                 assert (told.score, told.rank, told.terms["tokens"]) == (hit.score, rank, hit.terms)
                 assert sum(term.score for term in hit.terms) == pytest.approx(hit.score, rel=1e-5)
-        hit = searcher.hits(QUERIES[1].text, 1, explain=True)[0]
+        hit = searcher.hits(QUERIES[1].text, 1, options, explain=True)[0]
         assert {(term.term, term.weight) for term in hit.terms} == {("river", 2.0), ("copper", 1.0)}
-        silent = searcher.explain("river", "d00")
+        silent = searcher.explain("river", "d00", options)
         assert silent.rank is None
         assert silent.score == pytest.approx(
             LanguageModel(documents)
@@ -165,17 +165,18 @@ def test_hybrid_search_joins_likelihoods_and_explains_them(tmp_path: Path, smoot
     )
     encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
     with Index.open(tmp_path / "index") as index:
-        searcher = Searcher(index, encoder, smoothing=smoothing)
+        searcher = Searcher(index, encoder)
         text = "the cat and the fish"
-        alone = searcher.search([text], 30, mode="tokens")["0"]
+        alone = searcher.search([text], 30, SearchOptions(mode="tokens", smoothing=smoothing))["0"]
         likelihoods = dict(zip(alone.doc_ids, alone.scores, strict=True))
         for fusion in ("linear", "linear:none", "rrf"):
-            hits = searcher.hits(text, 9, mode="hybrid+tokens", fusion=fusion, depth=9)
+            options = SearchOptions(mode="hybrid+tokens", fusion=fusion, depth=9, smoothing=smoothing)
+            hits = searcher.hits(text, 9, options)
             assert any(hit.branches["tokens"].rank is None for hit in hits)
             for rank, hit in enumerate(hits, 1):
                 if hit.doc_id in likelihoods:
                     assert hit.branches["tokens"].score == likelihoods[hit.doc_id]
-                told = searcher.explain(text, hit.doc_id, mode="hybrid+tokens", fusion=fusion, depth=9)
+                told = searcher.explain(text, hit.doc_id, options)
                 assert (told.score, told.rank, told.branches) == (hit.score, rank, hit.branches)
 
 
@@ -186,10 +187,12 @@ def test_documents_that_wait_for_vectors_are_refused_where_they_would_be_estimat
         writer.add([Document("a", "cat")], dense=np.ones((1, 4), dtype=np.float16))
         writer.add([Document("b", "cat cat dog")])
     with Index.open(tmp_path / "index") as index:
-        searcher = Searcher(index, encoder, smoothing=METHODS[0])
+        searcher = Searcher(index, encoder)
         with pytest.raises(InvalidInput, match=r"1 documents wait.*lightir worker"):
-            searcher.search(["cat"])
-        assert sorted(searcher.search(["cat"], mode="tokens")["0"].doc_ids) == ["a", "b"]
+            searcher.search(["cat"], options=SearchOptions(smoothing=METHODS[0]))
+        assert sorted(
+            searcher.search(["cat"], options=SearchOptions(mode="tokens", smoothing=METHODS[0]))["0"].doc_ids
+        ) == ["a", "b"]
 
 
 def test_what_scores_words_is_named_and_needs_words(tmp_path: Path) -> None:
@@ -208,4 +211,4 @@ def test_what_scores_words_is_named_and_needs_words(tmp_path: Path) -> None:
         progress=False,
     )
     with Index.open(tmp_path / "index") as index, pytest.raises(InvalidInput, match="counted words"):
-        Searcher(index, smoothing=METHODS[0])
+        Searcher(index).search(["cat"], options=SearchOptions(smoothing=METHODS[0]))

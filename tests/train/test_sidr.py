@@ -26,7 +26,7 @@ from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.own_weights import all_weights
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.bag_search import DeviceSearch, KernelSearch
@@ -225,7 +225,7 @@ def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: Si
     sparse = {text: dict(enumerate(row.tolist())) for text, row in zip(batch.queries, weights, strict=True)}
     encoder = GivenVectors(retriever.contract, {text: np.zeros(0) for text in batch.queries}, sparse)
     with Index.open(tmp_path / "bags") as index:
-        run = Searcher(index, encoder).search(batch.queries, 7, mode="tokens")
+        run = Searcher(index, encoder).search(batch.queries, 7, SearchOptions(mode="tokens"))
     assert [list(run[str(i)].doc_ids) for i in range(len(batch.queries))] == trained.search(weights, m=7)
 
 
@@ -503,7 +503,7 @@ def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model
     with Index.open(index) as reader:
         assert reader.info().pending == len(documents)
         for encoder, scores in zip((full, None), expected, strict=True):
-            run = Searcher(reader, encoder).search(texts, 5, mode="tokens")
+            run = Searcher(reader, encoder).search(texts, 5, SearchOptions(mode="tokens"))
             for row in range(len(texts)):
                 best = scores[row].sort(descending=True).values[:5]
                 np.testing.assert_allclose(run[str(row)].scores, best, rtol=2e-3)
@@ -511,7 +511,7 @@ def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model
         reader.refresh()
         _, stored = retriever.encode_batch(retriever.batch(retriever.frame_documents(documents)))
         assert stored is not None
-        run = Searcher(reader, full).search(texts, 5, mode="sparse")
+        run = Searcher(reader, full).search(texts, 5, SearchOptions(mode="sparse"))
         for row in range(len(texts)):
             scores = np.sort(queries.to_dense()[row] @ stored.to_dense().T.astype(np.float32))[::-1]
             np.testing.assert_allclose(run[str(row)].scores, scores[:5], rtol=2e-3)

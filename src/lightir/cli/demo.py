@@ -183,8 +183,10 @@ def ask(folder: Path, questions: Sequence[str], clock: Clock) -> dict[str, Any]:
 
 def timed(searcher: Searcher, question: str, mode: str) -> dict[str, Any]:
     """One answer with the time that it took."""
+    from lightir.search import SearchOptions
+
     start = time.perf_counter()
-    hits = searcher.hits(question, SHOWN, mode=mode, explain=True)
+    hits = searcher.hits(question, SHOWN, SearchOptions(mode=mode), explain=True)
     return result_json(question, mode, time.perf_counter() - start, hits, explain=True)
 
 

@@ -26,7 +26,7 @@ from lightir.types import escape_id
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
-    from lightir.search.evaluate import EvaluationReport
+    from lightir.search.index_evaluation import EvaluationReport
 
 HELP = "measure an index, a model or run files (needs lightir[eval])"
 EXAMPLES = """
@@ -120,6 +120,8 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     """The report on the index or the model named."""
     from lightir.eval import DEFAULT_MEASURES
     from lightir.index.store import STORE_FILE
+    from lightir.search import SearchOptions
+    from lightir.search.language_model import parse_smoothing
 
     if args.run_dir is not None:
         Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # what cannot be written to is known before the work
@@ -128,9 +130,12 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
         "modes": args.modes,
         "measures": args.measures or DEFAULT_MEASURES,
         "k": args.k,
-        "exclude_same_id": args.exclude_same_id,
-        "fusion": args.fusion,
-        "weights": args.weights,
+        "options": SearchOptions(
+            fusion=args.fusion,
+            weights=args.weights,
+            exclude_same_id=args.exclude_same_id,
+            smoothing=parse_smoothing(args.tokens),
+        ),
         "run_dir": args.run_dir,
     }
     if Path(args.target[0], STORE_FILE).is_file():
@@ -146,16 +151,14 @@ def measure_index(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     """
     from lightir.index import Index
     from lightir.search import Searcher
-    from lightir.search.evaluate import evaluate_index
-    from lightir.search.language_model import parse_smoothing
+    from lightir.search.index_evaluation import evaluate_index
 
     if args.work:
         raise Misuse("--work keeps what a model encodes; an index needs none")
     if args.device != "auto":
         raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
     with Index.open(args.target[0], exact=args.exact) as index:
-        smoothing = parse_smoothing(args.tokens)
-        searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
+        searcher = Searcher(index, task=args.task, threads=args.threads)
         return evaluate_index(searcher, dataset, **options)
 
 
@@ -185,7 +188,7 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     """The report on run files, which are measured as they are."""
     from lightir.data import Dataset, read_qrels
     from lightir.eval import DEFAULT_MEASURES, read_run
-    from lightir.search.evaluate import evaluate_runs
+    from lightir.search.index_evaluation import evaluate_runs
 
     searching = ("modes", "k", "task", "fusion", "weights", "run_dir", "work")
     switches = (args.exclude_same_id, args.exact, args.tokens != "bm25", args.device != "auto", args.threads != 1)

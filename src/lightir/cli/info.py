@@ -85,7 +85,7 @@ def index_facts(info: IndexInfo, *, n_failed: int) -> dict[str, Any]:
 
 def default_search(available: tuple[Branch, ...], contract: Contract | None) -> str:
     """What a search that names no mode does, as "dense=0.5,tokens=0.5 linear"; one branch is its name."""
-    from lightir.search.modes import plan
+    from lightir.search.plan import plan
 
     found = plan(available, contract)
     return fusion_in_words(found.fusion) if len(found.branches) > 1 else found.branches[0]
@@ -93,7 +93,7 @@ def default_search(available: tuple[Branch, ...], contract: Contract | None) -> 
 
 def fusion_in_words(fusion: Fusion) -> str:
     """Weights and method, as `lightir search --weights` and `--fusion` take them."""
-    from lightir.search.modes import fusion_text, weights_text
+    from lightir.search.options import fusion_text, weights_text
 
     return f"{weights_text(fusion)} {fusion_text(fusion)}"
 

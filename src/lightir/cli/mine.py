@@ -156,12 +156,12 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
         raise Misuse("--tokens is for counted words and for an --index; encode into one, and mine with that")
     if args.index:
         from lightir.index import Index
-        from lightir.search import Searcher
+        from lightir.search import Searcher, SearchOptions
         from lightir.train.mining.finders import IndexFinder
 
         with Index.open(args.index) as index:
-            searcher = Searcher(index, task=args.task, threads=args.threads, smoothing=smoothing)
-            yield IndexFinder(searcher, args.mode)
+            searcher = Searcher(index, task=args.task, threads=args.threads)
+            yield IndexFinder(searcher, SearchOptions(mode=args.mode, smoothing=smoothing))
     elif args.model:
         from lightir.train.mining.model_finders import model_finder
 

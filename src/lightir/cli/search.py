@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -18,7 +18,7 @@ from lightir.cli.results import explanation_json, late_line, print_explanation, 
 from lightir.cli.terminal import print_json, print_json_line, say, visible
 
 if TYPE_CHECKING:
-    from lightir.search import LateSearcher, Searcher
+    from lightir.search import LateSearcher, Searcher, SearchOptions
     from lightir.types import Query
 
 HELP = "search an index"
@@ -113,11 +113,10 @@ def run(args: argparse.Namespace) -> None:
     from lightir.pending import Demand
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
-    from lightir.search.language_model import parse_smoothing
 
     if args.run_file not in (None, "-"):
         check_writable(args.run_file)
-    smoothing = parse_smoothing(args.tokens)
+    options = search_options(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with (
         Index.open(args.index, skip_damaged=args.skip_damaged, exact=args.exact) as index,
@@ -125,10 +124,10 @@ def run(args: argparse.Namespace) -> None:
     ):
         for problem in index.view.problems():
             say(problem)
-        searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)
+        searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         late = None if args.late_m is None else late_searcher(searcher, args)
         if args.run_file is not None:
-            write_all(searcher, late, args)  # an experiment, which asks for nothing
+            write_all(searcher, late, options, args)  # an experiment, which asks for nothing
             return
         searcher.demand = demand
         for number, query in enumerate(texts(args)):
@@ -137,9 +136,9 @@ def run(args: argparse.Namespace) -> None:
             if args.query == "-":
                 index.refresh()  # the next line may come much later, when the index is another
             if args.doc_id is None:
-                answer(searcher, late, query, args)
+                answer(searcher, late, query, options, args)
             else:
-                account(searcher, query, args)
+                account(searcher, query, options, args)
 
 
 def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
@@ -172,11 +171,13 @@ def given_queries(args: argparse.Namespace) -> Iterator[Query]:
     return Dataset.open(args.queries).queries(args.split)
 
 
-def answer(searcher: Searcher, late: LateSearcher | None, query: str, args: argparse.Namespace) -> None:
+def answer(
+    searcher: Searcher, late: LateSearcher | None, query: str, options: SearchOptions, args: argparse.Namespace
+) -> None:
     """Search one query and print its hits."""
     start = time.perf_counter()
-    report = None if late is None else late.encode_for(query, filter=args.filter)
-    hits = searcher.hits(query, args.k, explain=args.explain, **search_options(args))
+    report = None if late is None else late.encode_for(query, options)
+    hits = searcher.hits(query, args.k, options, explain=args.explain)
     if report is not None:
         hits = report.marked(hits)
     took_s = time.perf_counter() - start
@@ -200,14 +201,18 @@ def say_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
         say(visible(line))
 
 
-def search_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What the searcher takes of the arguments, whatever it is asked."""
-    return {name: getattr(args, name) for name in ("mode", "fusion", "weights", "depth", "filter")}
+def search_options(args: argparse.Namespace) -> SearchOptions:
+    """Return the options of every search."""
+    from lightir.search import SearchOptions
+    from lightir.search.language_model import parse_smoothing
+
+    names = ("mode", "fusion", "weights", "depth", "filter")
+    return SearchOptions(**{name: getattr(args, name) for name in names}, smoothing=parse_smoothing(args.tokens))
 
 
-def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
+def account(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> None:
     """Print why the document named has its score for a query."""
-    found = searcher.explain(query, args.doc_id, **search_options(args))
+    found = searcher.explain(query, args.doc_id, options)
     if not args.json:
         print_explanation(query, found)
         return
@@ -215,7 +220,7 @@ def account(searcher: Searcher, query: str, args: argparse.Namespace) -> None:
     (print_json_line if streams else print_json)(explanation_json(query, found))
 
 
-def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Namespace) -> None:
+def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
     """Search every query of the file and write the run; with late re-ranking after all of them were encoded for."""
     from lightir.eval import write_run
 
@@ -223,8 +228,8 @@ def write_all(searcher: Searcher, late: LateSearcher | None, args: argparse.Name
     start = time.perf_counter()
     if late is not None:
         for query in tqdm(queries, desc="late", unit="query", disable=None):
-            late.encode_for(query.text, filter=args.filter)
-    found = searcher.search(queries, args.k, **search_options(args))
+            late.encode_for(query.text, options)
+    found = searcher.search(queries, args.k, options)
     took_s = time.perf_counter() - start
     if not any(map(len, found.values())):
         say_why_nothing(searcher, args)

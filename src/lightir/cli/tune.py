@@ -15,7 +15,7 @@ from lightir.cli.terminal import Misuse, print_json, say, table
 
 if TYPE_CHECKING:
     from lightir.search import Searcher
-    from lightir.search.tune import Tuning
+    from lightir.search.fusion_tuning import Tuning
     from lightir.types import Qrels, Query
 
 HELP = "fit fusion weights to judged queries"
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from lightir.search import Searcher
     from lightir.search.language_model import parse_smoothing
 
-    smoothing = parse_smoothing(args.tokens)
-    if args.write and smoothing is not None:
+    if parse_smoothing(args.tokens) is not None and args.write:
         raise Misuse("--write makes the weights an index's default, whose words BM25 scores: leave out --tokens")
     if args.qrels is not None and args.split is not None:
         args.parser.error("--split is of a BEIR folder; --qrels goes with a file of queries")
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     queries, qrels = judged(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
-        searcher = Searcher(index, encoder, task=args.task, threads=args.threads, smoothing=smoothing)
+        searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         found = fit(searcher, queries, qrels, args)
     if args.json:
         print_json(found.to_json())
@@ -94,14 +93,18 @@ def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:
 
 def fit(searcher: Searcher, queries: list[Query], qrels: Qrels, args: argparse.Namespace) -> Tuning:
     """The library's answer."""
-    from lightir.search.tune import tune
+    from lightir.search import SearchOptions
+    from lightir.search.fusion_tuning import tune
+    from lightir.search.language_model import parse_smoothing
 
-    return tune(searcher, queries, qrels, mode=args.mode, folds=args.folds, exclude_same_id=args.exclude_same_id)
+    smoothing = parse_smoothing(args.tokens)
+    options = SearchOptions(mode=args.mode, exclude_same_id=args.exclude_same_id, smoothing=smoothing)
+    return tune(searcher, queries, qrels, options=options, folds=args.folds)
 
 
 def print_found(found: Tuning) -> None:
     """Each method's best, what is held out, and what to do."""
-    from lightir.search.modes import fusion_text, weights_text
+    from lightir.search.options import fusion_text, weights_text
 
     rows = [["fusion", "weights", "nDCG@10"]]
     rows.append([f"{fusion_text(found.default)} (now)", weights_text(found.default), f"{found.default_value:.4f}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +27,8 @@ from lightir.encode.prepared import PreparedModel
 from lightir.encode.two_stage import TwoStageSearcher
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, IndexOptions, build_index
-from lightir.search import Searcher
-from lightir.search.evaluate import EvaluationReport, evaluate_systems, measured_depth
+from lightir.search import DEFAULT_OPTIONS, Searcher, SearchOptions
+from lightir.search.index_evaluation import EvaluationReport, evaluate_systems, measured_depth
 from lightir.vectors import QueryVectors
 
 
@@ -43,9 +43,7 @@ def evaluate_model(
     k: int | None = None,
     task: str | None = None,
     analyzer: str = "english",
-    exclude_same_id: bool = False,
-    fusion: str | None = None,
-    weights: Mapping[str, float] | None = None,
+    options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
     device: str = "auto",
     threads: int = 1,
@@ -68,9 +66,7 @@ def evaluate_model(
         k: see evaluate_index.
         task: the query table to use, whose instruction the full encoder takes; None for the default one.
         analyzer: of the tokens branch.
-        exclude_same_id: see evaluate_index.
-        fusion: see evaluate_index.
-        weights: see evaluate_index; the modes must be named.
+        options: options of every search but the mode, see evaluate_index; weights require named modes.
         run_dir: see evaluate_index.
         device: "auto" takes a GPU where there is one.
         threads: for searching.
@@ -82,7 +78,7 @@ def evaluate_model(
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     measured_depth(dataset, split, measures, k)  # what is wrong is said before the corpus is encoded
     contract = Contract.load(resolve_model_folder(model))
-    check_modes(contract, default_modes(contract) if modes is None else modes, fusion=fusion, weights=weights)
+    check_modes(contract, default_modes(contract) if modes is None else modes, options)
     with model_systems(
         model, dataset, work, modes=modes, task=task, analyzer=analyzer, device=device, threads=threads
     ) as systems:
@@ -92,9 +88,7 @@ def evaluate_model(
             split,
             measures=measures,
             k=k,
-            exclude_same_id=exclude_same_id,
-            fusion=fusion,
-            weights=weights,
+            options=options,
             run_dir=run_dir,
         )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lightir.contract import Contract
 from lightir.encode.full_queries import SparseForm
 from lightir.errors import InvalidInput
-from lightir.search.evaluate import all_modes
-from lightir.search.modes import plan
+from lightir.search.index_evaluation import all_modes
+from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
+from lightir.search.plan import plan
 from lightir.types import BRANCHES, Branch
 
 FULL = "full"
@@ -50,9 +52,7 @@ def has_light_dense(contract: Contract) -> bool:
 def check_modes(
     contract: Contract,
     modes: Sequence[str],
-    *,
-    fusion: str | None = None,
-    weights: Mapping[str, float] | None = None,
+    options: SearchOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Nothing, where a model of the contract can serve all modes, and those that join branches with the fusion.
 
@@ -65,22 +65,23 @@ def check_modes(
         if ":" in mode:
             first, _, second = stages(mode)
             check_modes(contract, [first])
-            check_modes(contract, [second], fusion=fusion, weights=weights)
+            check_modes(contract, [second], options)
         elif mode in (LIGHT_BETA, *BETA_FORMS, *DOCUMENT_FORMS):
             if contract.sparse is None:
                 raise InvalidInput(f"mode {mode!r}: this model has no sparse branch")
         else:
-            _check_joined(contract, mode, fusion, weights)
+            _check_joined(contract, mode, options)
 
 
-def _check_joined(contract: Contract, mode: str, fusion: str | None, weights: Mapping[str, float] | None) -> None:
+def _check_joined(contract: Contract, mode: str, options: SearchOptions) -> None:
     parts = mode.split("+")
     asks_light_dense = not {FULL, FULL_SPARSE} & {*parts} and {"dense", "hybrid"} & {*parts}
     if asks_light_dense and contract.dense is not None and not has_light_dense(contract):
         raise InvalidInput(f"mode {mode!r}: this model has no light dense queries; its dense mode is {FULL!r}")
-    joined = weights if mode == "hybrid" or len(parts) > 1 else None
+    weights = options.weights if mode == "hybrid" or len(parts) > 1 else None
     try:
-        plan(_branches(contract), contract, mode=searched_mode(mode), fusion=fusion, weights=joined)
+        searched = dataclasses.replace(options, mode=searched_mode(mode), weights=weights)
+        plan(_branches(contract), contract, searched)
     except InvalidInput as error:
         raise InvalidInput(f"mode {mode!r}: {error}") from error
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
-from lightir.index import Filter, Index
+from lightir.index import Index
 from lightir.kernel import DocOrds
 from lightir.search import Searcher
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import BranchList, fuse
-from lightir.search.modes import Mode, Plan
+from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
+from lightir.search.plan import Plan
 from lightir.search.searcher import BATCH_QUERIES
 from lightir.types import Branch, Query, Ranking, Run
 from lightir.vectors import QueryEncoder
@@ -58,14 +59,7 @@ class TwoStageSearcher(Searcher):
         self,
         queries: Iterable[Query | str],
         k: int = 10,
-        *,
-        mode: Mode = None,
-        fusion: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        depth: int | None = None,
-        filter: Filter | None = None,
-        exclude_same_id: bool = False,
-        exclude: Mapping[str, Collection[str]] = MappingProxyType({}),
+        options: SearchOptions = DEFAULT_OPTIONS,
     ) -> Run:
         """As Searcher.search: `mode` orders the m best, all else is for the first stage.
 
@@ -77,25 +71,16 @@ class TwoStageSearcher(Searcher):
             InvalidInput: as Searcher.search.
         """
         named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
-        chosen = self._plan(self.index.view, mode, None, None)
-        found = self._first.search(
-            named,
-            max(k, self._m),
-            mode=self._first_mode,
-            fusion=fusion,
-            weights=weights,
-            depth=depth,
-            filter=filter,
-            exclude_same_id=exclude_same_id,
-            exclude=exclude,
-        )
+        how = self._prepared(self.index.view, SearchOptions(mode=options.mode))
+        before = dataclasses.replace(options, mode=self._first_mode)
+        found = self._first.search(named, max(k, self._m), before)
         run: Run = {}
         view = self.index.view
         for start in range(0, len(named), BATCH_QUERIES):
             batch = named[start : start + BATCH_QUERIES]
-            searched = BranchSearch(view, self._encode(view, batch, chosen), threads=self.threads)
+            searched = BranchSearch(view, self._encode(view, batch, how), threads=self.threads)
             for i, query in enumerate(batch):
-                run[query.query_id] = self._ordered(found[query.query_id], searched, chosen, i, k)
+                run[query.query_id] = self._ordered(found[query.query_id], searched, how.plan, i, k)
         return run
 
     def _ordered(self, first: Ranking, searched: BranchSearch, chosen: Plan, query: int, k: int) -> Ranking:

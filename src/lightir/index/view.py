@@ -24,7 +24,7 @@ from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
 from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
 from lightir.index.token_queries import TokenQueries
-from lightir.kernel.fusion import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
+from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import Ragged, SparseVectors
 

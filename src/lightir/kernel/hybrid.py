@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.kernel import DocOrds, Scores, _count, _native, _threads
-from lightir.kernel.fusion import Allowed, BranchQuery, Column, DenseSegments, DocumentIds, Scale, SparseSegments
 from lightir.kernel.query import TextEncoder
+from lightir.kernel.segments import Allowed, BranchQuery, Column, DenseSegments, DocumentIds, Scale, SparseSegments
 
 R = TypeVar("R")
 

@@ -116,7 +116,7 @@ def fuse(
     rrf_k: float = 60.0,
     ties: bool = False,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
-    """See `lightir.kernel.fusion.fuse`; `scores` gives each branch's scores of all documents."""
+    """See `lightir.kernel.segments.fuse`; `scores` gives each branch's scores of all documents."""
     sums: dict[int, float] = {int(doc): 0.0 for doc_ords, _ in lists for doc in doc_ords}
     columns: list[dict[int, tuple[float, float, int]]] = []
     for (doc_ords, listed), outside, weight in zip(lists, scores, weights, strict=True):
@@ -192,7 +192,7 @@ def search(
 
 
 def order_of_ids(doc_ords: list[int], scores: list[float], ids: list[bytes]) -> list[int]:
-    """See `lightir.kernel.fusion.DocumentIds.order`; ids by doc_ord."""
+    """See `lightir.kernel.segments.DocumentIds.order`; ids by doc_ord."""
     return sorted(range(len(doc_ords)), key=lambda i: (-scores[i], ids[doc_ords[i]]))
 
 

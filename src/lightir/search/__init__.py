@@ -2,6 +2,16 @@
 
 from lightir.search.fusion import BranchList, Fused, fuse
 from lightir.search.late import LateReport, LateSearcher
+from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
 
-__all__ = ["BranchList", "Fused", "LateReport", "LateSearcher", "Searcher", "fuse"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "BranchList",
+    "Fused",
+    "LateReport",
+    "LateSearcher",
+    "SearchOptions",
+    "Searcher",
+    "fuse",
+]

@@ -26,7 +26,7 @@ from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment, SparseBranch
 from lightir.index.token_queries import QueryTerms
 from lightir.kernel import DocOrds
-from lightir.kernel.fusion import BranchQuery, DenseSegments, Lists, pair_scores
+from lightir.kernel.segments import BranchQuery, DenseSegments, Lists, pair_scores
 from lightir.search.fusion import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.search.word_likelihood import WordLikelihood

@@ -12,7 +12,7 @@ from lightir.index import TokenQueries, View, normalized
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import EncodedQueries
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import Plan
+from lightir.search.plan import Plan
 from lightir.text import check_text
 from lightir.types import Query
 from lightir.vectors import Floats, QueryEncoder, QueryVectors

@@ -18,7 +18,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedBigrams
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.fusion import Fused
-from lightir.search.modes import fusion_text
+from lightir.search.options import fusion_text
 from lightir.search.snippets import snippet
 from lightir.text import query_term_ids
 from lightir.types import Branch, BranchScore, Document, Hit, TermScore

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from lightir.contract import Fusion
 from lightir.kernel import DocOrds
-from lightir.kernel.fusion import BranchQuery
-from lightir.kernel.fusion import fuse as kernel_fuse
+from lightir.kernel.segments import BranchQuery
+from lightir.kernel.segments import fuse as kernel_fuse
 from lightir.types import BRANCHES, Branch
 
 Scores: TypeAlias = npt.NDArray[np.float64]

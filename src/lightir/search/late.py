@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from lightir.errors import InvalidInput, WriteFailed
-from lightir.index import Filter, View
+from lightir.index import View
 from lightir.index.connections import BUSY_S
 from lightir.pending.keys import keys_of_pending
 from lightir.pending.queue import Queue
 from lightir.pending.queue_file import is_busy
 from lightir.pending.worker_loop import Encoded, deliver, encode_each, require_fit
-from lightir.search.modes import Mode
+from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder
 from lightir.types import Document, Hit
@@ -97,14 +97,9 @@ class LateSearcher:
         self,
         query: str,
         k: int = 10,
+        options: SearchOptions = DEFAULT_OPTIONS,
         *,
         first: Mode = "tokens",
-        mode: Mode = None,
-        fusion: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        depth: int | None = None,
-        filter: Filter | None = None,
-        exclude: Collection[str] = (),
         explain: bool = False,
     ) -> tuple[list[Hit], LateReport]:
         """The k best documents, after the pending ones among the m best were encoded, and what was done for it.
@@ -112,32 +107,14 @@ class LateSearcher:
         Args:
             query: its text.
             k: see `Searcher.hits`, as is all that is not said here.
+            options: options of the last stage; the first stage has their filter and exclusions.
             first: the mode whose m best documents are looked at.
-            mode: of the last stage.
-            fusion: likewise.
-            weights: likewise.
-            depth: likewise.
-            filter: of both stages.
-            exclude: of both stages.
             explain: see `Searcher.hits`.
         """
-        report = self.encode_for(query, first=first, filter=filter, exclude=exclude)
-        found = self.searcher.hits(
-            query,
-            k,
-            mode=mode,
-            fusion=fusion,
-            weights=weights,
-            depth=depth,
-            filter=filter,
-            exclude=exclude,
-            explain=explain,
-        )
-        return report.marked(found), report
+        report = self.encode_for(query, options, first=first)
+        return report.marked(self.searcher.hits(query, k, options, explain=explain)), report
 
-    def encode_for(
-        self, query: str, *, first: Mode = "tokens", filter: Filter | None = None, exclude: Collection[str] = ()
-    ) -> LateReport:
+    def encode_for(self, query: str, options: SearchOptions = DEFAULT_OPTIONS, *, first: Mode = "tokens") -> LateReport:
         """Encode and commit the pending ones among a query's m best documents, and move the index to its newest state.
 
         Raises:
@@ -147,7 +124,8 @@ class LateSearcher:
         start, index = self._clock(), self.searcher.index
         if not index.view.n_pending:
             return LateReport()
-        found = self.searcher.search([query], self.m, mode=first, filter=filter, exclude={"0": exclude})
+        limits = SearchOptions(mode=first, filter=options.filter, exclude=options.excluded(""))
+        found = self.searcher.search([query], self.m, limits)
         view = index.view  # perhaps newer than the one that was searched, where threads share the index
         numbers = [view.doc_ord(doc_id) for doc_id in found["0"].doc_ids]
         there = [number for number in numbers if number is not None]

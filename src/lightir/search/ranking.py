@@ -10,7 +10,7 @@ from lightir.index import View
 from lightir.kernel import DocOrds
 from lightir.search.branches import BranchSearch
 from lightir.search.fusion import NO_DOCUMENTS, BranchList, Fused, PairScores, alone, fuse, fuse_best
-from lightir.search.modes import Plan
+from lightir.search.plan import Plan
 from lightir.search.progressive import with_estimates
 from lightir.types import Branch
 from lightir.vectors import Floats

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
-from lightir.index import Filter, Index, View
+from lightir.index import Index, View
 from lightir.index.segments.columns import Mask
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
@@ -23,7 +22,8 @@ from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
 from lightir.search.fusion import Fused
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import WHOLE_DEPTH, Mode, Plan, plan
+from lightir.search.options import DEFAULT_OPTIONS, MAX_COUNT, SearchOptions, is_count
+from lightir.search.plan import WHOLE_DEPTH, Plan, plan
 from lightir.search.ranking import candidates, guide, joined, ranked, without
 from lightir.search.single import OfTexts, SingleSearch, single_search
 from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, require_list
@@ -33,7 +33,6 @@ PREPARED_KEPT = 64
 """So many plans are kept bound to a view."""
 
 BATCH_QUERIES = 256
-MOST = 2**31 - 1
 _NUMBERS = itertools.count()
 
 
@@ -42,6 +41,7 @@ class _Prepared:
     """A plan; and what searches by it for a single query, and for its text, or None where that takes another way."""
 
     plan: Plan
+    smoothing: Smoothing | None
     single: SingleSearch | None
     of_texts: OfTexts | None
 
@@ -57,7 +57,6 @@ class Searcher:
         task: str | None = None,
         threads: int = 1,
         demand: Demand | None = None,
-        smoothing: Smoothing | None = None,
     ) -> None:
         """Put an index and a query encoder together.
 
@@ -67,16 +66,14 @@ class Searcher:
             task: the encoder's table to use; None for its default.
             threads: for batches of queries.
             demand: is told which pending documents queries list high, so that a worker encodes those first.
-            smoothing: makes the tokens branch a language model, see lightir.search.word_likelihood; None for BM25, or
-                over bags SiDR's beta search.
 
         Raises:
             ContractMismatch: the encoder's vectors are not comparable with the index's.
-            InvalidInput: a task, but no encoder; or a smoothing, but an index that counts no words.
+            InvalidInput: a task, but no encoder.
         """
         if isinstance(index, str | Path):
             raise InvalidInput(f"the index is {str(index)!r}; open it first: Searcher(Index.open({str(index)!r}))")
-        if not _is_count(threads):
+        if not is_count(threads):
             raise InvalidInput(f"threads is {threads!r}; expected a whole number of at least 1")
         self._number = next(_NUMBERS)
         self.index = index
@@ -84,11 +81,6 @@ class Searcher:
         self.task = task
         self.threads = threads
         self.demand = demand
-        self.smoothing = smoothing
-        if smoothing is not None and (index.view.analyzer is None or index.holds_bags):
-            raise InvalidInput(
-                f"{smoothing.method} needs counted words, and {index.folder} has none; build it with an --analyzer"
-            )
         if self.encoder is not None:
             _require_fit(index.contract, self.encoder)
         elif task is not None:
@@ -100,34 +92,14 @@ class Searcher:
         self,
         queries: Iterable[Query | str],
         k: int = 10,
-        *,
-        mode: Mode = None,
-        fusion: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        depth: int | None = None,
-        filter: Filter | None = None,
-        exclude_same_id: bool = False,
-        exclude: Mapping[str, Collection[str]] = MappingProxyType({}),
+        options: SearchOptions = DEFAULT_OPTIONS,
     ) -> Run:
         """The k best documents of each query: score down, then doc_id.
 
         Args:
             queries: a str's query_id is its position. An empty query, or one of unknown terms alone, finds nothing.
-            k: number wanted; fewer come back when fewer are found.
-            mode: "dense", "sparse", "tokens" (BM25, or what the searcher's smoothing says: documents that hold a word
-                of the query, by its log likelihood; over bags SiDR's beta search with the encoder's sparse queries),
-                "hybrid", several joined by "+", or a tuple of branches; None for hybrid where the index has two.
-                Documents that wait for their vectors are found by modes with "hybrid" or "tokens" in them, see
-                lightir.search.progressive.
-            fusion: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf", "rrf:K" or "dbsf" (see `fuse`);
-                None for the contract's.
-            weights: branch -> weight; None for the contract's.
-            depth: documents that each branch gives to the fusion; None for 200, and for 1,000 where the fusion measures
-                scores by its lists' ends or spread.
-            filter: what the documents' metadata must meet, see lightir.index.metadata_filters;
-                others are as good as absent.
-            exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
-            exclude: query_id -> doc_ids to leave out.
+            k: number of documents; fewer are returned if fewer match.
+            options: mode, fusion, filter and so on.
 
         Raises:
             InvalidInput: bad arguments, a query_id that comes twice, a branch that the index lacks, a bad filter.
@@ -137,9 +109,9 @@ class Searcher:
             raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
         queries = queries if isinstance(queries, list) else list(queries)  # a generator too
         view = self.index.view
-        how = self._prepared(view, mode, fusion, weights)
-        depth = self._depth(how.plan, k, depth)
-        plain = filter is None and self.demand is None and not exclude and not exclude_same_id
+        how = self._prepared(view, options)
+        depth = self._depth(how.plan, k, options)
+        plain = options.filter is None and self.demand is None and not options.excludes
         if how.of_texts is not None and plain and len(queries) == 1:
             return self._ranking_of(queries[0], how.of_texts, k, depth)
         named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
@@ -148,11 +120,8 @@ class Searcher:
         ids = {query.query_id for query in named}
         if len(ids) < len(named):
             raise InvalidInput("a query_id comes twice; each query needs its own")
-        matching = view.matching(filter)
-        if not isinstance(exclude, Mapping):
-            raise InvalidInput(f"exclude is {type(exclude).__name__}; expected a dict of query_id -> doc_ids")
-        own = [{query.query_id} if exclude_same_id else set() for query in named]
-        banned = [_ids(exclude.get(query.query_id, ())) | same for query, same in zip(named, own, strict=True)]
+        matching = view.matching(options.filter)
+        banned = [options.excluded(query.query_id) for query in named]
         run: Run = {}
         for start in range(0, len(named), BATCH_QUERIES):
             batch = slice(start, start + BATCH_QUERIES)
@@ -166,13 +135,8 @@ class Searcher:
         self,
         query: str,
         k: int = 10,
+        options: SearchOptions = DEFAULT_OPTIONS,
         *,
-        mode: Mode = None,
-        fusion: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        depth: int | None = None,
-        filter: Filter | None = None,
-        exclude: Collection[str] = (),
         explain: bool = False,
     ) -> list[Hit]:
         """The k best documents of one query with titles, snippets, metadata and what each branch says.
@@ -182,13 +146,13 @@ class Searcher:
         scores add up to these branches' raw scores. Arguments are those of `search`.
         """
         view = self.index.view
-        how = self._prepared(view, mode, fusion, weights)
+        how = self._prepared(view, options)
         chosen = how.plan
-        depth = self._depth(chosen, k, depth)
-        asked, matching = [Query("", query)], view.matching(filter)
-        (fused,) = self._best(view, how, asked, k, depth, matching, [_ids(exclude)], columns=True)
+        depth = self._depth(chosen, k, options)
+        asked, matching = [Query("", query)], view.matching(options.filter)
+        (fused,) = self._best(view, how, asked, k, depth, matching, [options.excluded("")], columns=True)
         self._ask(view, fused)
-        searched = BranchSearch(view, self._encode(view, asked, chosen)) if explain else None
+        searched = BranchSearch(view, self._encode(view, asked, how)) if explain else None
         documents = view.documents(view.doc_ids(fused.doc_ords))
         analyzer = self._snippet_analyzer(view)
         hits = []
@@ -202,12 +166,7 @@ class Searcher:
         self,
         query: str,
         doc_id: str,
-        *,
-        mode: Mode = None,
-        fusion: str | None = None,
-        weights: Mapping[str, float] | None = None,
-        depth: int | None = None,
-        filter: Filter | None = None,
+        options: SearchOptions = DEFAULT_OPTIONS,
     ) -> Explanation:
         """What makes one document's score for a query, whether a search finds the document or not.
 
@@ -219,15 +178,16 @@ class Searcher:
             InvalidInput: as `search`; or the document does not match the filter.
         """
         view = self.index.view
-        chosen = self._plan(view, mode, fusion, weights)
-        depth = self._depth(chosen, 1, depth)
+        how = self._prepared(view, options)
+        chosen = how.plan
+        depth = self._depth(chosen, 1, options)
         doc_ord = view.doc_ord(doc_id)
         if doc_ord is None:
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
-        matching = view.matching(filter)
+        matching = view.matching(options.filter)
         if matching is not None and not _matches(view, matching, doc_ord):
             raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
-        encoded = self._encode(view, [Query("", query)], chosen)
+        encoded = self._encode(view, [Query("", query)], how)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
         lists = {branch: searched.top(branch, depth) for branch in chosen.branches}
         tokens = guide(lists, searched, chosen, depth)
@@ -260,19 +220,21 @@ class Searcher:
         return terms
 
     def candidates(
-        self, queries: Sequence[Query], *, mode: Mode = None, depth: int | None = None
+        self, queries: Sequence[Query], options: SearchOptions = DEFAULT_OPTIONS
     ) -> Iterator[tuple[list[str], Fused]]:
         """Each query's candidates, best first: their doc_ids, and what every branch says of them; to fit fusion on.
 
         Documents that wait for their vectors are left out.
         """
         view = self.index.view
-        chosen = dataclasses.replace(self._plan(view, mode, None, None), estimates=False)
-        depth = self._depth(chosen, 1, depth)
+        how = self._prepared(view, options)
+        how = dataclasses.replace(how, plan=dataclasses.replace(how.plan, estimates=False))
+        chosen = how.plan
+        depth = self._depth(chosen, 1, options)
         encoded = [~each.segment.pending for each in view.segments] if view.n_pending else None
         for start in range(0, len(queries), BATCH_QUERIES):
             batch = queries[start : start + BATCH_QUERIES]
-            searched = BranchSearch(view, self._encode(view, batch, chosen), matching=encoded, threads=self.threads)
+            searched = BranchSearch(view, self._encode(view, batch, how), matching=encoded, threads=self.threads)
             for fused in joined(searched, chosen, depth, depth * len(chosen.branches)):
                 yield view.doc_ids(fused.doc_ords), fused
 
@@ -280,14 +242,19 @@ class Searcher:
         if self.demand is not None:
             self.demand.note(view, fused.doc_ords[:DEMAND_TOP])
 
-    def _plan(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> Plan:
-        chosen = plan(view.branches, view.contract, mode=mode, fusion=fusion, weights=weights)
+    def _plan(self, view: View, options: SearchOptions) -> Plan:
+        smoothing = options.smoothing
+        if smoothing is not None and (view.analyzer is None or self.index.holds_bags):
+            raise InvalidInput(
+                f"{smoothing.method} needs counted words, and {self.index.folder} has none; build it with an --analyzer"
+            )
+        chosen = plan(view.branches, view.contract, options)
         if not view.n_pending:
             chosen = dataclasses.replace(chosen, estimates=False)
-        if chosen.estimates and self.smoothing is not None:
+        if chosen.estimates and smoothing is not None:
             raise InvalidInput(
                 f"{view.n_pending} documents wait for their vectors, and such are ranked by BM25's scores, not by "
-                f"{self.smoothing.method}'s; run `lightir worker` first, or search with the mode tokens"
+                f"{smoothing.method}'s; run `lightir worker` first, or search with the mode tokens"
             )
         if self.encoder is not None:
             _require_fit(view.contract, self.encoder)  # the index may have been replaced by one of another model
@@ -298,35 +265,29 @@ class Searcher:
             )
         return chosen
 
-    def _depth(self, chosen: Plan, k: int, depth: int | None) -> int:
-        """Documents that each branch gives to the fusion."""
-        if depth is None:
-            negative = self.smoothing is not None and "tokens" in chosen.branches  # so their list's end measures them
-            depth = WHOLE_DEPTH if negative else chosen.depth
-        if not (_is_count(k) and _is_count(depth)):
-            raise InvalidInput(f"k is {k!r} and depth is {depth!r}; both must be whole numbers from 1 to {MOST}")
-        return depth
+    def _depth(self, chosen: Plan, k: int, options: SearchOptions) -> int:
+        """Return the number of documents that each branch gives to the fusion."""
+        if not is_count(k):
+            raise InvalidInput(f"k is {k!r}; expected a whole number from 1 to {MAX_COUNT}")
+        if options.depth is not None:
+            return options.depth
+        negative = options.smoothing is not None and "tokens" in chosen.branches  # so their list's end measures them
+        return WHOLE_DEPTH if negative else chosen.depth
 
-    def _prepared(self, view: View, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None) -> _Prepared:
-        """The plan, bound to the view once for all queries that ask for the same."""
-        try:
-            named = mode if mode is None or isinstance(mode, str) else tuple(mode)
-            key = self._number, named, fusion, None if weights is None else tuple(weights.items())
-            found: _Prepared | None = view.prepared.get(key)
-        except (TypeError, AttributeError):  # what is no name or number is no key
-            self._plan(view, mode, fusion, weights)  # says which it is
-            raise
-        return self._prepare(view, key, mode, fusion, weights) if found is None else found
+    def _prepared(self, view: View, options: SearchOptions) -> _Prepared:
+        """Return the plan, bound to the view once for all queries that ask for the same."""
+        weights = None if options.weights is None else tuple(options.weights.items())
+        key = self._number, options.mode, options.fusion, weights, options.smoothing
+        found: _Prepared | None = view.prepared.get(key)
+        return self._prepare(view, key, options) if found is None else found
 
-    def _prepare(
-        self, view: View, key: object, mode: Mode, fusion: str | None, weights: Mapping[str, float] | None
-    ) -> _Prepared:
-        chosen = self._plan(view, mode, fusion, weights)
-        single = single_search(view, chosen, self.smoothing)
+    def _prepare(self, view: View, key: object, options: SearchOptions) -> _Prepared:
+        chosen = self._plan(view, options)
+        single = single_search(view, chosen, options.smoothing)
         of_texts = None if single is None else single.of_texts(view, self.encoder, self.task)
         if len(view.prepared) >= PREPARED_KEPT:
             view.prepared.clear()
-        view.prepared[key] = found = _Prepared(chosen, single, of_texts)
+        view.prepared[key] = found = _Prepared(chosen, options.smoothing, single, of_texts)
         return found
 
     def _ranking_of(self, query: Query | str, of_texts: OfTexts, k: int, depth: int) -> Run:
@@ -351,15 +312,15 @@ class Searcher:
     ) -> Iterable[Fused]:
         """Each query's k best documents, in the order of the queries; a batch always says what the branches say."""
         if len(queries) == 1 and how.single is not None:
-            return [self._best_of_one(view, how.plan, how.single, queries[0], k, depth, matching, banned[0], columns)]
-        encoded = self._encode(view, queries, how.plan)
+            return [self._best_of_one(view, how, how.single, queries[0], k, depth, matching, banned[0], columns)]
+        encoded = self._encode(view, queries, how)
         searched = BranchSearch(view, encoded, matching=matching, threads=self.threads)
         return ranked(searched, how.plan, k, depth, banned)
 
     def _best_of_one(
         self,
         view: View,
-        chosen: Plan,
+        how: _Prepared,
         single: SingleSearch,
         query: Query,
         k: int,
@@ -368,7 +329,7 @@ class Searcher:
         banned: set[str],
         columns: bool,
     ) -> Fused:
-        searched = BranchSearch(view, self._encode(view, [query], chosen), matching=matching, threads=self.threads)
+        searched = BranchSearch(view, self._encode(view, [query], how), matching=matching, threads=self.threads)
         fused = single.ranked(
             searched,
             allowed=single.allowed(view, matching),
@@ -378,8 +339,8 @@ class Searcher:
         )
         return without(fused, view, banned).take(slice(0, k)) if banned else fused
 
-    def _encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
-        return QueryCoding(self.encoder, self.task, self.smoothing).encode(view, queries, chosen)
+    def _encode(self, view: View, queries: Sequence[Query], how: _Prepared) -> EncodedQueries:
+        return QueryCoding(self.encoder, self.task, how.smoothing).encode(view, queries, how.plan)
 
     def _terms(self, doc_ord: int, searched: BranchSearch, chosen: Plan) -> list[TermScore]:
         lexical = [branch for branch in chosen.branches if branch != "dense"]
@@ -400,15 +361,6 @@ class Searcher:
     def _snippet_analyzer(self, view: View) -> Analyzer:
         # Without words of its own the index gets the analyzer that knows no language but cuts Chinese as well.
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and 1 <= int(value) <= MOST
-
-
-def _ids(doc_ids: Collection[str]) -> set[str]:
-    require_list(doc_ids, "the documents to exclude")
-    return {*doc_ids}
 
 
 def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:

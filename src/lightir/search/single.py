@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from lightir.index import View
 from lightir.index.segments.columns import Mask
-from lightir.kernel.fusion import Allowed, DenseSegments, SparseSegments
 from lightir.kernel.hybrid import BoundBranch, Found, HybridSearch, text_search
+from lightir.kernel.segments import Allowed, DenseSegments, SparseSegments
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries, has_graphs
 from lightir.search.fusion import BranchColumn, Fused
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import Plan
+from lightir.search.plan import Plan
 from lightir.types import Branch, Ranking
 from lightir.vectors import QueryEncoder
 

@@ -21,7 +21,7 @@ from lightir.index.bm25 import saturation
 from lightir.index.segments import dictionary
 from lightir.index.segments.rows import RowNumbers
 from lightir.index.segments.segment import Segment, SparseBranch
-from lightir.kernel.fusion import DocumentIds
+from lightir.kernel.segments import DocumentIds
 from lightir.vectors import SparseVectors, row_entries, row_starts
 
 PIECE_DOCUMENTS = 16_384

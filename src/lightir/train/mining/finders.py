@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,9 @@ from typing import Protocol
 
 from lightir.data import Dataset
 from lightir.index import Index, IndexOptions, build_index, document_shards
-from lightir.search import Searcher
+from lightir.search import DEFAULT_OPTIONS, Searcher, SearchOptions
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import WHOLE_DEPTH
+from lightir.search.plan import WHOLE_DEPTH
 from lightir.types import Query, Run
 
 
@@ -27,19 +28,19 @@ class Finder(Protocol):
 
 
 class IndexFinder:
-    """A searcher in one mode."""
+    """A searcher with fixed options."""
 
-    def __init__(self, searcher: Searcher, mode: str | None = None) -> None:
-        """`mode` as Searcher.search takes it."""
-        self._searcher, self._mode = searcher, mode
+    def __init__(self, searcher: Searcher, options: SearchOptions = DEFAULT_OPTIONS) -> None:
+        """Fix the options, but for the depth."""
+        self._searcher, self._options = searcher, options
 
     def find(self, queries: Sequence[Query], k: int) -> Run:
         """Each query's k best documents."""
-        return self._searcher.search(queries, k, mode=self._mode, depth=max(WHOLE_DEPTH, k))
+        return self._searcher.search(queries, k, dataclasses.replace(self._options, depth=max(WHOLE_DEPTH, k)))
 
     def score(self, query: Query, doc_id: str) -> float:
         """That of a search 1000 deep: a fused score depends on the lists that were joined."""
-        return self._searcher.explain(query.text, doc_id, mode=self._mode, depth=WHOLE_DEPTH).score
+        return self._searcher.explain(query.text, doc_id, dataclasses.replace(self._options, depth=WHOLE_DEPTH)).score
 
 
 @contextmanager
@@ -56,4 +57,4 @@ def word_finder(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".index-") as scratch:
         build_index(document_shards(dataset.corpus()), Path(scratch) / "index", options=IndexOptions(analyzer=analyzer))
         with Index.open(Path(scratch) / "index") as index:
-            yield IndexFinder(Searcher(index, threads=threads, smoothing=smoothing), "tokens")
+            yield IndexFinder(Searcher(index, threads=threads), SearchOptions(mode="tokens", smoothing=smoothing))

@@ -15,6 +15,7 @@ from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.model_evaluation import model_systems
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.search import SearchOptions
 from lightir.train.mining.bag_search import KernelSearch, corpus_bags
 from lightir.train.mining.finders import Finder, IndexFinder
 from lightir.types import Document, Query, Ranking, Run
@@ -89,4 +90,5 @@ def model_finder(
     with model_systems(
         model, dataset, work, modes=[mode], task=task, analyzer=analyzer, device=device, threads=threads
     ) as systems:
-        yield IndexFinder(*systems[mode])
+        searcher, searched = systems[mode]
+        yield IndexFinder(searcher, SearchOptions(mode=searched))

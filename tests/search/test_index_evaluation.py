@@ -14,8 +14,8 @@ from lightir.errors import InvalidInput
 from lightir.eval import evaluate, read_run
 from lightir.index import Index, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
-from lightir.search import Searcher
-from lightir.search.evaluate import all_modes, evaluate_index, evaluate_systems
+from lightir.search import Searcher, SearchOptions
+from lightir.search.index_evaluation import all_modes, evaluate_index, evaluate_systems
 from lightir.shards import Shard
 from small_collections import word_contract, word_table, word_tokenizer
 
@@ -109,10 +109,12 @@ def test_fusion_and_weights_are_those_of_the_joined_modes(folder: Path, tmp_path
     encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
     with Index.open(tmp_path / "i") as index:
         searcher = Searcher(index, encoder)
-        report = evaluate_index(searcher, folder, fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9})
+        report = evaluate_index(
+            searcher, folder, options=SearchOptions(fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9})
+        )
         assert list(report.systems) == ["tokens", "dense", "hybrid"]
         queries = list(Dataset.open(folder).queries("test"))
-        run = searcher.search(queries, 100, fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9})
+        run = searcher.search(queries, 100, SearchOptions(fusion="rrf:5", weights={"dense": 0.1, "tokens": 0.9}))
         expected = evaluate(run, Dataset.open(folder).qrels("test"))
         assert report.systems["hybrid"] == expected
         assert report.systems["hybrid"] != evaluate_index(searcher, folder, modes=["hybrid"]).systems["hybrid"]

@@ -14,10 +14,10 @@ from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval import evaluate
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
+from lightir.search.fusion_tuning import METHODS, fusion_grid, tune, weight_grid
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import fusion_text
-from lightir.search.tune import METHODS, fusion_grid, tune, weight_grid
+from lightir.search.options import fusion_text
 from lightir.shards import Shard
 from lightir.types import Document, Qrels, Query
 from small_collections import GivenVectors, csr, word_contract
@@ -62,20 +62,28 @@ def noisy(tmp_path: Path) -> Iterator[tuple[Searcher, Collection]]:
 def test_what_is_tried_measures_as_a_search_does(
     noisy: tuple[Searcher, Collection], exclude_same_id: bool, smoothing: Smoothing | None
 ) -> None:
-    by_bm25, data = noisy
-    searcher = Searcher(by_bm25.index, data.encoder, smoothing=smoothing)
+    searcher, data = noisy
 
     def searched(fusion: Fusion) -> float:
         run = searcher.search(
             data.queries,
-            fusion=fusion_text(fusion),
-            weights=fusion.weights,
-            depth=6,
-            exclude_same_id=exclude_same_id,
+            options=SearchOptions(
+                fusion=fusion_text(fusion),
+                weights=fusion.weights,
+                depth=6,
+                exclude_same_id=exclude_same_id,
+                smoothing=smoothing,
+            ),
         )
         return evaluate(run, data.qrels, ["nDCG@10"]).measures["nDCG@10"]
 
-    found = tune(searcher, data.queries, data.qrels, depth=6, exclude_same_id=exclude_same_id, progress=False)
+    found = tune(
+        searcher,
+        data.queries,
+        data.qrels,
+        progress=False,
+        options=SearchOptions(depth=6, exclude_same_id=exclude_same_id, smoothing=smoothing),
+    )
     assert found.default_value == pytest.approx(searched(found.default))
     assert list(found.by_method) == list(METHODS)
     for fusion, value in found.by_method.values():
@@ -129,7 +137,7 @@ def test_queries_without_judgements_are_left_aside(noisy: tuple[Searcher, Collec
 def test_what_cannot_be_tuned_is_refused(noisy: tuple[Searcher, Collection]) -> None:
     searcher, data = noisy
     with pytest.raises(InvalidInput, match="tokens alone"):
-        tune(searcher, data.queries, data.qrels, mode="tokens")
+        tune(searcher, data.queries, data.qrels, options=SearchOptions(mode="tokens"))
     with pytest.raises(InvalidInput, match="9 judged queries in 5 folds"):
         tune(searcher, data.queries[:9], data.qrels)
     with pytest.raises(InvalidInput, match="1 folds"):
@@ -161,14 +169,21 @@ def test_three_branches_are_joined(tmp_path: Path) -> None:
     queries = [Query(text, text) for text in texts]
     qrels: Qrels = {text: {f"d{rng.integers(12)}": 1} for text in texts}
     with Index.open(tmp_path / "i") as index:
-        searcher = Searcher(index, encoder, smoothing=Smoothing("dirichlet", 20.0))
+        searcher, smoothing = Searcher(index, encoder), Smoothing("dirichlet", 20.0)
         for mode in ("dense+sparse+tokens", "sparse+tokens", "dense+sparse"):
-            found = tune(searcher, queries, qrels, mode=mode, progress=False)
+            found = tune(
+                searcher, queries, qrels, progress=False, options=SearchOptions(mode=mode, smoothing=smoothing)
+            )
             assert found.branches == tuple(mode.split("+"))
             assert all(list(fusion.weights) == list(found.branches) for fusion, _ in found.by_method.values())
             assert (found.smoothing is None) == ("tokens" not in found.branches)
             for fusion, value in (*found.by_method.values(), (found.chosen, found.chosen_value)):
-                run = searcher.search(queries, mode=mode, fusion=fusion_text(fusion), weights=fusion.weights)
+                run = searcher.search(
+                    queries,
+                    options=SearchOptions(
+                        mode=mode, fusion=fusion_text(fusion), weights=fusion.weights, smoothing=smoothing
+                    ),
+                )
                 assert value == pytest.approx(evaluate(run, qrels, ["nDCG@10"]).measures["nDCG@10"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare, evaluate, write_run
 from lightir.eval.measures import parse_measures
+from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.types import BRANCHES, Branch, Qrels, Run
 
@@ -69,9 +71,7 @@ def evaluate_index(
     modes: Sequence[str] | None = None,
     measures: Sequence[str] = DEFAULT_MEASURES,
     k: int | None = None,
-    exclude_same_id: bool = False,
-    fusion: str | None = None,
-    weights: Mapping[str, float] | None = None,
+    options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
     """The measures of each mode over the split's judged queries.
@@ -83,9 +83,8 @@ def evaluate_index(
         modes: as Searcher.search takes them; None for all_modes of the index.
         measures: names as ir-measures has them.
         k: depth of the rankings; None for the deepest cutoff among the measures (WHOLE_DEPTH where one has none).
-        exclude_same_id: leave out documents that have the query's id (ArguAna, Quora).
-        fusion: as Searcher.search takes it; None for the contract's.
-        weights: of the modes that join branches, which must all join the ones that are named here.
+        options: options of every search but the mode. Weights apply to the modes that join branches, which must all
+            join the branches named by the weights.
         run_dir: write each mode's run there as <dataset>.<split>.<mode>.trec.
 
     Raises:
@@ -93,7 +92,7 @@ def evaluate_index(
         MissingExtra: ir-measures is not installed.
     """
     chosen = all_modes(searcher.index.branches) if modes is None else modes
-    if modes is None and weights is not None:
+    if modes is None and options.weights is not None:
         chosen = tuple(mode for mode in chosen if mode != "hybrid+tokens")  # "hybrid" joins what the weights name
     return evaluate_systems(
         {mode: (searcher, mode) for mode in chosen},
@@ -101,9 +100,7 @@ def evaluate_index(
         split,
         measures=measures,
         k=k,
-        exclude_same_id=exclude_same_id,
-        fusion=fusion,
-        weights=weights,
+        options=options,
         run_dir=run_dir,
     )
 
@@ -115,9 +112,7 @@ def evaluate_systems(
     *,
     measures: Sequence[str] = DEFAULT_MEASURES,
     k: int | None = None,
-    exclude_same_id: bool = False,
-    fusion: str | None = None,
-    weights: Mapping[str, float] | None = None,
+    options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
     """As evaluate_index, for named pairs of a searcher and a mode; all searchers' indexes hold the same documents."""
@@ -131,14 +126,8 @@ def evaluate_systems(
     found = {}
     for name, (searcher, mode) in systems.items():
         joins = mode == "hybrid" or "+" in mode
-        run = searcher.search(
-            queries,
-            depth,
-            mode=mode,
-            fusion=fusion,
-            weights=weights if joins else None,
-            exclude_same_id=exclude_same_id,
-        )
+        weights = options.weights if joins else None
+        run = searcher.search(queries, depth, dataclasses.replace(options, mode=mode, weights=weights))
         found[name] = evaluate(run, qrels, measures)
         if run_dir is not None:
             Path(run_dir).mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,11 @@ from tqdm import tqdm
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval.significance import randomization_test
-from lightir.search.evaluate import missing_documents
 from lightir.search.fusion import Fused, normalized
+from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
-from lightir.search.modes import WHOLE_DEPTH, Mode, default_depth, fusion_text, parse_fusion, plan, weights_text
+from lightir.search.options import DEFAULT_OPTIONS, SearchOptions, fusion_text, parse_fusion, weights_text
+from lightir.search.plan import WHOLE_DEPTH, default_depth, plan
 from lightir.search.searcher import Searcher
 from lightir.types import Branch, Qrels, Query
 
@@ -106,10 +107,8 @@ def tune(
     queries: Sequence[Query],
     qrels: Qrels,
     *,
-    mode: Mode = None,
+    options: SearchOptions = DEFAULT_OPTIONS,
     folds: int = FOLDS,
-    depth: int | None = None,
-    exclude_same_id: bool = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Tuning:
@@ -121,10 +120,9 @@ def tune(
         searcher: over an index of the collection.
         queries: at least the judged ones.
         qrels: the judgements; a query without a relevant document counts 0 whatever the fusion.
-        mode: two branches or more, as Searcher.search takes it.
+        options: mode (two branches or more), depth, exclude_same_id and smoothing of the searches. Without a depth each
+            method has its own, as in a search.
         folds: parts of the cross-validation, drawn from the seed.
-        depth: documents that each branch gives to the fusion; None for each method's own, as a search takes it.
-        exclude_same_id: leave a document out that has the query's id (ArguAna, Quora).
         seed: of folds, resamples and the randomisation test.
         progress: show a bar where a terminal looks.
 
@@ -137,16 +135,14 @@ def tune(
             f"{len(judged)} judged queries in {folds} folds; two folds or more of two queries are needed: judge more, "
             "or take fewer folds (--folds)"
         )
-    now = plan(searcher.index.branches, searcher.index.contract, mode=mode)
+    now = plan(searcher.index.branches, searcher.index.contract, options)
     if len(now.branches) < 2:
         raise InvalidInput(f"there is nothing to join in {now.branches[0]} alone; name two branches or more")
     missing_documents(searcher, qrels, "the judgements")
     tried = [now.fusion, *fusion_grid(now.branches)]
-    values = fusion_values(
-        searcher, judged, qrels, tried, mode=mode, depth=depth, exclude_same_id=exclude_same_id, progress=progress
-    )
+    values = fusion_values(searcher, judged, qrels, tried, options=options, progress=progress)
     found = _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
-    return dataclasses.replace(found, smoothing=searcher.smoothing if "tokens" in now.branches else None)
+    return dataclasses.replace(found, smoothing=options.smoothing if "tokens" in now.branches else None)
 
 
 def fusion_values(
@@ -155,18 +151,17 @@ def fusion_values(
     qrels: Qrels,
     tried: Sequence[Fusion],
     *,
-    mode: Mode = None,
-    depth: int | None = None,
-    exclude_same_id: bool = False,
+    options: SearchOptions = DEFAULT_OPTIONS,
     progress: bool = True,
 ) -> Scores:
     """(n_queries, n_fusions) nDCG@10 of every query under every fusion, out of one search; arguments as in `tune`."""
     values = np.zeros((len(judged), len(tried)))
-    depths = [max(CUTOFF, depth or _own_depth(searcher, fusion)) + exclude_same_id for fusion in tried]
-    found = searcher.candidates(judged, mode=mode, depth=max(depths))  # as searches for ten documents ask each branch
+    depths = [max(CUTOFF, options.depth or _own_depth(options, fusion)) + options.exclude_same_id for fusion in tried]
+    deepest = dataclasses.replace(options, depth=max(depths))  # as searches for ten documents ask each branch
+    found = searcher.candidates(judged, deepest)
     shown = tqdm(found, "tuning", len(judged), unit="query", disable=None if progress else True)
     for i, (query, (doc_ids, fused)) in enumerate(zip(judged, shown, strict=True)):
-        banned = query.query_id if exclude_same_id else None
+        banned = query.query_id if options.exclude_same_id else None
         values[i] = _ndcg(doc_ids, fused, qrels[query.query_id], tried, depths, banned)
     return values
 
@@ -233,8 +228,8 @@ def _held_out(values: Scores, folds: int, rng: np.random.Generator) -> Scores:
     return held_out
 
 
-def _own_depth(searcher: Searcher, fusion: Fusion) -> int:
-    return default_depth(fusion) if searcher.smoothing is None or "tokens" not in fusion.weights else WHOLE_DEPTH
+def _own_depth(options: SearchOptions, fusion: Fusion) -> int:
+    return default_depth(fusion) if options.smoothing is None or "tokens" not in fusion.weights else WHOLE_DEPTH
 
 
 def _ndcg(

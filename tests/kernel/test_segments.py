@@ -14,8 +14,16 @@ from lightir.contract import Fusion
 from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
 from lightir.kernel import _native, available, copy_rows, dispatch, invert, pack_bitmap, reference
-from lightir.kernel.fusion import BranchQuery, DenseSegments, DocumentIds, SparseRows, SparseSegments, fuse, pair_scores
 from lightir.kernel.hybrid import BoundBranch, HybridSearch
+from lightir.kernel.segments import (
+    BranchQuery,
+    DenseSegments,
+    DocumentIds,
+    SparseRows,
+    SparseSegments,
+    fuse,
+    pair_scores,
+)
 from lightir.search import BranchList
 from lightir.search.fusion import fuse as fuse_all
 from lightir.search.fusion import fuse_best

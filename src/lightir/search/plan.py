@@ -1,0 +1,116 @@
+"""Which branches a search uses and what they weigh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from lightir.contract import Contract, Fusion
+from lightir.errors import InvalidInput
+from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions, mode_parts, parse_fusion
+from lightir.types import BRANCHES, Branch
+
+DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}
+"""For sets of branches that the contract's fusion has no weights for; they are divided by their sum."""
+
+
+DEPTH = 200
+"""Documents that a branch gives to a fusion that longer lists hardly change."""
+
+WHOLE_DEPTH = 1000
+"""Documents that a branch gives to a fusion that measures scores by the list's end or spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a search does.
+
+    Attributes:
+        branches: in fixed order.
+        fusion: how they are joined; one alone keeps its raw scores.
+        estimates: whether documents that wait for their vectors are ranked by estimates, see
+            lightir.search.progressive; a search of named vector branches alone does not find them.
+    """
+
+    branches: tuple[Branch, ...]
+    fusion: Fusion
+    estimates: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Documents that each branch gives to the fusion where nobody says how many; estimates go by lists' spread."""
+        return WHOLE_DEPTH if self.estimates else default_depth(self.fusion)
+
+
+def plan(available: tuple[Branch, ...], contract: Contract | None, options: SearchOptions = DEFAULT_OPTIONS) -> Plan:
+    """Return the plan of a search.
+
+    "hybrid" means the branches that the weights name; without weights those of the contract's fusion that the index
+    has, and the tokens branch if that leaves one. With a mode of named branches, weights must name the same.
+    While no document of a model's index has its vectors, hybrid is the tokens branch alone, whatever the weights.
+
+    Raises:
+        InvalidInput: a branch that the index lacks, or weights that name other branches than the mode.
+    """
+    parts = _parts(available, contract, options.mode)
+    default = Fusion() if contract is None else contract.fusion
+    method = default if options.fusion is None else parse_fusion(options.fusion)
+    weights = cast(Mapping[Branch, float] | None, options.weights)
+    if _waits(available, contract) and "hybrid" in parts and {*parts} <= {"hybrid", "tokens"}:
+        return Plan(available, Fusion("linear", {"tokens": 1.0}, "none"))
+    branches = _branches(parts, available, default, weights)
+    lacking = [branch for branch in branches if branch not in available]
+    if lacking:
+        raise InvalidInput(f"the index has no {lacking[0]} branch; it has {', '.join(available)}")
+    if weights is not None and set(weights) != set(branches):
+        raise InvalidInput(f"weights name {sorted(weights)}, but the mode searches {sorted(branches)}")
+    if len(branches) == 1:
+        return Plan(branches, Fusion("linear", {branches[0]: 1.0}, "none"))
+    chosen = weights or _default_weights(branches, default)
+    joined = dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches})
+    return Plan(branches, joined, "tokens" in available and ("hybrid" in parts or "tokens" in branches))
+
+
+def default_depth(fusion: Fusion) -> int:
+    """Documents that each branch gives to the fusion where nobody says how many."""
+    by_list = fusion.method == "dbsf" or (fusion.method == "linear" and fusion.normalization in ("min-max", "z-score"))
+    return WHOLE_DEPTH if by_list else DEPTH
+
+
+def _waits(available: tuple[Branch, ...], contract: Contract | None) -> bool:
+    """Whether no document of a model's index has its vectors."""
+    return contract is not None and available == ("tokens",)
+
+
+def _parts(available: tuple[Branch, ...], contract: Contract | None, mode: Mode) -> Sequence[str]:
+    if mode is not None:
+        return mode_parts(mode)
+    return ("hybrid",) if len(available) > 1 or _waits(available, contract) else available
+
+
+def _branches(
+    parts: Sequence[str], available: tuple[Branch, ...], default: Fusion, weights: Mapping[Branch, float] | None
+) -> tuple[Branch, ...]:
+    wanted = {part for part in parts if part != "hybrid"}
+    if "hybrid" in parts:
+        wanted |= set(weights) if weights is not None else _hybrid(available, default)
+    return tuple(branch for branch in BRANCHES if branch in wanted)
+
+
+def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
+    branches: set[Branch] = {branch for branch in available if default.weights.get(branch, 0.0) > 0}
+    if len(branches) < 2:
+        branches |= {branch for branch in available if branch == "tokens"}
+    if len(branches) < 2:
+        raise InvalidInput(f"hybrid search needs two branches; the index has {', '.join(available)}")
+    return branches
+
+
+def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[Branch, float]:
+    said = {branch for branch, weight in default.weights.items() if weight > 0}
+    if said == set(branches):
+        return {branch: default.weights[branch] for branch in branches}
+    total = sum(DEFAULT_WEIGHTS[branch] for branch in branches)
+    return {branch: DEFAULT_WEIGHTS[branch] / total for branch in branches}
