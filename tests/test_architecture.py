@@ -98,3 +98,13 @@ def test_the_files_that_are_named_exist():
 
 def test_the_links_lead_somewhere():
     assert [link for link in re.findall(r"\]\(([^)#]+)\)", PAGE) if not (ROOT / link).exists()] == []
+
+
+def test_the_files_that_contributors_are_sent_to_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    questions = re.findall(r"^\| ([^|*]+\?) \| (.+) \|$", page, flags=re.MULTILINE)
+    assert len(questions) >= 32
+    named = {name for _, files in questions for name in re.findall(r"`([^`]+)`", files)}
+    assert [name for name in sorted(named) if not ((SOURCE / name).exists() or (ROOT / name).exists())] == []
+    elsewhere = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp))`", page)) - named - {"cli/NAME.py"}
+    assert [name for name in sorted(elsewhere) if not ((SOURCE / name).exists() or (ROOT / name).exists())] == []
