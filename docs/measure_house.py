@@ -1,8 +1,8 @@
 """Count what makes a codebase hard to read: `python docs/measure_house.py [FOLDER ...] [--list]`.
 
 Prints lines, functions over 60 lines, functions with more than seven parameters, file and type names that mean two
-things, and phrases that the style guide bans (CONTRIBUTING.md, "Words"). With --list it prints each finding as
-FILE:LINE. `tests/test_prose.py` holds the counts of phrases at zero.
+things, sentences of more than 40 words in Markdown pages, and phrases that the style guide bans (CONTRIBUTING.md,
+"Words"). With --list it prints each finding as FILE:LINE. `tests/test_prose.py` holds the counts at zero.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "lightir"
 NATIVE = ROOT / "native"
+QUOTING = (Path(__file__).resolve(), ROOT / "tests" / "test_prose.py")
+"""Files that quote what is banned."""
+
 MAX_LINES = 60
 MAX_PARAMETERS = 7
+MAX_WORDS = 40
 
 BAD_SUMMARY = re.compile(
     r"(What|See|The same|Likewise|How|Who|Whom|Whose|Where|Why|Which|So|As|Of|For|In|From|To|By|With|At|On)\b"
 )
 """First words that make a summary neither an imperative nor a noun phrase."""
+
+THIRD_PERSON = re.compile(
+    r"(?!This|Its)[A-Z][a-z]*[a-rt-z]s (a(?! second| call)|an|the|its|each|every|all|some|one|whether|which|how)\b"
+)
+"""A verb in the third person, which begins a function's summary where the imperative should."""
 
 BAD_ENTRY = re.compile(
     r"(see|likewise|as|of|for|in|from|to|by|with|at|on|whose|where|what|who|that|those|the same|so)\b", re.IGNORECASE
@@ -35,7 +44,7 @@ BAD_LOCALS = frozenset({"each", "found", "place", "those", "many", "said", "so",
 """Names of local variables that do not name their content."""
 
 BAD_PHRASES = {
-    "leading zero": re.compile(r"(?<![\w.:\]\)\}/\\-])\.\d+(?![\w.]*[(/])"),
+    "leading zero": re.compile(r"(?<![\w.:\]\)\}/\\%-])\.\d+(?![\w.]*[(/])"),
     "such as have": re.compile(r"\bsuch as (have|are|lack)\b"),
     "for there is": re.compile(r"\bfor there (is|are)\b"),
     "be it that": re.compile(r"\bbe it\b"),
@@ -51,7 +60,7 @@ BAD_PHRASES = {
     "likewise": re.compile(r"\b[Ll]ikewise\b"),
     "who reads": re.compile(r"(^|[.;:] )Who(ever)? \w+s\b(?![^.]*\?)"),
     "whom": re.compile(r"\b[Ww]hom else\b"),
-    "judgements": re.compile(r"\bjudgement"),
+    "relevance labels": re.compile(r"\bjudgement"),
     "wants": re.compile(r"\bas (queries|branches|it|they) wants?\b"),
     "stands in": re.compile(r"\b(stands|lies) (beside|behind|in|at|once|there)\b"),
     "as long as wanted": re.compile(r"\bAs (large|long) as wanted\b"),
@@ -94,7 +103,8 @@ def docstring_findings(path: Path, tree: ast.Module) -> Iterator[Finding]:
         if not isinstance(node, kinds) or (text := ast.get_docstring(node, clean=True)) is None:
             continue
         start = node.body[0].lineno
-        if BAD_SUMMARY.match(text):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if BAD_SUMMARY.match(text) or (is_function and THIRD_PERSON.match(text)):
             yield Finding("summary", name_of(path), start, text.splitlines()[0])
         in_entries = False
         for offset, line in enumerate(text.splitlines()):
@@ -124,13 +134,31 @@ def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def prose_of(page: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a Markdown page outside its code blocks, code spans and link targets removed."""
+    """Yield the lines of a Markdown page outside code blocks, with CODE for code spans and without link targets."""
     in_code = False
     for number, line in enumerate(page.splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
+            yield number, ""
         elif not in_code:
-            yield number, re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
+            yield number, re.sub(r"`[^`]*`", "CODE", re.sub(r"\]\([^)]*\)", "]", line))
+
+
+def long_sentences(page: str) -> Iterator[tuple[int, str]]:
+    """Yield the sentences of a Markdown page that have more than MAX_WORDS words, outside tables and code."""
+    paragraph: list[str] = []
+    start = 0
+    for number, line in [*prose_of(page), (0, "")]:
+        text = re.sub(r"^([-*>]|\d+\.) +", "", line.strip())
+        begins_block = text != line.strip() or not text or text.startswith(("|", "#", "<"))
+        if begins_block and paragraph:
+            for sentence in re.split(r"(?<=[.!?])[\"*)]*\s+(?=[A-Z\[\"(*])", " ".join(paragraph)):
+                if len(sentence.split()) > MAX_WORDS:
+                    yield start, sentence
+            paragraph = []
+        if text and not text.startswith(("|", "#", "<")):
+            start = start if paragraph else number
+            paragraph.append(text)
 
 
 def comments_of(text: str) -> Iterator[tuple[int, str]]:
@@ -152,10 +180,11 @@ def findings(path: Path) -> list[Finding]:
     """Return every finding in the words of one file: Python, C++ or Markdown."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return list(phrase_findings(path, prose_of(text)))
+        sentences = [Finding("long sentence", name_of(path), number, text) for number, text in long_sentences(text)]
+        return [*phrase_findings(path, prose_of(text)), *sentences]
     if path.suffix != ".py":
         return list(phrase_findings(path, comments_of(text)))
-    if path == Path(__file__).resolve():  # which quotes what it bans
+    if path in QUOTING:
         return []
     tree = ast.parse(text)
     lines = {*texts_of(tree), *comments_of(text)}
@@ -167,6 +196,8 @@ def shape_findings(path: Path) -> Iterator[Finding]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        if any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list):
+            continue  # a kernel takes pointers, strides and sizes one by one
         length = (node.end_lineno or node.lineno) - node.lineno + 1
         arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
         n_parameters = len([a for a in arguments if a.arg not in ("self", "cls")])
@@ -189,6 +220,15 @@ def repeated_names(files: Iterable[Path]) -> dict[str, list[str]]:
                 case ast.Assign(targets=[ast.Name(id=name)]) if re.match(r"[A-Z][a-z]\w*$", name):
                     where[f"type {name}"].append(name_of(path))
     return {name: places for name, places in sorted(where.items()) if len(places) > 1}
+
+
+def pages() -> Iterator[Path]:
+    """Yield every file of the project that people read: Python, C++ and Markdown, without what is built."""
+    for folder in ("src", "tests", "bench", "native", "docs", "examples", "recipes", "packages"):
+        yield from (
+            path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md", ".cpp", ".hpp")
+        )
+    yield from sorted(ROOT.glob("*.md"))
 
 
 def main() -> None:

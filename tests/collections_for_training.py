@@ -22,17 +22,17 @@ TOPICS = (
 
 
 def write_dataset(folder: Path, prefix: str) -> Path:
-    """A BEIR folder: one document and three train queries a topic, and one dev query."""
+    """Write a BEIR folder with one document, three train queries and one dev query per topic."""
     (folder / "qrels").mkdir(parents=True)
-    documents, queries, judged = [], [], {"train": [], "dev": []}
+    documents, queries, qrels = [], [], {"train": [], "dev": []}
     for topic in TOPICS:
         documents.append({"_id": f"{prefix}-{topic}", "title": topic, "text": f"{prefix} text about the {topic} alone"})
         for number, split in enumerate(("train", "train", "train", "dev")):
             query_id = f"{topic}-{number}"
             queries.append({"_id": query_id, "text": f"{prefix} {topic} " + "abcd"[number] * 4})
-            judged[split].append(f"{query_id}\t{prefix}-{topic}\t1")
+            qrels[split].append(f"{query_id}\t{prefix}-{topic}\t1")
     for name, records in (("corpus", documents), ("queries", queries)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    for split, lines in judged.items():
+    for split, lines in qrels.items():
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]) + "\n")
     return folder

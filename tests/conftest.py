@@ -1,4 +1,4 @@
-"""`--light`: the tests that need no torch, for an installation without the train extra."""
+"""`--light` runs only the tests that need no torch, for an installation without the train extra."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAVY = re.compile(
 )
 
 
-if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; to be said before anybody imports Triton
+if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that imports the heavy half, and a folder whose conftest.py does; without --light all are collected."""
+    """Ignore files that import the heavy half, and folders whose conftest.py does, if --light is given."""
     source = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
     if not config.getoption("--light") or source.suffix != ".py" or not source.is_file():
         return None

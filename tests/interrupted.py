@@ -1,4 +1,4 @@
-"""Training runs that are cut off in the middle."""
+"""Interrupted training runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightir.train.run.loop import Loop
 
 
 def cut(run: Callable[[], Path], *, at: int = 5) -> None:
-    """Start a training run and kill it in front of the optimizer's step `at`."""
+    """Start a training run and interrupt it before optimizer step `at`."""
     original = Loop._optimizer_step
 
     def killed(self: Loop) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Imports every module of the light half with torch and its company blocked; prints their names. Run as a script.
+"""Import every module of the light half with torch and transformers blocked, and print their names. Run as a script.
 
-The heavy rooms are the ones named here; whatever else the package holds is light, so that a new room is covered
-without being listed.
+The heavy rooms are listed here; every other module of the package is light, so a new room is covered without being
+listed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import sys
 
 BLOCKED = frozenset({"torch", "transformers", "peft", "accelerate"})
 # __main__ runs the command line when it is imported.
-HEAVY = frozenset(
-    {"lightir.models", "lightir.train", "lightir.encode", "lightir.__main__"}
-)  # __main__ runs the command line when imported
+HEAVY = frozenset({"lightir.models", "lightir.train", "lightir.encode", "lightir.__main__"})
 
 
 class Blocker(importlib.abc.MetaPathFinder):
-    """Refuses the heavy packages even where they are installed."""
+    """An import hook that refuses the heavy packages even if they are installed."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname.partition(".")[0] in BLOCKED:
@@ -27,7 +25,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 
 
 def import_light_modules(package: str = "lightir") -> list[str]:
-    """Imports a package and the light modules below it, found by walking; returns their names."""
+    """Import a package and all light modules below it; return their names."""
     names = [package]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
         if module.name in HEAVY:

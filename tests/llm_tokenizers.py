@@ -1,4 +1,4 @@
-"""Small tokenizers with the settings of those that language models use: their patterns, a few hundred merges."""
+"""Small tokenizers with the settings of known language models: the same patterns and a few hundred merges."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TEXTS = [
 
 
 def by_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """A pattern, then bytes: as Llama 3 and Qwen have it."""
+    """Return a pre-tokenizer that splits by a pattern and then into bytes, as in Llama 3 and Qwen."""
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, **settings: Any) -> Tokenizer:
-    """A byte-level BPE over all bytes, trained on TEXTS."""
+    """Return a byte-level BPE tokenizer, trained on TEXTS."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=settings.get("ignore_merges", False)))
     if "normalizer" in settings:
         tokenizer.normalizer = settings["normalizer"]
@@ -47,29 +47,29 @@ def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, **settings: Any) -> T
 
 
 def gpt2() -> Tokenizer:
-    """GPT-2's, and SmolLM2's as a GGUF file has it."""
+    """GPT-2's tokenizer, which is also SmolLM2's in a GGUF file."""
     return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
 
 
 def gpt2_by_pattern() -> Tokenizer:
-    """The same split, written out."""
+    """GPT-2's tokenizer with its pattern written out."""
     return byte_level(by_pattern(GPT2))
 
 
 def smollm2() -> Tokenizer:
-    """SmolLM2's: every digit by itself; some bytes have no term."""
+    """SmolLM2's tokenizer: every digit is a token, and some bytes have no term."""
     parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     alphabet = [char for char in pre_tokenizers.ByteLevel.alphabet() if char not in "ĀāĂ~"]
     return byte_level(pre_tokenizers.Sequence(parts), alphabet=alphabet)
 
 
 def llama3() -> Tokenizer:
-    """Llama 3's: up to three digits, and a word of the vocabulary is itself whatever the merges say."""
+    """Llama 3's tokenizer: up to three digits are a word, and words of the vocabulary are not merged."""
     return byte_level(by_pattern(LLAMA3), ignore_merges=True)
 
 
 def unmergeable() -> Tokenizer:
-    """Llama 3's with words of the vocabulary that no merge makes."""
+    """Llama 3's tokenizer with words in its vocabulary that no merge produces."""
     vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     words = ["Ġcat", "ca", "cat", "at", "Ġthe", "123", "Ċ"]
     vocabulary |= {word: len(vocabulary) + i for i, word in enumerate(words)}
@@ -79,20 +79,20 @@ def unmergeable() -> Tokenizer:
 
 
 def qwen2() -> Tokenizer:
-    """Qwen's: one digit a word, NFC, and added tokens that are not special."""
+    """Qwen 2's tokenizer: every digit is a word, text is NFC, and some added tokens are not special."""
     tokenizer = byte_level(by_pattern(QWEN2), normalizer=normalizers.NFC())
     tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("<tool call>"), "cat's"])
     return tokenizer
 
 
 def qwen35() -> Tokenizer:
-    """Qwen 3.5's: combining marks belong to words."""
+    """Qwen 3.5's tokenizer: combining marks are parts of words."""
     marked = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
     return byte_level(by_pattern(marked), normalizer=normalizers.NFC())
 
 
 def word_piece(**settings: Any) -> Tokenizer:
-    """BERT's, trained on TEXTS."""
+    """Return a WordPiece tokenizer with BERT's settings, trained on TEXTS."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
     tokenizer.normalizer = normalizers.BertNormalizer(**settings)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -103,12 +103,12 @@ def word_piece(**settings: Any) -> Tokenizer:
 
 
 def bert_uncased() -> Tokenizer:
-    """BERT's of lower-case text."""
+    """BERT's tokenizer for lower-case text."""
     return word_piece(lowercase=True)
 
 
 def bert_cased() -> Tokenizer:
-    """BERT's of text as it is, without cleaning."""
+    """BERT's tokenizer for cased text, without cleaning."""
     return word_piece(lowercase=False, clean_text=False, handle_chinese_chars=False)
 
 
@@ -116,4 +116,4 @@ NATIVE: dict[str, Callable[[], Tokenizer]] = {
     make.__name__: cache(make)
     for make in (gpt2, gpt2_by_pattern, smollm2, llama3, unmergeable, qwen2, qwen35, bert_uncased, bert_cased)
 }
-"""Those whose ASCII texts the kernel reads by itself."""
+"""Tokenizers that the kernel supports for ASCII texts, by name."""

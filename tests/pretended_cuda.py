@@ -1,11 +1,11 @@
-"""A pretended GPU for machines without one: tensors that say they are on "cuda", refuse CPU tensors, and compute.
+"""A simulated GPU for machines without one: tensors that report the device "cuda", refuse CPU tensors, and compute.
 
-A `PretendedCuda` tensor keeps its values in a CPU tensor. Whatever torch does with it goes through one door
-(`__torch_dispatch__`), where a mixture with tensors of the CPU is refused as CUDA refuses it. So code runs as it would
-on a GPU, branch by branch, with its real values: what a fake tensor without values cannot do (`tolist`, `nonzero`).
+A `PretendedCuda` tensor keeps its values in a CPU tensor. Every torch operation on it goes through
+`__torch_dispatch__`, which refuses a mixture with CPU tensors as CUDA does. So code takes the branches that it takes on
+a GPU, with real values, which torch's own fake tensors lack (`tolist`, `nonzero`).
 
-What it is not: CUDA's kernels. Their rounding, order of summation, limits and speed are not tried here. Autocast is
-imitated for the operations in LOWER and WIDER; others take their operands as they are.
+CUDA's kernels are not simulated: neither their rounding and order of summation nor their limits and speed. Autocast is
+simulated for the operations in LOWER and WIDER.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEVICE = torch.device("cuda", 0)
 ATEN = torch.ops.aten
 MAY_MIX = {ATEN.copy_.default, ATEN._to_copy.default, ATEN.index.Tensor, ATEN.index_put.default}
 MAY_MIX |= {ATEN.index_put_.default, ATEN._index_put_impl_.default}
-"""CUDA takes indices of the CPU too, and copies go between devices."""
+"""Operations that CUDA allows with CPU tensors: indexing by them, and copies between devices."""
 
 LOWER = {torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, F.linear}
 LOWER |= {F.scaled_dot_product_attention, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm}
@@ -38,11 +38,11 @@ WIDER = {torch.exp, torch.log, torch.log1p, torch.pow, torch.rsqrt, torch.cumsum
 WIDER |= {Tensor.exp, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.rsqrt, Tensor.cumsum, Tensor.logsumexp}
 WIDER |= {F.softmax, F.log_softmax, F.layer_norm, F.mse_loss, F.kl_div, F.normalize, torch.softmax, Tensor.softmax}
 WIDER |= {torch.log_softmax, Tensor.log_softmax, F.cross_entropy, F.nll_loss, Tensor.sum, torch.sum, Tensor.norm}
-"""What torch.autocast computes in bfloat16 and in float32 on CUDA, as far as lightir and its models call it."""
+"""Operations that torch.autocast computes in bfloat16 (LOWER) and float32 (WIDER) on CUDA, if lightir calls them."""
 
 
 class PretendedCuda(Tensor):
-    """A tensor on the pretended GPU."""
+    """A tensor on the simulated GPU."""
 
     on_cpu: Tensor
     device = property(lambda self: DEVICE)  # type: ignore[assignment]
@@ -51,7 +51,7 @@ class PretendedCuda(Tensor):
 
     @staticmethod
     def __new__(cls, real: Tensor) -> PretendedCuda:
-        """Of the values in `real`, which are shared."""
+        """Return a tensor that shares its values with `real`."""
         shape = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         made: PretendedCuda = torch.Tensor._make_subclass(cls, shape, False, device_for_backend_keys=DEVICE)
         made.on_cpu = real.detach()
@@ -64,11 +64,11 @@ class PretendedCuda(Tensor):
         return self.on_cpu.__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
-        """The values; the GPU is waited for."""
+        """Return the values."""
         return self.on_cpu.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refused, as CUDA refuses it."""
+        """Raise the error that CUDA raises."""
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
 
     def __array__(self, *_: object, **__: object) -> Any:
@@ -85,25 +85,25 @@ class PretendedCuda(Tensor):
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
         real_args, real_kwargs = tree_map(_real, args), tree_map(_real, kwargs)
-        found = _compute(func, real_args, real_kwargs)
+        result = _compute(func, real_args, real_kwargs)
         to_cpu = wanted is not None and torch.device(wanted).type == "cpu"
-        known = {id(each.on_cpu): each for each in flat if isinstance(each, PretendedCuda)}
-        return found if to_cpu else tree_map(lambda each: _wrapped(each, known), found)
+        known = {id(value.on_cpu): value for value in flat if isinstance(value, PretendedCuda)}
+        return result if to_cpu else tree_map(lambda value: _wrapped(value, known), result)
 
 
 def _refuse_mixture(func: Any, flat: list[Any]) -> None:
-    tensors = [each for each in flat if isinstance(each, Tensor)]
-    here = [each for each in tensors if isinstance(each, PretendedCuda)]
-    strange = [each for each in tensors if not isinstance(each, PretendedCuda) and each.dim() > 0]
-    if here and strange:
-        shapes = [tuple(each.shape) for each in tensors]
+    tensors = [value for value in flat if isinstance(value, Tensor)]
+    on_gpu = [tensor for tensor in tensors if isinstance(tensor, PretendedCuda)]
+    on_cpu = [tensor for tensor in tensors if not isinstance(tensor, PretendedCuda) and tensor.dim() > 0]
+    if on_gpu and on_cpu:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
         raise RuntimeError(
             f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu; shapes {shapes}"
         )
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
-    if func is ATEN.mm.dtype:  # sums and results wider than the operands: on CUDA alone
+    if func is ATEN.mm.dtype:  # a result wider than the operands, which only CUDA supports
         left, right, wide = args
         if left.dtype != right.dtype:
             raise RuntimeError(f"expected operands of one dtype, but found {left.dtype} and {right.dtype}")
@@ -122,7 +122,7 @@ def _wrapped(value: Any, known: dict[int, PretendedCuda]) -> Any:
 
 
 class _Factories(TorchDispatchMode):
-    """New tensors for "cuda" are pretended ones; so are those that autograd makes for itself."""
+    """A mode in which new tensors on "cuda", and those that autograd creates, are simulated ones."""
 
     asked_for_meta = 0
 
@@ -136,7 +136,7 @@ class _Factories(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Devices named "cuda" become "cuda:0", and autocast does what it does on a GPU."""
+    """A mode that turns the device "cuda" into "cuda:0" and applies autocast as on a GPU."""
 
     def __init__(self, factories: _Factories, *, autocast: bool) -> None:
         super().__init__()
@@ -145,12 +145,12 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        if func in (Tensor.__getitem__, Tensor.__setitem__):  # a list as an index would lose its values on its way
-            args = (args[0], tree_map(_index, args[1], is_leaf=lambda each: isinstance(each, list)), *args[2:])
+        if func in (Tensor.__getitem__, Tensor.__setitem__):  # a list as an index would lose its values
+            args = (args[0], tree_map(_index, args[1], is_leaf=lambda value: isinstance(value, list)), *args[2:])
         args, kwargs = tuple(map(_numbered, args)), {name: _numbered(value) for name, value in (kwargs or {}).items()}
         if self.autocast and torch.is_autocast_enabled("cuda") and (func in LOWER or func in WIDER):
             dtype = torch.bfloat16 if func in LOWER else torch.float32
-            args, kwargs = tree_map(lambda each: _cast(each, dtype), (args, kwargs))
+            args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
         meta = str(kwargs.get("device", "")).startswith("meta")
         self.factories.asked_for_meta += meta
         try:
@@ -174,12 +174,15 @@ def _numbered(value: Any) -> Any:
 
 @contextlib.contextmanager
 def pretended_cuda(*, autocast: bool = True) -> Iterator[None]:
-    """Inside, this machine has one GPU, "cuda:0", and code that asks finds it; without autocast all stays float32.
+    """Simulate one GPU, "cuda:0", inside the block.
 
-    A torch that was built for CUDA asks its driver all the same: there the test is skipped.
+    A torch that was built for CUDA calls its driver anyway, so the test is skipped there.
+
+    Args:
+        autocast: simulate torch.autocast; otherwise everything stays float32.
     """
     if torch.version.cuda is not None:
-        pytest.skip("this torch is built for CUDA; a GPU is pretended to one for the CPU alone")
+        pytest.skip("this torch is built for CUDA; a GPU is simulated only for a torch that is built for the CPU")
     cuda = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -200,7 +203,7 @@ def pretended_cuda(*, autocast: bool = True) -> Iterator[None]:
     run_backward = torch.autograd._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        with calls:  # what a backward pass computes again is no less a call
+        with calls:  # recomputed activations are calls too
             return run_backward(*args, **kwargs)
 
     try:

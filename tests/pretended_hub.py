@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, for Hugging Face's own clients: folders are repositories of one revision."""
+"""A local Hugging Face hub for Hugging Face's own clients: each folder is a repository with one revision."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REVISION = "5" * 40
 
 @contextlib.contextmanager
 def pretended_hub(root: Path, home: Path) -> Iterator[dict[str, str]]:
-    """Serve `root`/models/OWNER/NAME and `root`/datasets/OWNER/NAME; the environment for processes that use them.
+    """Serve `root`/models/OWNER/NAME and `root`/datasets/OWNER/NAME; yield the environment for client processes.
 
     Args:
-        root: the repositories.
-        home: where clients keep what they fetch.
+        root: folder of the repositories.
+        home: cache folder of the clients.
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"root": root}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -38,7 +38,7 @@ def pretended_hub(root: Path, home: Path) -> Iterator[dict[str, str]]:
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """The few calls of the hub's HTTP interface by which files are listed and fetched."""
+    """The part of the hub's HTTP interface that lists and fetches files."""
 
     protocol_version = "HTTP/1.1"
     root: Path

@@ -1,4 +1,4 @@
-"""A script run in a process of its own, which has imported what is slow to import already."""
+"""Running a script in a process of its own, forked from one that has imported the slow packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOW_TO_IMPORT = (
 
 
 def run(script: Path, options: Sequence[str], output: Path) -> int | None:
-    """The script's exit code, None where it took too long; what it printed, errors too, is in the file."""
+    """Run a script; return its exit code, or None after 300 s. Its output and errors go to the file `output`."""
     context = get_context("forkserver")
     context.set_forkserver_preload([name for name in SLOW_TO_IMPORT if find_spec(name) is not None])
     process = context.Process(target=_run, args=(script, options, output))

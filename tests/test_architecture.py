@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is true: the rooms that it draws import each other as drawn, and the files that it names exist."""
+"""ARCHITECTURE.md is true: rooms import each other as drawn, and every file that it names exists."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ Imports = dict[str, set[str]]
 
 
 def rooms() -> set[str]:
-    """Folders with modules, and single modules, but for the two that hold nothing."""
+    """Return the names of the package's folders and single modules."""
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     return (folders | {path.stem for path in SOURCE.glob("*.py")}) - {"__init__", "__main__"}
 
 
 def imports_of_rooms() -> Imports:
-    """Which other rooms the modules of each room import, for type checking and inside functions too."""
-    found: Imports = {room: set() for room in rooms()}
+    """Return the other rooms that each room imports, including imports for type checking and inside functions."""
+    imports: Imports = {room: set() for room in rooms()}
     for path in SOURCE.rglob("*.py"):
         room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if room in found and isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightir"):
+            if room in imports and isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightir"):
                 inside = str(node.module).split(".")[1:]
-                found[room].update(inside[:1] or (each.name for each in node.names))
-    return {room: (imported & rooms()) - {room} for room, imported in found.items()}
+                imports[room].update(inside[:1] or (alias.name for alias in node.names))
+    return {room: (imported & rooms()) - {room} for room, imported in imports.items()}
 
 
 def reached(imports: Imports, room: str) -> set[str]:
-    """Every room that one imports, also through others."""
-    return imports[room].union(*(reached(imports, each) for each in imports[room]))
+    """Return every room that one imports directly or through others."""
+    return imports[room].union(*(reached(imports, other) for other in imports[room]))
 
 
 def without_implied(imports: Imports) -> Imports:
-    """The imports that do not follow from others."""
+    """Return the imports that do not follow from others."""
     return {
-        room: {each for each in direct if not any(each in reached(imports, other) for other in direct - {each})}
+        room: {name for name in direct if not any(name in reached(imports, other) for other in direct - {name})}
         for room, direct in imports.items()
     }
 
 
 def drawn() -> Imports:
-    """The arrows of the drawing: a line is `room --> room & room`."""
+    """Return the arrows of the drawing, whose lines are `room --> room & room`."""
     arrows: Imports = {room: set() for room in rooms()}
     drawing = PAGE.partition("```mermaid\n")[2].partition("```")[0]
     for start, ends in re.findall(r"^ *(\w+) --> (.+)$", drawing, flags=re.MULTILINE):

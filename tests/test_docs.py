@@ -1,4 +1,4 @@
-"""The pages: every link leads somewhere, and every command that is shown is one that the command line takes."""
+"""Documentation pages: every link has a target, and every command that is shown parses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = re.compile(r"python ((?:bench|recipes|docs|examples)/\w+\.py)([^`\n#]*)
 
 
 def shell_lines(page: Path) -> Iterator[str]:
-    """The lines of a page's code blocks, continued ones joined; Python's are left out."""
+    """Yield the lines of a page's code blocks except Python's, with continued lines joined."""
     for language, block in re.findall(
         r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):
@@ -27,18 +27,18 @@ def shell_lines(page: Path) -> Iterator[str]:
 
 
 def inline_code(page: Path) -> list[str]:
-    """What stands between backticks in a page's text."""
+    """Return the code spans of a page's text."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
 
 
 def words_of(line: str) -> list[str]:
-    """A command's words; what stands behind two blanks or a "#" explains it."""
+    """Return a command's words, without the explanation after two blanks or a "#"."""
     return shlex.split(re.split(r"\s{2,}", line)[0], comments=True)
 
 
 def options_of(words: list[str]) -> list[str]:
-    """The long options among a command's words, without what is passed on behind "--"."""
+    """Return the long options among a command's words, without those after "--"."""
     own = words[: words.index("--")] if "--" in words else words
     return [word.partition("=")[0] for word in own if re.match(r"--\w", word)]
 
@@ -49,16 +49,16 @@ def test_every_link_leads_to_a_file_or_heading(page: Path) -> None:
         if re.match(r"\w+:", target):
             continue
         path, _, anchor = target.partition("#")
-        found = page.parent / path if path else page
-        assert found.exists(), target
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
         if anchor:
-            assert anchor in headings(found), target
+            assert anchor in headings(linked), target
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+    """Return the anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -74,7 +74,7 @@ def test_every_command_shown_parses(page: Path, capsys: pytest.CaptureFixture[st
 
 
 def check_options(words: list[str], parser: argparse.ArgumentParser) -> None:
-    """Nothing, or an error where a command that is named in passing, perhaps in part, has not the options named."""
+    """Require that a command has the options that a code span names; the command may be incomplete."""
     if not re.fullmatch(r"[a-z]+", words[0]) or words[0] == "bench":
         return
     known = {option for action in command_parsers(parser)[words[0]]._actions for option in action.option_strings}
@@ -82,7 +82,7 @@ def check_options(words: list[str], parser: argparse.ArgumentParser) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_script_named_is_there_and_has_the_options_named(page: Path) -> None:
+def test_every_script_shown_exists_and_has_the_options_shown(page: Path) -> None:
     shown = "\n".join([*shell_lines(page), *inline_code(page)])
     named = [(ROOT / path, options) for path, options in SCRIPT.findall(shown)]
     named += [

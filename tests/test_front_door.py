@@ -1,4 +1,4 @@
-"""What `from lightir import …` gives: each main name when it is asked for, and without torch what to install."""
+"""The package's main names are imported on first use; without torch, heavy names say what to install."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LIGHT = sorted(lightir._LIGHT)
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra train")
 BLOCK_TORCH = """
 import importlib.util, sys
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find_spec(name, *rest)
 sys.modules["torch"] = None
 import lightir
 """
@@ -35,10 +35,10 @@ def in_a_new_process(code: str) -> str:
 def test_every_name_is_that_of_its_room(name):
     module = importlib.import_module((lightir._LIGHT | lightir._HEAVY)[name])
     assert getattr(lightir, name) is getattr(module, name)
-    assert not (Path(lightir.__file__).parent / name).exists()  # a room of that name would take its place
+    assert not (Path(lightir.__file__).parent / name).exists()  # a room of that name would hide it
 
 
-def test_type_checkers_see_the_same_names_as_those_who_import_them():
+def test_type_checkers_see_the_names_that_can_be_imported():
     tree = ast.parse(Path(lightir.__file__).read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {name.name: node.module for node in checked.body for name in node.names}
@@ -47,7 +47,7 @@ def test_type_checkers_see_the_same_names_as_those_who_import_them():
 
 
 def test_the_package_imports_nothing_and_its_light_names_no_torch():
-    loaded = in_a_new_process("import lightir, sys; print([each for each in sys.modules if 'lightir.' in each])")
+    loaded = in_a_new_process("import lightir, sys; print([name for name in sys.modules if 'lightir.' in name])")
     assert loaded == "['lightir.version']"
     code = f"import sys; from lightir import {', '.join(LIGHT)}; print('torch' in sys.modules)"
     assert in_a_new_process(code) == "False"
@@ -61,7 +61,7 @@ def test_names_are_listed_and_unknown_ones_refused():
         from lightir import Serach  # noqa: F401
 
 
-def test_without_torch_a_heavy_name_says_what_to_install_and_help_does_without_it():
+def test_without_torch_a_heavy_name_says_what_to_install_and_help_leaves_it_out():
     code = f"""
 for name in {HEAVY}:
     try:
@@ -71,7 +71,7 @@ for name in {HEAVY}:
 import pydoc
 print("HELP", pydoc.render_doc(lightir, renderer=pydoc.plaintext))
 """
-    said, _, shown = in_a_new_process(BLOCK_TORCH + code).partition("HELP")
-    assert [line.split()[0] for line in said.splitlines() if "pip install 'lightir[train]'" in line] == HEAVY
+    errors, _, shown = in_a_new_process(BLOCK_TORCH + code).partition("HELP")
+    assert [line.split()[0] for line in errors.splitlines() if "pip install 'lightir[train]'" in line] == HEAVY
     assert "build_index(" in shown
     assert "encode_corpus(" not in shown

@@ -1,4 +1,4 @@
-"""The light half imports without torch, on a machine that has torch and on one that hasn't."""
+"""The light half imports without torch, whether torch is installed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of bench/ and recipes/ run: each at the smallest size that it names itself, in a process of its own."""
+"""Every script of bench/ and recipes/ runs at the smallest size that it declares, in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCRIPTS = [
 
 
 def smallest(script: Path) -> str | None:
-    """The options that a script calls its smallest run; None where it names none."""
+    """Return the options of a script's smallest run; None if it declares none."""
     for node in ast.parse(script.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SMALLEST":
             return ast.literal_eval(node.value)
@@ -41,28 +41,27 @@ def smallest(script: Path) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What a script's SMALLEST may name: a folder with the data set "tiny", a language model, and what both make."""
-    folder = tmp_path_factory.mktemp("places")
-    names = ("data", "backbone", "model", "vectors", "index")
-    found = {name: folder / name for name in names}
-    dataset = write_dataset(found["data"] / "tiny", "tiny")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders that a script's SMALLEST may name: a data set "tiny", a language model, its vectors and their index."""
+    top = tmp_path_factory.mktemp("folders")
+    folders = {name: top / name for name in ("data", "backbone", "model", "vectors", "index")}
+    dataset = write_dataset(folders["data"] / "tiny", "tiny")
     shutil.copy(dataset / "qrels" / "dev.tsv", dataset / "qrels" / "test.tsv")
-    save_tiny("llama", found["backbone"])
-    backbone = load_backbone(str(found["backbone"]))
+    save_tiny("llama", folders["backbone"])
+    backbone = load_backbone(str(folders["backbone"]))
     policies = QueryPolicy("find", leading_blank=False), DocumentPolicy(max_tokens=40)
     contract = Contract("lightretriever", backbone_record(backbone), *policies, DenseHead(), SparseHead(top_k=20))
-    LightRetriever(backbone, contract).save(found["model"])
-    cache_vocabulary(found["model"], found["model"] / "query-encoder")
-    encode_corpus(found["model"], read_documents(dataset), found["vectors"])
-    vectors, encoder = VectorsReader(found["vectors"]), found["vectors"] / "query-encoder"
-    build_index(vectors, found["index"], contract=vectors.contract, query_encoder=encoder)
-    return found
+    LightRetriever(backbone, contract).save(folders["model"])
+    cache_vocabulary(folders["model"], folders["model"] / "query-encoder")
+    encode_corpus(folders["model"], read_documents(dataset), folders["vectors"])
+    vectors, encoder = VectorsReader(folders["vectors"]), folders["vectors"] / "query-encoder"
+    build_index(vectors, folders["index"], contract=vectors.contract, query_encoder=encoder)
+    return folders
 
 
-@pytest.mark.parametrize("script", [each for each in SCRIPTS if smallest(each)], ids=lambda path: path.stem)
-def test_a_script_runs_at_its_smallest(script: Path, places: dict[str, Path], tmp_path: Path) -> None:
-    options = (smallest(script) or "").format(**places, out=tmp_path / "out").split()
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if smallest(path)], ids=lambda path: path.stem)
+def test_a_script_runs_at_its_smallest(script: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    options = (smallest(script) or "").format(**folders, out=tmp_path / "out").split()
     (tmp_path / "out").mkdir()
     assert run(script, options, tmp_path / "printed") == 0, (tmp_path / "printed").read_text()
     assert re.search(r"\d", (tmp_path / "printed").read_text()) or any((tmp_path / "out").iterdir())

@@ -1,4 +1,4 @@
-"""Random tiny backbones of every architecture that the project promises, and a tokenizer to go with them."""
+"""Random tiny backbones of every supported architecture, and their tokenizer."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ BOS, EOS, VOCAB_SIZE, HIDDEN = 0, 1, 258, 32
 CAUSAL = ("llama", "qwen2", "qwen2-window", "qwen3", "mistral", "mistral-window", "gemma2", "gemma3")
 NAMES = (*CAUSAL, "bert")
 ENCODERS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "xlm-roberta")
-PAD = 5  # of encoders other than BERT; RoBERTa counts positions from behind it
+PAD = 5  # padding id of encoders other than BERT; RoBERTa's positions start after it
 
 
 def tiny_backbone(
     name: str, *, bos: bool = True, attention: Attention | None = None, implementation: str | None = None, seed: int = 0
 ) -> Backbone:
-    """A random backbone of two layers, evaluation mode; ids 0 and 1 begin and end a text, 2-257 are its bytes."""
+    """Return a random backbone of two layers in evaluation mode.
+
+    Ids 0 and 1 are the begin and end tokens, 2 to 257 are bytes.
+    """
     torch.manual_seed(seed)
     model = _model(name, implementation or ("eager" if name in ("gemma2", "mpnet") else "sdpa")).eval()
     for parameter in model.parameters():  # larger than the usual start, so that errors would show
@@ -60,7 +63,7 @@ def tiny_backbone(
 
 
 def save_tiny(name: str, folder: Path, *, bos: bool = True, plain: bool = False) -> None:
-    """A random model folder as Hugging Face writes it; plain leaves the language-modelling head out."""
+    """Write a random model folder as transformers does; `plain` leaves the language-modeling head out."""
     torch.manual_seed(0)
     model = _model(name, "eager")
     (model.base_model if plain else model).save_pretrained(folder)
@@ -74,7 +77,7 @@ def save_tiny(name: str, folder: Path, *, bos: bool = True, plain: bool = False)
 
 
 def tiny_tokenizer() -> TextTokenizer:
-    """One token a byte."""
+    """Return a tokenizer with one token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": BOS, "</s>": EOS, **{letter: index + 2 for index, letter in enumerate(alphabet)}}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -141,14 +144,14 @@ def write_sentence_transformer(
     pooling: dict[str, object] | None = None,
     prompts: dict[str, str] | None = None,
 ) -> Path:
-    """A random tiny model in a sentence-transformers folder, then normalisation.
+    """Write a random tiny model as a sentence-transformers folder that normalizes its vectors.
 
     Args:
-        folder: where it is written.
-        name: of the backbone.
-        frame: what the tokenizer makes of a text.
-        pooling: the pooling module's file; mean pooling where it is left out.
-        prompts: of the folder; none where they are left out.
+        folder: folder to write.
+        name: name of the backbone.
+        frame: the tokenizer's template for a text.
+        pooling: content of the pooling module's configuration (default mean pooling).
+        prompts: the folder's prompts by name (default none).
     """
     tiny_backbone(name).model.save_pretrained(folder)
     backend = tiny_tokenizer().backend

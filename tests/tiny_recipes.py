@@ -1,4 +1,4 @@
-"""The shipped recipes as they are, but for the size: a tiny model, tiny data, a small batch, two steps."""
+"""The shipped recipes reduced to a tiny model, tiny data, a small batch and two steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def tiny_recipe(given: Any, model: str, datasets: tuple[Path, Path], folder: Path) -> Any:
-    """A recipe of any stage on the model at an address and on two data sets; `folder` takes a held-out one."""
+    """Return a recipe of any stage for a model's address and two data sets; `folder` receives a held-out one."""
     frame = len(given.documents.prompt + given.documents.suffix)
     tiny = dataclasses.replace(
         given,
@@ -30,12 +30,12 @@ def tiny_recipe(given: Any, model: str, datasets: tuple[Path, Path], folder: Pat
 
 
 def _on_corpora(tiny: Any, datasets: tuple[Path, Path], _: Path) -> Any:
-    """A recipe of a stage that reads corpora alone, on the tiny data."""
-    return dataclasses.replace(tiny, data=tuple(CorpusRecipe(str(each)) for each in datasets), length=64)
+    """Return a recipe of a stage that reads only corpora, for the tiny data."""
+    return dataclasses.replace(tiny, data=tuple(CorpusRecipe(str(dataset)) for dataset in datasets), length=64)
 
 
 def _on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> Any:
-    """A recipe of a stage that reads queries with their documents, on the tiny data."""
+    """Return a recipe of a stage that reads queries with their documents, for the tiny data."""
     held_out = write_dataset(folder / "gamma", "gamma")
     development = (DevSet(str(datasets[0]), queries=4, documents=8),)
     takes_negatives = tiny.stage != "query_likelihood"

@@ -73,7 +73,7 @@ def documents() -> list[Document]:
 
 def write_corpus(path: Path, listed: Sequence[Document]) -> Path:
     """Write documents as JSON lines."""
-    rows = [{"_id": each.doc_id, "title": each.title, "text": each.text, **each.metadata} for each in listed]
+    rows = [{"_id": doc.doc_id, "title": doc.title, "text": doc.text, **doc.metadata} for doc in listed]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -270,7 +270,7 @@ def expectations(top: Path) -> dict[str, Any]:
     ]
     encoders = ("model/query-encoder", "query-encoder-bigrams", "query-encoder-expansions")
     with Index.open(top / "index-pending") as index:
-        failures = {each.doc_id: each.error for each in index.failures()}
+        failures = {failure.doc_id: failure.error for failure in index.failures()}
         info = dataclasses.asdict(index.info())
     pending = {name: info[name] for name in ("documents", "encoded", "pending", "failed")}
     return {

@@ -19,9 +19,9 @@ from lightir.cli import main
 
 INDEXES = [(release, name) for release, name in FIXTURES if name.startswith("index")]
 SEARCHES = [
-    pytest.param(release, each, id="-".join([release, each["index"], *each["options"]]))
+    pytest.param(release, search, id="-".join([release, search["index"], *search["options"]]))
     for release in RELEASES
-    for each in expected(release)["searches"]
+    for search in expected(release)["searches"]
 ]
 
 
@@ -121,7 +121,7 @@ def test_pending_documents_and_failures_are_known(
     assert {name: info[name] for name in recorded if name != "failures"} == {
         name: value for name, value in recorded.items() if name != "failures"
     }
-    assert {each["doc_id"]: each["error"] for each in info["failures"]} == recorded["failures"]
+    assert {failure["doc_id"]: failure["error"] for failure in info["failures"]} == recorded["failures"]
 
 
 # A later format
@@ -179,10 +179,10 @@ def test_a_later_format_is_refused_by_name(
     folder = unpack(RELEASES[-1], name, tmp_path)
     change(folder / file)
     assert main([command, str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert str(folder) in said
-    assert str(FUTURE) in said
-    assert "this release reads" in said
+    message = capsys.readouterr().err
+    assert str(folder) in message
+    assert str(FUTURE) in message
+    assert "this release reads" in message
 
 
 def test_a_refused_index_is_left_as_it_was(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_a_refused_index_is_left_as_it_was(tmp_path: Path) -> None:
     corpus.write_text('{"_id": "new", "text": "new"}\n')
     assert main(["add", str(folder), str(corpus)]) == 1
     names = {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()}
-    assert all((folder / each).read_bytes() == (kept / each).read_bytes() for each in names)
+    assert all((folder / name).read_bytes() == (kept / name).read_bytes() for name in names)

@@ -1,4 +1,4 @@
-"""Models that an earlier release wrote encode as they did; its parked vectors and claims are taken over."""
+"""Models of an earlier release encode as they did, and a worker continues the queue that it left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightir.models.encoder import LightRetriever
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_model_is_whole_and_encodes_as_it_did(release: str, tmp_path: Path) -> None:
-    """Within what another processor's or library's order of summation changes."""
+    """Other processors and libraries may sum in another order, so values may differ slightly."""
     folder, rows = unpack(release, "model", tmp_path), expected(release)["vectors"]
     assert main(["verify", str(folder)]) == 0
     model = LightRetriever.load(folder)
@@ -49,13 +49,14 @@ def test_a_model_caches_the_table_that_it_has(release: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_worker_ends_what_an_earlier_one_began(release: str, tmp_path: Path) -> None:
-    """Parked vectors are committed, a dead worker's claims are taken over, and what failed stays set aside."""
+def test_a_worker_continues_an_earlier_queue(release: str, tmp_path: Path) -> None:
+    """Parked vectors are committed, stale claims are released, and failed documents stay failed."""
     folder, model = unpack(release, "index-pending", tmp_path), unpack(release, "model", tmp_path)
     assert main(["worker", str(folder), "--once", "--model", str(model), "--no-compile"]) == 0
     with lightir.Index.open(folder) as index:
         assert index.info().pending == index.info().failed == 1
-        assert {each.doc_id: each.error for each in index.failures()} == expected(release)["pending"]["failures"]
+        failures = {failure.doc_id: failure.error for failure in index.failures()}
+        assert failures == expected(release)["pending"]["failures"]
         index.verify()
 
 
@@ -63,9 +64,9 @@ def test_a_model_of_a_later_format_is_refused_by_name(tmp_path: Path, capsys: py
     folder = unpack(RELEASES[-1], "model", tmp_path)
     change_json(folder / "lightir.json")
     assert main(["verify", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert str(folder) in said
-    assert str(FUTURE) in said
+    message = capsys.readouterr().err
+    assert str(folder) in message
+    assert str(FUTURE) in message
 
 
 def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
@@ -74,4 +75,4 @@ def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
     newest = FORMATS / RELEASES[-1]
     assert {path.name for path in out.iterdir()} >= {path.name for path in newest.iterdir()}
     fixtures = json.loads((out / "expected.json").read_text())
-    assert [each["options"] for each in fixtures["searches"]]
+    assert [search["options"] for search in fixtures["searches"]]
