@@ -3,6 +3,7 @@
 import sys
 
 from lightir import Document, Index, IndexWriter, Searcher, SearchOptions, encode_pending
+from lightir.pending import WorkOptions
 
 model = sys.argv[1]
 tickets = [
@@ -24,7 +25,7 @@ with IndexWriter.create("tickets", query_encoder=model, overwrite=True) as write
     writer.add(tickets)
 show("by their words")
 
-encode_pending("tickets", model=model, once=True, progress=False)  # or `lightir worker tickets`, beside your service
+encode_pending("tickets", model, options=WorkOptions(once=True))  # or `lightir worker tickets` beside your service
 show("with vectors")
 
 with IndexWriter.open("tickets") as writer:

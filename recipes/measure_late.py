@@ -31,7 +31,6 @@ from lightir.data import Dataset
 from lightir.eval import evaluate
 from lightir.index import Index, IndexWriter
 from lightir.pending.demand import DEMAND_TOP, Demand
-from lightir.pending.parked import Vectors
 from lightir.pending.queue import Queue
 from lightir.provenance import provenance
 from lightir.search import LateSearcher, Searcher, SearchOptions
@@ -52,13 +51,12 @@ class Stored:
         shards = list(reader)
         self.contract = reader.contract
         self.documents = [document for shard in shards for document in shard.documents]
-        self._vectors = Vectors.of(shards)
+        self._vectors = Shard.concatenate(shards)
         self._places = {document.doc_id: place for place, document in enumerate(self.documents)}
 
     def encode(self, documents: Sequence[Document]) -> Shard:
         """What is stored of the documents."""
-        found = self._vectors.take(np.array([self._places[document.doc_id] for document in documents]))
-        return Shard(documents, found.dense, found.sparse)
+        return self._vectors.take(np.array([self._places[document.doc_id] for document in documents]))
 
 
 def main() -> None:
@@ -122,7 +120,7 @@ def by_demand(dataset: Dataset, vectors: Path, encoder: Stored) -> dict[str, flo
             best = Searcher(index, demand=demand).search(past, DEMAND_TOP, SearchOptions(mode="tokens"))
             asked = {doc_id for ranking in best.values() for doc_id in ranking.doc_ids}
         with Index.open(folder) as index, Queue.open(folder) as queue:
-            documents = index.view.store.documents_of(queue.claim(lambda: index.view, len(index)).keys)
+            documents = index.view.store.documents_of(queue.claim(index, len(index)).keys)
         found = {"asked_for": round(len(asked) / len(documents), 4)}
         order, done = list(documents.values()), 0
         for share in SHARES:

@@ -172,7 +172,7 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
         if replaces is not None and not (path / replaces).is_file():
             raise AlreadyExists(f"{path} has no {replaces}, so it is something else and is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
+    sweep_unfinished(path.parent, glob.escape(path.name))
     aside, lock = _locked_folder(path)
     file_mode = aside.stat().st_mode & 0o666  # mkdir went by the umask
     try:
@@ -238,9 +238,14 @@ def _locked_folder(path: Path) -> tuple[Path, _Lock]:
             lock.close()
 
 
-def _sweep(path: Path) -> None:
-    """Remove what killed writers of the path left beside it: folders that nobody keeps locked."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.new-*"):
+def sweep_unfinished(parent: Path, name: str = "*") -> None:
+    """Remove the unfinished folders that killed writers left in a folder; those of living writers are locked and stay.
+
+    Args:
+        parent: the folder.
+        name: a glob pattern of the names that the folders would have had.
+    """
+    for left in parent.glob(f".{name}.new-*"):
         with contextlib.suppress(OSError), _Lock(left) as lock:
             if lock.held:
                 _remove(left)

@@ -49,6 +49,29 @@ class Shard:
         if self.dense is not None and not np.all(np.isfinite(self.dense)):
             raise InvalidInput("a dense vector holds NaN or infinity; the model or its precision is at fault")
 
+    @classmethod
+    def concatenate(cls, shards: Sequence[Shard]) -> Shard:
+        """Return the documents of all shards, in order, as one shard.
+
+        Args:
+            shards: at least one shard; all have the same branches.
+        """
+        dense = [shard.dense for shard in shards if shard.dense is not None]
+        sparse = [shard.sparse for shard in shards if shard.sparse is not None]
+        return cls(
+            [document for shard in shards for document in shard.documents],
+            np.concatenate(dense) if dense else None,
+            SparseVectors.concatenate(sparse) if sparse else None,
+        )
+
+    def take(self, positions: npt.NDArray[np.int64]) -> Shard:
+        """Return the documents at the given positions, in their order."""
+        return Shard(
+            [self.documents[position] for position in positions.tolist()],
+            None if self.dense is None else self.dense[positions],
+            None if self.sparse is None else self.sparse.take(positions),
+        )
+
 
 class DocumentEncoder(Protocol):
     """Documents in, their vectors out: what the light half knows of a model."""

@@ -15,7 +15,7 @@ from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
-from lightir.pending.worker_loop import work
+from lightir.pending import WorkOptions, work
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -53,7 +53,7 @@ def test_a_worker_s_index_has_the_vectors_of_one_that_was_encoded_first(tmp_path
     build_index(VectorsReader(tmp_path / "vectors"), tmp_path / "first", contract=model.contract, progress=False)
     build_index(document_shards(DOCUMENTS), tmp_path / "later", contract=model.contract, progress=False)
     encoder = ModelEncoder(model, batch_tokens=100)
-    report = work(tmp_path / "later", encoder, once=True, batch_size=7, progress=False)
+    report = work(tmp_path / "later", encoder, WorkOptions(once=True, batch_size=7), progress=False)
     assert (report.committed, report.pending) == (30, 0)
     first, later = rows(tmp_path / "first"), rows(tmp_path / "later")
     assert first.keys() == later.keys()

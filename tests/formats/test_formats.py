@@ -16,6 +16,7 @@ import pytest
 import lightir
 from format_fixtures import FIXTURES, FORMATS, FUTURE, RELEASES, change_json, expected, unpack
 from lightir.cli import main
+from lightir.pending import Queue
 
 INDEXES = [(release, name) for release, name in FIXTURES if name.startswith("index")]
 SEARCHES = [
@@ -122,6 +123,16 @@ def test_pending_documents_and_failures_are_known(
         name: value for name, value in recorded.items() if name != "failures"
     }
     assert {failure["doc_id"]: failure["error"] for failure in info["failures"]} == recorded["failures"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_queue_is_migrated_and_all_but_the_failed_documents_can_be_claimed(release: str, tmp_path: Path) -> None:
+    folder, recorded = unpack(release, "index-pending", tmp_path), expected(release)["pending"]
+    with lightir.Index.open(folder) as index, Queue.open(folder) as queue:
+        pending = set(index.view.pending())
+        claim = queue.claim(index, 99)
+        claimed = {document.doc_id for document in index.view.store.documents_of(claim.keys).values()}
+        assert claimed == pending - set(recorded["failures"])
 
 
 # A later format

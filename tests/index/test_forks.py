@@ -165,38 +165,38 @@ def test_a_fork_does_not_wait_for_ever_for_a_thread(folder: Path, monkeypatch: p
         assert found(index, "word1") == ["d1"]
 
 
-def test_demand_is_told_by_a_child_too(folder: Path) -> None:
+def test_a_forked_child_writes_its_demand_too(folder: Path) -> None:
     with Demand(folder) as demand:
-        demand._asked[1] += 1
-        demand.tell()
+        demand._counts[1] += 1
+        demand.flush()
 
-        def tell() -> None:
-            demand._asked[2] += 1
-            demand.tell()
+        def flush() -> None:
+            demand._counts[2] += 1
+            demand.flush()
             demand.close()
 
-        in_a_child(tell)
+        in_a_child(flush)
         assert demand._queue is not None
         assert sorted(row[0] for row in demand._queue._select("SELECT doc_key FROM demand")) == [1, 2]
 
 
-def test_a_child_tells_what_it_counted_itself_and_waits_for_no_lock_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_counts_from_zero_and_needs_no_lock_of_its_parent(tmp_path: Path) -> None:
     with IndexWriter.create(tmp_path / "pending", contract=word_contract()) as writer:
         writer.add([Document("a", "alpha"), Document("b", "beta")])
     with Index.open(tmp_path / "pending") as index, Demand(tmp_path / "pending", clock=lambda: 0.0) as demand:
-        demand._told_at = 0.0
-        demand.note(index.view, np.array([0, 1], np.uint32))  # not told yet
+        demand._flushed_at = 0.0
+        demand.note(index.view, np.array([0, 1], np.uint32))  # not written yet
 
         def note() -> None:
             demand.note(index.view, np.array([1], np.uint32))
-            assert demand._asked == {2: 1}
+            assert demand._counts == {2: 1}
 
         with demand._counting:  # as if another thread were counting
             in_a_child(note)
-        assert demand._asked == {1: 1, 2: 1}
+        assert demand._counts == {1: 1, 2: 1}
 
 
-def test_demand_that_cannot_be_told_in_a_child_is_no_matter_of_its_searches(
+def test_demand_that_cannot_be_written_in_a_forked_child_does_not_stop_its_searches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process was forked while another thread was writing to the queue."""
@@ -212,7 +212,7 @@ def test_demand_that_cannot_be_told_in_a_child_is_no_matter_of_its_searches(
             demand.note(index.view, np.array([0], np.uint32))
             assert "being changed" in caplog.text
 
-        with queue._changing():
+        with queue._transaction():
             in_a_child(note)
 
 

@@ -16,7 +16,7 @@ from lightir.errors import ContractMismatch, IndexLocked, InvalidInput, NotFound
 from lightir.index import Index, IndexWriter, build_index, connections, document_shards
 from lightir.index.lock import WriterLock
 from lightir.index.store import STORE_FILE, Store
-from lightir.pending import Demand, Queue, work
+from lightir.pending import Demand, Queue, WorkOptions, work
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
@@ -229,11 +229,13 @@ def test_an_index_that_replaces_one_of_the_same_model_gets_no_vectors_of_its_doc
             with IndexWriter.create(folder, contract=word_contract(), overwrite=True) as writer:
                 writer.add(new)
 
-    with pytest.raises(InvalidInput, match="index was replaced by another index, or its queue removed; start again"):
-        work(folder, FakeEncoder(watch=replace), once=True, progress=False)
+    with pytest.raises(
+        InvalidInput, match="index was replaced by another index, or its queue removed; start the"
+    ):
+        work(folder, FakeEncoder(watch=replace), WorkOptions(once=True), progress=False)
     with Index.open(folder) as index:
         assert (index.info().encoded, index.info().pending) == (0, 20)
-    assert work(folder, FakeEncoder(), once=True, progress=False).committed == 20
+    assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 20
     with Index.open(folder) as index:
         assert require_right_vectors(index) == {each.doc_id for each in new}
 
@@ -263,5 +265,5 @@ def test_demand_goes_to_the_index_that_is_there(tmp_path: Path) -> None:
         now[0] = 2.0
         demand.note(index.view, np.array([index.view.doc_ord("d0004")], np.uint32))
         with Queue.open(folder) as queue:
-            claim = queue.claim(lambda: index.view, 1)
+            claim = queue.claim(index, 1)
             assert index.view.store.documents_of(claim.keys)[claim.keys[0]].doc_id == "d0004"

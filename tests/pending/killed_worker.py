@@ -18,7 +18,8 @@ from typing import Any
 from tqdm import tqdm
 
 from lightir.index import Index, IndexWriter
-from lightir.pending.worker_loop import work
+from lightir.pending import Queue, WorkOptions, work, worker_loop
+from lightir.pending.parked import read_parked
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 
 # tqdm's own lock is a semaphore that forked processes share: a worker killed with it would stop all that come after.
@@ -88,6 +89,73 @@ def kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
     return {"committed": n_survivals, "lost": n_lost, "between_commit_and_queue": n_late}
 
 
+def parked(folder: Path) -> set[str]:
+    """The documents of parked batches that have passed their claims to the batch; every batch must be whole."""
+    with Queue.open(folder) as queue, Index.open(folder) as index:
+        doc_ids = {doc_id: key for key, doc_id in index.view.store.documents_by_key()}
+        found = set()
+        for batch in queue.parked():
+            keys = {doc_ids[document.doc_id] for document in read_parked(batch)[1].documents}
+            rows = queue._select("SELECT doc_key FROM claims WHERE holder = ?", [batch.name])
+            assert not rows or keys == {key for (key,) in rows}
+            if rows:
+                found |= {document.doc_id for document in read_parked(batch)[1].documents}
+        return found
+
+
+def parked_kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
+    """Kill workers while another writer has the lock, then while they commit what was parked."""
+    rng = random.Random(seed)
+    n_documents = 40 * n_kills
+    pending_index(folder, n_documents)
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]
+    worker_loop.LOCK_WAIT_S = 0.0
+    log, locked = folder / "log", folder / "locked"
+
+    def hold_lock() -> None:
+        with IndexWriter.open(folder):
+            locked.touch()
+            signal.pause()
+
+    def killed(longest_s: float) -> None:
+        log.unlink(missing_ok=True)
+        pid = forked(lambda: _work(folder, log, batch_size=rng.randint(1, 12)))
+        while not log.exists():
+            time.sleep(0.0005)
+        time.sleep(rng.uniform(0.0, longest_s))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    holder = forked(hold_lock)
+    while not locked.exists():
+        time.sleep(0.001)
+    before = set[str]()
+    for _ in range(n_kills):
+        killed(0.1)
+        assert not before & set(logged(log)), "a parked document was encoded again"
+        now = parked(folder)
+        assert before <= now, before - now
+        before = now
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    n_killed, done, longest_s = 0, set[str](), 0.02
+    while parked(folder) - done:
+        killed(longest_s)
+        now = encoded(folder)
+        longest_s *= 0.8 if now > done else 1.25
+        assert done <= now, done - now
+        assert not before & set(logged(log)), "a parked document was encoded again"
+        n_killed += done < now
+        done = now
+    log.unlink(missing_ok=True)
+    _work(folder, log, batch_size=64)
+    assert not (before | done) & set(logged(log))
+    assert len(encoded(folder)) == n_documents
+    for name in ("workers", "parked"):
+        assert list((folder / "queue" / name).iterdir()) == []
+    return {"parked": len(before), "killed_in_delivery": n_killed}
+
+
 def side_by_side(folder: Path, n_workers: int, n_documents: int) -> dict[str, Any]:
     """Workers that share an index while it grows: together they encode every document exactly once."""
     pending_index(folder, n_documents)
@@ -107,10 +175,11 @@ def side_by_side(folder: Path, n_workers: int, n_documents: int) -> dict[str, An
 
 
 def _work(folder: Path, log: Path, *, batch_size: int) -> None:
-    work(folder, FakeEncoder(log=log), once=True, batch_size=batch_size, piece=4, progress=False)
+    options = WorkOptions(once=True, batch_size=batch_size, encode_size=4)
+    work(folder, FakeEncoder(log=log), options, progress=False)
 
 
 if __name__ == "__main__":
     test, folder, *numbers = sys.argv[1:]
-    program = {"kills": kills, "side_by_side": side_by_side}[test]
+    program = {"kills": kills, "parked_kills": parked_kills, "side_by_side": side_by_side}[test]
     print(json.dumps(program(Path(folder), int(numbers[0]), int(numbers[1]))))

@@ -1,32 +1,39 @@
-"""The queue beside an index: claims, the order of demand, what is kept of it and what is refused."""
+"""The queue beside an index: claims, failures, demand, parked vectors, and damaged or old files."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightir.errors import FormatError, IndexLocked, WriteFailed
+from lightir.errors import FormatError, IndexLocked
 from lightir.index import Index, IndexWriter
-from lightir.pending import Demand, failures_of
-from lightir.pending.keys import keys_of_pending, pending_keys
-from lightir.pending.parked import Vectors
-from lightir.pending.queue import HALF_LIFE_S, Queue
-from lightir.pending.worker_loop import work
+from lightir.pending import (
+    Demand,
+    Encoded,
+    Queue,
+    WorkOptions,
+    deliver,
+    failures_of,
+    keys_of_pending,
+    pending_keys,
+    work,
+)
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
+from small_collections import word_contract
 
 
 @pytest.fixture
@@ -40,23 +47,16 @@ def index(folder: Path) -> Iterator[Index]:
         yield opened
 
 
-def ids(index: Index, keys: tuple[int, ...]) -> list[str]:
-    found = index.view.store.documents_of(keys)
-    return [found[key].doc_id for key in keys]
-
-
 def claimed(queue: Queue, index: Index, n: int) -> list[str]:
-    def newest() -> object:
-        index.refresh()
-        return index.view
-
-    return ids(index, queue.claim(newest, n).keys)  # type: ignore[arg-type]
+    keys = queue.claim(index, n).keys
+    documents_by_key = index.view.store.documents_of(keys)
+    return [documents_by_key[key].doc_id for key in keys]
 
 
-def note(folder: Path, index: Index, doc_ids: list[str], *, at: float) -> None:
+def add_demand(folder: Path, index: Index, doc_ids: list[str]) -> None:
     with Queue.open(folder) as queue:
-        asked = {key: doc_ids.count(doc_id) for key, doc_id in index.view.store.documents_by_key() if doc_id in doc_ids}
-        queue.note(asked, at=at)
+        keys = {doc_id: key for key, doc_id in index.view.store.documents_by_key()}
+        queue.add_demand(Counter(keys[doc_id] for doc_id in doc_ids))
 
 
 def test_the_oldest_come_first_and_nobody_claims_what_another_has(folder: Path, index: Index) -> None:
@@ -72,21 +72,11 @@ def test_the_oldest_come_first_and_nobody_claims_what_another_has(folder: Path, 
             assert claimed(third, index, 99) == ["d0003", "d0005"]
 
 
-def test_what_queries_asked_for_comes_first(folder: Path, index: Index) -> None:
-    note(folder, index, ["d0007", "d0004", "d0007"], at=0.0)
-    note(folder, index, ["d0005"], at=1.0)
+def test_the_most_demanded_come_first_then_the_oldest(folder: Path, index: Index) -> None:
+    add_demand(folder, index, ["d0007", "d0004", "d0007"])
+    add_demand(folder, index, ["d0005", "d0005", "d0007"])
     with Queue.open(folder) as queue:
         assert claimed(queue, index, 5) == ["d0007", "d0005", "d0004", "d0000", "d0001"]
-
-
-def test_demand_cools(folder: Path, index: Index) -> None:
-    note(folder, index, ["d0001"] * 10, at=0.0)
-    note(folder, index, ["d0002"], at=3 * HALF_LIFE_S)
-    with Queue.open(folder) as queue:
-        assert claimed(queue, index, 2) == ["d0001", "d0002"]
-    note(folder, index, ["d0003"], at=4 * HALF_LIFE_S)
-    with Queue.open(folder) as queue:
-        assert claimed(queue, index, 3) == ["d0003", "d0001", "d0002"]
 
 
 @pytest.fixture(scope="module")
@@ -95,39 +85,29 @@ def folder_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(deadline=None, max_examples=30)
-@given(
-    asked=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 10**6)), max_size=30).map(
-        lambda rows: sorted(rows, key=lambda row: row[2])
-    )
-)
-def test_the_order_of_demand_is_that_of_sums_of_halved_counts(
-    asked: list[tuple[int, int, int]], folder_of_all: Path
+@given(additions=st.lists(st.dictionaries(st.integers(0, 9), st.integers(1, 5)), max_size=30))
+def test_the_order_of_demand_is_that_of_the_number_of_queries(
+    additions: list[dict[int, int]], folder_of_all: Path
 ) -> None:
-    folder = folder_of_all
-    with Index.open(folder) as index, Queue.open(folder) as queue:
+    with Index.open(folder_of_all) as index, Queue.open(folder_of_all) as queue:
         keys = pending_keys(index.view).tolist()
-        for place, count, at in asked:
-            queue.note({keys[place]: count}, at=float(at))
-        found = list(queue.claim(lambda: index.view, 10).keys)
-        end = 10**6
-        heat = {
-            key: sum(n * 2.0 ** ((at - end) / HALF_LIFE_S) for place, n, at in asked if keys[place] == key)
-            for key in keys
-        }
-        assert sorted(found) == keys
-        for before, after in itertools.pairwise(found):
-            assert heat[before] >= heat[after] * (1 - 1e-9)
-    shutil.rmtree(folder / "queue")
+        totals = dict.fromkeys(keys, 0)
+        for counts in additions:
+            queue.add_demand({keys[position]: count for position, count in counts.items()})
+            for position, count in counts.items():
+                totals[keys[position]] += count
+        assert list(queue.claim(index, 10).keys) == sorted(keys, key=lambda key: (-totals[key], key))
+    shutil.rmtree(folder_of_all / "queue")
 
 
 def test_a_dead_worker_s_claims_are_free(folder: Path, index: Index) -> None:
     code = f"""
 import signal
 from lightir.index import Index
-from lightir.pending.queue import Queue
+from lightir.pending import Queue
 with Index.open({str(folder)!r}) as index:
     queue = Queue.open({str(folder)!r})
-    print(len(queue.claim(lambda: index.view, 4).keys), flush=True)
+    print(len(queue.claim(index, 4).keys), flush=True)
     signal.pause()
 """
     with (
@@ -145,9 +125,9 @@ with Index.open({str(folder)!r}) as index:
 
 def test_a_replaced_document_is_claimed_anew(folder: Path, index: Index) -> None:
     with Queue.open(folder) as one, Queue.open(folder) as other:
-        first = one.claim(lambda: index.view, 1)
-        one.set_aside({first.keys[0]: "no"}, at=0.0)
-        assert [each.doc_id for each in one.failures(index.view)] == ["d0000"]
+        first = one.claim(index, 1)
+        one.record_failures({first.keys[0]: "no"}, at=0.0)
+        assert [failure.doc_id for failure in one.failures(index.view)] == ["d0000"]
         with IndexWriter.open(folder) as writer:
             writer.upsert([Document("d0000", "another text")])
         assert claimed(other, index, 99)[-1] == "d0000"
@@ -173,33 +153,27 @@ def ords_of(index: Index, *doc_ids: str) -> np.ndarray:
     return np.array([index.view.doc_ord(doc_id) for doc_id in doc_ids], dtype=np.uint32)
 
 
-def test_demand_is_told_once_a_second_and_at_the_end(folder: Path, index: Index) -> None:
+def test_demand_is_written_once_a_second_and_at_the_end(folder: Path, index: Index) -> None:
     now = [0.0]
     with Demand(folder, clock=lambda: now[0]) as demand:
         demand.note(index.view, ords_of(index, "d0005"))
         demand.note(index.view, ords_of(index, "d0006"))
-        assert heats(folder) == 1
+        assert stored_demand(folder) == {"d0005": 1}
         now[0] = 1.5
-        demand.note(index.view, ords_of(index, "d0007"))
-        assert heats(folder) == 3
+        demand.note(index.view, ords_of(index, "d0007", "d0005"))
+        assert stored_demand(folder) == {"d0005": 2, "d0006": 1, "d0007": 1}
         demand.note(index.view, ords_of(index, "d0008"))
-        assert heats(folder) == 3
+        assert len(stored_demand(folder)) == 3
         queue = demand._queue
-    assert heats(folder) == 4
-    with sqlite3.connect(folder / "queue" / "queue.sqlite") as told:  # each at its time, by the clock that was given
-        assert told.execute("SELECT heat * 3600 FROM demand ORDER BY doc_key").fetchall() == [
-            (0,),
-            (1.5,),
-            (1.5,),
-            (1.5,),
-        ]
+    assert len(stored_demand(folder)) == 4
     assert queue is not None
     assert queue._opened.is_closed
 
 
-def heats(folder: Path) -> int:
-    with sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
-        return int(queue.execute("SELECT count(*) FROM demand").fetchone()[0])
+def stored_demand(folder: Path) -> dict[str, int]:
+    with Index.open(folder) as index, sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
+        doc_ids = dict(index.view.store.documents_by_key())
+        return {doc_ids[key]: count for key, count in queue.execute("SELECT doc_key, queries FROM demand")}
 
 
 def test_demand_never_waits_for_a_busy_queue(folder: Path, index: Index) -> None:
@@ -210,14 +184,14 @@ def test_demand_never_waits_for_a_busy_queue(folder: Path, index: Index) -> None
         busy.execute("BEGIN IMMEDIATE")
         demand.note(index.view, ords_of(index, "d0005"))
         busy.execute("ROLLBACK")
-        assert heats(folder) == 0
+        assert stored_demand(folder) == {}
         now[0] = 2.0
         demand.note(index.view, ords_of(index, "d0006"))
-        assert heats(folder) == 2
+        assert len(stored_demand(folder)) == 2
     busy.close()
 
 
-def test_where_nothing_can_be_written_demand_says_so_once(
+def test_where_nothing_can_be_written_demand_logs_one_warning(
     folder: Path, index: Index, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "queue").write_text("in the way")
@@ -225,7 +199,7 @@ def test_where_nothing_can_be_written_demand_says_so_once(
         for _ in range(3):
             demand.note(index.view, ords_of(index, "d0005"))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "not noted" in caplog.text
+    assert "not recorded" in caplog.text
 
 
 def test_an_index_without_pending_documents_gets_no_queue(tmp_path: Path) -> None:
@@ -245,7 +219,7 @@ def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) ->
     other = sqlite3.connect(path)
     other.execute("PRAGMA user_version = 99")
     other.close()
-    with pytest.raises(FormatError, match=r"format 99; this release reads 1\. Remove .*queue"):
+    with pytest.raises(FormatError, match=r"format 99; this release reads 2\. Remove .*queue"):
         Queue.open(folder)
     path.write_bytes(b"nonsense" * 1000)
     with pytest.raises(FormatError, match=r"queue\.sqlite is damaged.*Remove .*queue"):
@@ -254,105 +228,194 @@ def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) ->
     assert failures_of(index.view) == []
 
 
-def changed(folder: Path, statement: str, *arguments: object) -> None:
-    """The queue's file after one statement that no queue ever makes."""
+def execute(folder: Path, statement: str, *arguments: object) -> None:
+    """Run a statement on the queue's file that no queue runs."""
     connection = sqlite3.connect(folder / "queue" / "queue.sqlite")
     with connection:
         connection.execute(statement, arguments)
     connection.close()
 
 
-@pytest.mark.parametrize("name", ["../../store.sqlite", "..", "", "a\0b", "x" * 400, b"\xff", "12-abc", "victim"])
-def test_a_claim_whose_worker_cannot_be_is_free_and_no_file_of_that_name_goes(
+@pytest.mark.parametrize(
+    "name", ["../../store.sqlite", "..", "", "a\0b", "x" * 400, b"\xff", "12-abc", "victim", "parked-a"]
+)
+def test_a_claim_of_an_impossible_holder_is_released_and_no_file_of_that_name_is_removed(
     folder: Path, index: Index, name: object
 ) -> None:
-    """A worker's file is removed when it died; the name comes out of a file that others may have written."""
+    """The files of dead workers are removed; their names come from a database that others may have written."""
     Queue.open(folder).close()
     (folder / "queue" / "workers" / "victim").touch()
     (folder / "queue" / "workers" / "a folder").mkdir()
     before = sorted(path for path in folder.rglob("*") if not path.name.startswith("queue.sqlite-"))
-    changed(folder, "INSERT INTO claims VALUES (1, ?)", name)
+    execute(folder, "INSERT INTO claims VALUES (1, ?)", name)
     with Queue.open(folder) as queue:
         assert len(claimed(queue, index, 99)) == 10
     assert sorted(path for path in folder.rglob("*") if not path.name.startswith("queue.sqlite-")) == before
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE parked SET dense = 2.5 WHERE doc_key = 2",
-        "UPDATE parked SET dense = 'text'",
-        "UPDATE parked SET dense = NULL WHERE doc_key = 2",
-        "UPDATE parked SET dense = NULL",
-        "UPDATE parked SET term_ids = NULL, impacts = NULL",
-        "UPDATE parked SET dense = X'00'",
-        "UPDATE parked SET dense = X'00000000'",
-        "UPDATE parked SET dense = X'00000000' WHERE doc_key = 2",
-        "UPDATE parked SET term_ids = NULL WHERE doc_key = 2",
-        "UPDATE parked SET term_ids = X'0000'",
-        "UPDATE parked SET term_ids = X'FFFFFFFF'",
-        "UPDATE parked SET impacts = X'0102'",
-        "DROP TABLE parked",
-    ],
-)
-def test_parked_vectors_that_are_none_are_said_and_spoil_no_index(folder: Path, index: Index, statement: str) -> None:
+def park(folder: Path, index: Index, n: int) -> Path:
+    """A parked batch of n claimed documents."""
     with Queue.open(folder) as queue:
-        claim = queue.claim(lambda: index.view, 4)
-        documents = index.view.store.documents_of(claim.keys)
-        queue.park(claim.keys, Vectors.of([FakeEncoder().encode([documents[key] for key in claim.keys])]))
-    changed(folder, statement)
-    with pytest.raises((FormatError, WriteFailed), match=r"queue\.sqlite"):
-        work(folder, FakeEncoder(), once=True, progress=False)
-    shutil.rmtree(folder / "queue")
-    assert work(folder, FakeEncoder(), once=True, progress=False).pending == 0
+        before = set(queue.parked())
+        claim = queue.claim(index, n)
+        claimed_documents = list(index.view.store.documents_of(claim.keys).values())
+        queue.park(claim.keys, word_contract(), FakeEncoder().encode(claimed_documents))
+        (batch,) = set(queue.parked()) - before
+        return batch
+
+
+def test_parked_documents_are_not_claimed_until_their_batch_is_gone(folder: Path, index: Index) -> None:
+    batch = park(folder, index, 4)
+    with Queue.open(folder) as queue:
+        assert claimed(queue, index, 99) == ["d0004", "d0005", "d0006", "d0007", "d0008", "d0009"]
+        queue.remove_parked(batch)
+        assert queue.parked() == []
+        assert claimed(queue, index, 99) == ["d0000", "d0001", "d0002", "d0003"]
+
+
+def test_a_batch_that_somebody_removes_by_hand_is_encoded_again(folder: Path, index: Index) -> None:
+    shutil.rmtree(park(folder, index, 4))
+    encoder = FakeEncoder()
+    assert work(folder, encoder, WorkOptions(once=True), progress=False).committed == 10
+    assert len(encoder.encoded) == 10
+
+
+def test_parked_vectors_of_dead_workers_are_committed_even_if_the_database_is_lost(folder: Path, index: Index) -> None:
+    park(folder, index, 4)
+    park(folder, index, 3)
+    for path in (folder / "queue").glob("queue.sqlite*"):
+        path.unlink()
+    with Queue.open(folder) as queue:
+        deliver(folder, queue, word_contract(), Encoded(), wait_s=0.0)
+        assert queue.parked() == []
+    index.refresh()
+    assert len(require_right_vectors(index)) == 7
+
+
+def test_parked_vectors_of_changed_and_deleted_documents_are_dropped(folder: Path, index: Index) -> None:
+    park(folder, index, 4)
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("d0001", "another text"), Document("d0002", "its text", metadata={"n": 1})])
+        writer.delete(["d0003"])
+    with Queue.open(folder) as queue:
+        delivery = deliver(folder, queue, word_contract(), Encoded(), wait_s=0.0)
+        assert delivery.committed == ["d0000"]
+        assert delivery.dropped == ["d0001", "d0002", "d0003"]
+        assert queue.parked() == []
+    index.refresh()
+    assert require_right_vectors(index) == {"d0000"}
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+SHARD_FILES = ("documents.jsonl", "dense.npy", "indptr.npy", "term_ids.npy", "impacts.npy")
+FILES = ("lightir.json", "manifest.json", *(f"shard-00000/{name}" for name in SHARD_FILES))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_last_bit, Path.unlink])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_batch_is_named_and_its_documents_are_encoded_again(
+    folder: Path, index: Index, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    batch, whole = park(folder, index, 4), park(folder, index, 2)
+    damage(batch / "vectors" / name)
+    encoder = FakeEncoder()
+    assert work(folder, encoder, WorkOptions(once=True), progress=False).committed == 10
+    if caplog.messages:
+        (message,) = caplog.messages
+        assert f"parked vectors {batch} are removed and their documents encoded again" in message
+        assert len(encoder.encoded) == 8
+    else:  # the last byte of a JSON file is a line's end, which says nothing
+        assert name.endswith(".json")
+        assert len(encoder.encoded) == 4
+    assert not whole.exists()
     with Index.open(folder) as after:
         assert len(require_right_vectors(after)) == 10
 
 
-ROW = (b"\0" * 8, b"\1\0\0\0\2\0\0\0", b"\5\6")
-"""A dense row of four, and two terms with their impacts."""
+@pytest.mark.parametrize("lacking", ["dense", "sparse"])
+def test_a_batch_of_another_model_or_without_a_branch_is_named_and_encoded_again(
+    folder: Path, index: Index, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Queue.open(folder) as queue:
+        claim = queue.claim(index, 6)
+        first = list(index.view.store.documents_of(claim.keys).values())
+        vectors = FakeEncoder().encode(first[:3])
+        queue.park(claim.keys[:3], word_contract(), dataclasses.replace(vectors, **{lacking: None}))
+        queue.park(claim.keys[3:], word_contract(attention="bidirectional"), FakeEncoder().encode(first[3:]))
+    assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 10
+    assert sorted(text for message in caplog.messages for text in ("attention is", "lightir") if text in message)
+    assert sum("parked vectors" in message for message in caplog.messages) == 2
+    with Index.open(folder) as after:
+        assert len(require_right_vectors(after)) == 10
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([ROW, (b"\0" * 16, *ROW[1:]), (None, *ROW[1:])], "differ in width"),
-        ([ROW, (None, *ROW[1:]), (b"\0" * 16, *ROW[1:])], "differ in width"),
-        ([ROW, (ROW[0], None, None)], "differ in number"),
-        ([(ROW[0], None, None), ROW], "differ in number"),
-        ([ROW, (ROW[0], b"", b"\7"), (ROW[0], b"\1\0\0\0\2\0\0\0", b"\7")], "differ in number"),
-        ([ROW, (ROW[0], b"\1\0\0\0", None)], "differ in number"),
-    ],
-)
-def test_parked_rows_that_fit_only_all_together_are_not_given_to_each_others_documents(rows: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Vectors.from_blobs(rows, 9)
+def test_unfinished_batches_of_killed_workers_are_removed(folder: Path, index: Index) -> None:
+    batch = park(folder, index, 4)
+    left = batch.with_name(".parked-0123456789abcdef.new-01234567")
+    shutil.copytree(batch, left)
+    (batch.parent / "a file of somebody else").touch()
+    assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 10
+    assert [path.name for path in batch.parent.iterdir()] == ["a file of somebody else"]
 
 
-@pytest.mark.parametrize("kinds", ["both", "dense", "sparse"])
-def test_what_is_parked_comes_back(kinds: str) -> None:
-    empty = (b"\0\x3c" * 4, b"", b"")
-    rows = [ROW, empty, ROW]
-    if kinds == "dense":
-        rows = [(each[0], None, None) for each in rows]  # type: ignore[misc]
-    if kinds == "sparse":
-        rows = [(None, *each[1:]) for each in rows]  # type: ignore[misc]
-    found = Vectors.from_blobs(rows, 9)
-    assert [found.blobs(place) for place in range(3)] == rows
-    assert [found.take(np.array([1, 0])).blobs(place) for place in range(2)] == [rows[1], rows[0]]
-    if found.dense is not None:
-        assert found.dense.tolist() == [[0.0] * 4, [1.0] * 4, [0.0] * 4]
+def old_queue(folder: Path, *, parked: int) -> None:
+    """The queue of version 1, of a worker that died, with demand, a failure and parked vectors."""
+    (folder / "queue" / "workers").mkdir(parents=True)
+    connection = sqlite3.connect(folder / "queue" / "queue.sqlite")
+    with connection:
+        connection.executescript(
+            """
+            PRAGMA auto_vacuum = FULL;
+            PRAGMA user_version = 1;
+            PRAGMA journal_mode = WAL;
+            CREATE TABLE claims (doc_key INTEGER PRIMARY KEY, worker TEXT NOT NULL);
+            CREATE TABLE failures (doc_key INTEGER PRIMARY KEY, error TEXT NOT NULL, at REAL NOT NULL);
+            CREATE TABLE demand (doc_key INTEGER PRIMARY KEY, heat REAL NOT NULL);
+            CREATE INDEX hottest ON demand (heat DESC, doc_key);
+            CREATE TABLE parked (doc_key INTEGER PRIMARY KEY, dense BLOB, term_ids BLOB, impacts BLOB);
+            INSERT INTO claims VALUES (1, '99999-0123456789abcdef');
+            INSERT INTO failures VALUES (2, 'an error', 3.0);
+            INSERT INTO demand VALUES (8, 490123.5);
+            """
+        )
+        connection.executemany("INSERT INTO parked VALUES (?, X'00', NULL, NULL)", [(3 + i,) for i in range(parked)])
+    connection.close()
+
+
+@pytest.mark.parametrize("parked", [0, 2])
+def test_a_queue_of_the_first_version_is_migrated(
+    folder: Path, index: Index, parked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    old_queue(folder, parked=parked)
+    assert [failure.error for failure in failures_of(index.view)] == ["an error"]
+    with Queue.open(folder) as one, Queue.open(folder) as other:
+        assert claimed(one, index, 2) == ["d0007", "d0000"]
+        assert len(claimed(other, index, 99)) == 7
+        assert one.retry_failed() == 1
+    messages = [message for message in caplog.messages if "2 documents had vectors parked by an earlier rel" in message]
+    assert len(messages) == bool(parked)
+    assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 10
 
 
 def test_demand_and_failures_of_other_types_are_read_as_numbers_and_text(folder: Path, index: Index) -> None:
     with Queue.open(folder) as queue:
-        queue.set_aside({1: "an error", 2: "another"}, at=3.0)
-        queue.note({4: 1, 5: 1}, at=0.0)
-    changed(folder, "UPDATE failures SET error = 7, at = 'noon' WHERE doc_key = 2")
-    changed(folder, "UPDATE demand SET heat = 'hot' WHERE doc_key = 4")
+        queue.record_failures({1: "an error", 2: "another"}, at=3.0)
+        queue.add_demand({4: 1, 5: 1})
+    execute(folder, "UPDATE failures SET error = 7, at = 'noon' WHERE doc_key = 2")
+    execute(folder, "UPDATE demand SET queries = 'many' WHERE doc_key = 4")
     with Queue.open(folder) as queue:
-        assert [(each.error, each.at) for each in queue.failures(index.view)] == [("an error", 3.0), ("7", 0.0)]
-        queue.note({4: 2, 5: 1}, at=0.0)
+        failures = queue.failures(index.view)
+        assert [(failure.error, failure.at) for failure in failures] == [("an error", 3.0), ("7", 0.0)]
+        queue.add_demand({4: 2, 5: 1})
         assert sorted(claimed(queue, index, 2)) == ["d0003", "d0004"]
 
 

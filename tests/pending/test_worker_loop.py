@@ -18,7 +18,7 @@ import pytest
 
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
-from lightir.pending import Queue, WorkReport, failures_of, work, worker_loop
+from lightir.pending import Queue, WorkOptions, WorkReport, deliver, encode_documents, failures_of, work, worker_loop
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors
@@ -42,6 +42,12 @@ def test_kill_9_loses_and_repeats_nothing_that_was_committed(tmp_path: Path) -> 
     assert report["lost"] > 0, "no worker was killed between encoding and committing: the test is blind"
 
 
+def test_kill_9_loses_no_parked_vectors(tmp_path: Path) -> None:
+    report = run_program("parked_kills", tmp_path / "index", 8, 1)
+    assert report["parked"] > 10, "every worker was killed before it parked anything: the test is blind"
+    assert report["killed_in_delivery"] > 0, "no worker was killed while it committed parked batches: the test is blind"
+
+
 def test_workers_side_by_side_encode_each_document_once(tmp_path: Path) -> None:
     assert run_program("side_by_side", tmp_path / "index", 3, 100)["workers"] > 1
 
@@ -51,8 +57,8 @@ def folder(tmp_path: Path) -> Path:
     return pending_index(tmp_path / "index", 40)
 
 
-def once(folder: Path, encoder: FakeEncoder, **options: Any) -> WorkReport:
-    return work(folder, encoder, once=True, progress=False, **options)
+def once(folder: Path, encoder: FakeEncoder, *, stop: threading.Event | None = None, **options: Any) -> WorkReport:
+    return work(folder, encoder, WorkOptions(once=True, **options), stop=stop, progress=False)
 
 
 def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Path) -> None:
@@ -60,7 +66,7 @@ def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Pa
         before = Searcher(index).search(["cat 7 runs"], 50, SearchOptions(mode="tokens"))["0"]
         assert (index.info().encoded, index.info().pending, failures_of(index.view)) == (0, 40, [])
     encoder = FakeEncoder()
-    report = once(folder, encoder, batch_size=16, piece=5)
+    report = once(folder, encoder, batch_size=16, encode_size=5)
     assert (report.committed, report.dropped, report.failed, report.pending) == (40, 0, {}, 0)
     assert sorted(encoder.encoded) == [document.doc_id for document in documents(40)]
     with Index.open(folder) as index:
@@ -73,20 +79,20 @@ def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Pa
     assert len(encoder.encoded) == 40
 
 
-@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"piece": 0}, {"batch_size": -1, "piece": 1}])
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"encode_size": 0}, {"batch_size": -1, "encode_size": 1}])
 def test_a_worker_without_work_at_a_time_is_refused(folder: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="both must be at least 1"):
         once(folder, FakeEncoder(), **sizes)
 
 
 def test_one_document_at_a_time_is_enough(folder: Path) -> None:
-    assert once(folder, FakeEncoder(), batch_size=1, piece=1).committed == 40
+    assert once(folder, FakeEncoder(), batch_size=1, encode_size=1).committed == 40
 
 
 def test_texts_of_like_lengths_go_to_the_encoder_together(folder: Path) -> None:
     pieces: list[list[int]] = []
     watching = FakeEncoder(watch=lambda batch: pieces.append([len(document.text) for document in batch]))
-    once(folder, watching, batch_size=40, piece=10)
+    once(folder, watching, batch_size=40, encode_size=10)
     assert [max(after) <= min(before) for before, after in itertools.pairwise(pieces[1:])] == [True] * 2
     assert all(lengths == sorted(lengths, reverse=True) for lengths in pieces)
 
@@ -116,7 +122,7 @@ def test_vectors_that_come_another_way_are_not_committed_again(folder: Path) -> 
             shard = FakeEncoder().encode([document])
             writer.set_vectors([document], dense=shard.dense, sparse=shard.sparse)
 
-    report = once(folder, FakeEncoder(watch=bring), batch_size=64, piece=64)
+    report = once(folder, FakeEncoder(watch=bring), batch_size=64, encode_size=64)
     assert (report.committed, report.dropped, report.pending) == (39, 1, 0)
 
 
@@ -152,7 +158,7 @@ def test_a_worker_that_encodes_nothing_at_all_gives_up(folder: Path, monkeypatch
         raise RuntimeError("no memory left on the device")
 
     with pytest.raises(InvalidInput, match=r"8 documents failed in a row, .* no memory left on the device"):
-        once(folder, FakeEncoder(watch=fail), piece=4)
+        once(folder, FakeEncoder(watch=fail), encode_size=4)
     with Index.open(folder) as index:
         assert len(failures_of(index.view)) == 8 < index.info().pending
     assert once(folder, FakeEncoder(), retry_failed=True).pending == 0
@@ -180,7 +186,7 @@ def test_an_index_that_is_replaced_under_a_worker_gets_nothing_of_it(folder: Pat
 def test_a_worker_that_is_stopped_commits_what_is_encoded_and_gives_up_the_rest(folder: Path) -> None:
     stop = threading.Event()
     encoder = FakeEncoder(watch=lambda batch: stop.set())
-    report = once(folder, encoder, piece=6, batch_size=30, stop=stop)
+    report = once(folder, encoder, encode_size=6, batch_size=30, stop=stop)
     assert (report.committed, report.pending, len(encoder.encoded)) == (6, 34, 6)
     assert once(folder, FakeEncoder()).committed == 34
 
@@ -199,18 +205,19 @@ def test_waiting_for_documents_is_not_counted_as_work(folder: Path, monkeypatch:
 
     clock = types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
     monkeypatch.setattr(worker_loop, "time", clock)
-    report = work(folder, FakeEncoder(watch=pass_time), batch_size=8, piece=8, stop=Stop(), progress=False)
+    options = WorkOptions(batch_size=8, encode_size=8)
+    report = work(folder, FakeEncoder(watch=pass_time), options, stop=Stop(), progress=False)
     assert (report.committed, report.seconds, report.documents_per_s) == (40, 10.0, 4.0)
 
 
 def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_loop, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_loop, "LOCK_WAIT_S", 0.0)
     stop = threading.Event()
     encoder = FakeEncoder(watch=lambda batch: stop.set())
     with IndexWriter.open(folder) as long:
-        assert once(folder, encoder, piece=6, stop=stop).committed == 0
+        assert once(folder, encoder, encode_size=6, stop=stop).committed == 0
         with Queue.open(folder) as queue:
-            assert queue.n_parked == 6
+            assert len(queue.parked()) == 1
         long.upsert([Document(encoder.encoded[0], "it has changed meanwhile")])
     later = FakeEncoder()
     report = once(folder, later)
@@ -221,10 +228,10 @@ def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, mon
 
 
 def test_parked_vectors_alone_are_committed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_loop, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker_loop, "LOCK_WAIT_S", 0.0)
     stop = threading.Event()
     with IndexWriter.open(folder):
-        once(folder, FakeEncoder(watch=lambda batch: stop.set()), piece=40, batch_size=40, stop=stop)
+        once(folder, FakeEncoder(watch=lambda batch: stop.set()), encode_size=40, batch_size=40, stop=stop)
     assert once(folder, later := FakeEncoder()).committed == 40
     assert later.encoded == []
 
@@ -244,10 +251,10 @@ def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> N
             Queue.open(tmp_path / name) as queue,
             Index.open(tmp_path / name) as index,
         ):
-            claim = queue.claim(lambda index=index: index.view, 2)  # type: ignore[misc]
-            found = worker_loop.encode_each(monkey, index.view.store.documents_of(claim.keys))
-            delivery = worker_loop.deliver(tmp_path / name, queue, contract, found, patience_s=0.0)
-            assert delivery.parked == claim.keys
+            claim = queue.claim(index, 2)
+            encoded = encode_documents(monkey, index.view.store.documents_of(claim.keys))
+            outcome = deliver(tmp_path / name, queue, contract, encoded, wait_s=0.0)
+            assert outcome.parked == ["d0000", "d0001"]
         assert once(tmp_path / name, monkey).committed == 5
         with Index.open(tmp_path / name) as index:
             assert index.branches == (name, "tokens")
@@ -262,6 +269,6 @@ def test_an_encoder_without_a_branch_of_its_model_spoils_no_index(folder: Path, 
         def encode(self, documents: Any) -> Any:
             return dataclasses.replace(super().encode(documents), **{lacking: None})
 
-    with pytest.raises(InvalidInput, match=r"vectors with \(dense, sparse\) = .*, but the model's have \(True, True\)"):
+    with pytest.raises(InvalidInput, match=r"vectors have \(dense, sparse\) = .*, but the model's have \(True, True\)"):
         once(folder, Lacking())
     assert once(folder, FakeEncoder()).committed == 40

@@ -9,9 +9,7 @@ import pytest
 
 from lightir.cli import main
 from lightir.index import Index, IndexWriter
-from lightir.pending.demand import DEMAND_TOP, Demand
-from lightir.pending.queue import Queue
-from lightir.pending.worker_loop import work
+from lightir.pending import DEMAND_TOP, Demand, Queue, WorkOptions, work
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, pending_index
@@ -24,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 def order_of_encoding(folder: Path) -> list[str]:
     with Index.open(folder) as index, Queue.open(folder) as queue:
-        keys = queue.claim(lambda: index.view, 100).keys
+        keys = queue.claim(index, 100).keys
         found = index.view.store.documents_of(keys)
         return [found[key].doc_id for key in keys]
 
@@ -36,7 +34,7 @@ def test_what_queries_list_high_is_encoded_first(folder: Path) -> None:
         searcher.hits("57", options=SearchOptions(mode="tokens"))
     stop, encoder = threading.Event(), FakeEncoder()
     encoder.watch = lambda batch: stop.set() if len(encoder.encoded) == 2 else None
-    work(folder, encoder, batch_size=1, stop=stop, progress=False)
+    work(folder, encoder, WorkOptions(batch_size=1), stop=stop, progress=False)
     assert encoder.encoded == ["d0057", "d0044", "d0000"]
 
 
@@ -64,7 +62,7 @@ def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytes
 
 
 def test_documents_that_have_vectors_are_not_asked_for(folder: Path) -> None:
-    work(folder, FakeEncoder(), once=True, progress=False)
+    work(folder, FakeEncoder(), WorkOptions(once=True), progress=False)
     with Index.open(folder) as index, Demand(folder) as demand:
         Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))
         with Queue.open(folder) as queue:

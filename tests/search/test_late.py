@@ -12,7 +12,7 @@ import pytest
 
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
-from lightir.pending import Queue, failures_of, work
+from lightir.pending import Queue, WorkOptions, failures_of, work
 from lightir.search import LateSearcher, Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
@@ -135,7 +135,7 @@ def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path)
 def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, searcher: Searcher) -> None:
     late = LateSearcher(searcher, FakeEncoder(), m=5, budget_ms=60_000)
     with Queue.open(folder) as queue:
-        claimed = queue.claim(lambda: searcher.index.view, 39)
+        claimed = queue.claim(searcher.index, 39)
         assert len(claimed.keys) == 39
         report = late.encode_for("39 cat")
     assert report.encoded == ("d0039",)
@@ -153,7 +153,7 @@ def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder
         assert late.encode_for("cat 7").left == 3
     assert len(encoder.encoded) == 3
     worker = FakeEncoder()
-    assert work(folder, worker, once=True, progress=False).committed == 40
+    assert work(folder, worker, WorkOptions(once=True), progress=False).committed == 40
     assert not set(worker.encoded) & set(encoder.encoded)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from interrupted import cut
 from lightir.contract import Contract, SparseHead
 from lightir.data import Dataset, TrainingBatch, TrainingExample, TrainingSet
+from lightir.encode.documents import EncodeOptions
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.model_encoder import encode_pending
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
@@ -26,6 +27,7 @@ from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.own_weights import all_weights
+from lightir.pending import WorkOptions
 from lightir.search import Searcher, SearchOptions
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.mining.answers import holds_answer
@@ -507,7 +509,9 @@ def test_a_corpus_is_searched_before_it_is_encoded_and_then_encoded_by_the_model
             for row in range(len(texts)):
                 best = scores[row].sort(descending=True).values[:5]
                 np.testing.assert_allclose(run[str(row)].scores, best, rtol=2e-3)
-        assert encode_pending(index, model=model, once=True, dtype="fp32", progress=False).committed == len(documents)
+        assert encode_pending(
+            index, model, options=WorkOptions(once=True), encoding=EncodeOptions(dtype="fp32"), progress=False
+        ).committed == len(documents)
         reader.refresh()
         _, stored = retriever.encode_batch(retriever.batch(retriever.frame_documents(documents)))
         assert stored is not None

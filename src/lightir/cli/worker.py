@@ -66,22 +66,16 @@ def seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Work, then say what was done; 1 when documents failed."""
+    from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_encoder import encode_pending
+    from lightir.pending import WorkOptions
 
+    options = WorkOptions(
+        once=args.once, batch_size=args.batch_size, retry_failed=args.retry_failed, idle_wait_s=args.idle_wait
+    )
+    encoding = EncodeOptions(batch_tokens=args.batch_tokens, dtype=args.dtype, device=args.device, compile=args.compile)
     with stopping() as stop:
-        report = encode_pending(
-            args.index,
-            model=args.model,
-            once=args.once,
-            batch_size=args.batch_size,
-            batch_tokens=args.batch_tokens,
-            dtype=args.dtype,
-            device=args.device,
-            compile=args.compile,
-            retry_failed=args.retry_failed,
-            idle_wait_s=args.idle_wait,
-            stop=stop,
-        )
+        report = encode_pending(args.index, args.model, options=options, encoding=encoding, stop=stop)
     if args.json:
         print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return int(bool(report.failed))

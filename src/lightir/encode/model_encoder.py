@@ -1,13 +1,13 @@
-"""The encoder worker: a model that gives an index's pending documents their vectors."""
+"""A language model as the encoder of pending documents, and the worker that runs it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from lightir.addresses import resolve_model_folder, shipped_models
 from lightir.contract import Contract, require_same_documents
@@ -15,21 +15,25 @@ from lightir.encode.documents import EncodeOptions, compile_if_worth, encode_sha
 from lightir.errors import InvalidInput, NotFound
 from lightir.index import Index
 from lightir.models.encoder import LightRetriever
-from lightir.pending.keys import pending_keys
-from lightir.pending.worker_loop import PIECE, WorkReport, work
+from lightir.pending import WorkOptions, WorkReport, pending_keys, work
 from lightir.shards import Shard
 from lightir.types import Document
 
-GPU_PIECE = 512
-SAMPLE = 64
-"""So many pending documents say how many tokens all of them have."""
+GPU_ENCODE_SIZE = 512
+SAMPLE_SIZE = 64
+"""Number of pending documents from which the number of tokens of all is estimated."""
 
 
 class ModelEncoder:
-    """A loaded model as what the light half calls a document encoder."""
+    """A loaded model as a `lightir.shards.DocumentEncoder`."""
 
     def __init__(self, model: LightRetriever, *, batch_tokens: int | None = None) -> None:
-        """Wrap a model; `batch_tokens` as `encode_corpus` takes it."""
+        """Wrap a model.
+
+        Args:
+            model: loaded model.
+            batch_tokens: maximum number of tokens of a forward pass, see `EncodeOptions`.
+        """
         self.model = model
         self._batch_tokens = batch_tokens
 
@@ -37,123 +41,108 @@ class ModelEncoder:
     def load(
         cls,
         address: str | os.PathLike[str],
+        options: EncodeOptions | None = None,
         *,
         fitting: Contract | None = None,
-        batch_tokens: int | None = None,
-        dtype: Literal["auto", "bf16", "fp32"] = "auto",
-        device: str = "auto",
     ) -> ModelEncoder:
         """Load a model.
 
         Args:
-            address: a model folder, or the name of a shipped model.
-            fitting: refuse a model of other documents than this contract's, before it is loaded.
-            batch_tokens: see `encode_corpus`.
-            dtype: likewise.
-            device: likewise.
+            address: model folder or name of a shipped model.
+            options: how the model is loaded and run; `compile` and `shard_size` do not apply here.
+            fitting: contract whose document side the model must have; checked before the weights are loaded.
 
         Raises:
             NotFound: there is no such model.
-            ContractMismatch: it does not fit; each differing field with both values.
+            ContractMismatch: the model does not fit; each differing field with both values.
         """
+        options = options or EncodeOptions()
         folder = resolve_model_folder(address)
         if fitting is not None:
             require_same_documents(fitting, Contract.load(folder), names=("the index", "the model"))
-        return cls(load_encoder(folder, EncodeOptions(dtype=dtype, device=device)), batch_tokens=batch_tokens)
+        return cls(load_encoder(folder, options), batch_tokens=options.batch_tokens)
 
     @property
     def contract(self) -> Contract:
-        """The model's."""
+        """The model's contract."""
         return self.model.contract
 
     def encode(self, documents: Sequence[Document]) -> Shard:
-        """The documents with their vectors, in their order."""
+        """Encode documents, in their order."""
         return encode_shard(self.model, documents, batch_tokens=self._batch_tokens)
 
     @contextlib.contextmanager
-    def compiled(self, wanted: bool | None, index: Index) -> Iterator[None]:
-        """Inside, layers run compiled where that is wanted, or worth it for what is pending; see `encode_corpus`."""
+    def compiled(self, compile: bool | None, index: Index) -> Iterator[None]:
+        """Run the layers compiled inside the block.
+
+        Args:
+            compile: whether to compile; None compiles if the pending documents of the index repay it.
+            index: index whose pending documents are to be encoded.
+        """
         keys = pending_keys(index.view)
-        sample = list(index.view.store.documents_of(keys[:SAMPLE].tolist()).values())
+        sample = list(index.view.store.documents_of(keys[:SAMPLE_SIZE].tolist()).values())
         tokens = sum(len(ids) for ids, _, _ in self.model.frame_documents(sample)) / max(len(sample), 1)
         with contextlib.ExitStack() as stack:
-            compile_if_worth(self.model, stack, wanted, tokens * len(keys))
+            compile_if_worth(self.model, stack, compile, tokens * len(keys))
             yield
 
 
 def encode_pending(
     folder: Path | str,
-    *,
     model: str | os.PathLike[str] | None = None,
-    once: bool = False,
-    batch_size: int = 256,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
-    compile: bool | None = None,
-    retry_failed: bool = False,
-    idle_wait_s: float = 2.0,
+    *,
+    options: WorkOptions | None = None,
+    encoding: EncodeOptions | None = None,
     stop: threading.Event | None = None,
     progress: bool = True,
 ) -> WorkReport:
-    """Load a model and give an index's pending documents their vectors; see `lightir.pending.worker_loop.work`.
+    """Encode and commit the pending documents of an index with a model.
 
     Args:
-        folder: the index.
-        model: a model folder or the name of a shipped model; None for the shipped one that the index's contract names.
-        once: see `work`, as are batch_size, retry_failed, idle_wait_s, stop and progress.
-        batch_size: likewise.
-        batch_tokens: see `encode_corpus`, as are dtype, device and compile.
-        dtype: likewise.
-        device: likewise.
-        compile: likewise; None decides by what is pending at the start.
-        retry_failed: likewise.
-        idle_wait_s: likewise.
-        stop: likewise.
-        progress: likewise.
+        folder: index folder.
+        model: model folder or name of a shipped model; None for the installed model that fits the index.
+        options: sizes, and when to end; None for the defaults. On a GPU the default `encode_size` is 512.
+        encoding: how the model is loaded and run; `shard_size` does not apply here.
+        stop: event that ends the work: encoded documents are committed or parked, other claims are released.
+        progress: show a progress bar if standard error is a terminal.
 
     Raises:
-        As `work`, and NotFound: no model was named and none that is installed fits the index.
+        NotFound: there is no such model, or no model is named and no installed one fits.
+        InvalidInput, ContractMismatch, WriteFailed: as `lightir.pending.work`.
     """
+    encoding = encoding or EncodeOptions()
     with Index.open(folder) as index:
-        encoder = encoder_for(index, model, batch_tokens=batch_tokens, dtype=dtype, device=device)
-        with encoder.compiled(compile, index):
-            return work(
-                folder,
-                encoder,
-                once=once,
-                batch_size=batch_size,
-                piece=PIECE if encoder.model.backbone.device.type == "cpu" else GPU_PIECE,
-                retry_failed=retry_failed,
-                idle_wait_s=idle_wait_s,
-                stop=stop,
-                progress=progress,
-            )
+        encoder = encoder_for(index, model, encoding)
+        options = options or WorkOptions()
+        if options.encode_size is None and encoder.model.backbone.device.type != "cpu":
+            options = dataclasses.replace(options, encode_size=GPU_ENCODE_SIZE)
+        with encoder.compiled(encoding.compile, index):
+            return work(folder, encoder, options, stop=stop, progress=progress)
 
 
 def encoder_for(
-    index: Index,
-    model: str | os.PathLike[str] | None = None,
-    *,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] = "auto",
-    device: str = "auto",
+    index: Index, model: str | os.PathLike[str] | None = None, options: EncodeOptions | None = None
 ) -> ModelEncoder:
-    """The model of an index, loaded: the one that is named, or the installed one that its contract speaks of.
+    """Load the encoder of an index.
+
+    Args:
+        index: index with a model's contract.
+        model: model folder or name of a shipped model; None for the installed model that fits the index.
+        options: how the model is loaded and run.
 
     Raises:
         InvalidInput: the index has no contract.
-        NotFound: there is no such model, or none was named and none fits.
-        ContractMismatch: the one that was named does not fit.
+        NotFound: there is no such model, or no model is named and no installed one fits.
+        ContractMismatch: the named model does not fit.
     """
     contract = index.contract
     if contract is None:
         raise InvalidInput(
-            f"{index.folder} has no model's contract, so it takes no vectors; "
+            f"{index.folder} has no model's contract, so its documents cannot get vectors; "
             "build it with `lightir index CORPUS --model MODEL`"
         )
     address = _shipped_for(contract) if model is None else model
-    return ModelEncoder.load(address, fitting=contract, batch_tokens=batch_tokens, dtype=dtype, device=device)
+    return ModelEncoder.load(address, options, fitting=contract)
 
 
 def _shipped_for(contract: Contract) -> Path:

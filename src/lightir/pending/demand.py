@@ -1,4 +1,4 @@
-"""Which pending documents searches would like to have: counted here, told to the index's queue."""
+"""Demand: how often searches list each pending document high, counted in memory and added to the index's queue."""
 
 from __future__ import annotations
 
@@ -22,67 +22,72 @@ from lightir.pending.queue import Queue
 from lightir.pending.queue_file import is_busy
 
 DEMAND_TOP = 20
-"""A query asks for the pending documents among so many of its best: SiDR's m."""
+"""Number of a query's best documents whose demand it raises: SiDR's m."""
 
-TELL_EVERY_S = 1.0
+FLUSH_EVERY_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class Demand:
-    """Counts which pending documents searches list high, and tells the index's queue.
+    """Counts which pending documents searches list high, and adds the counts to the index's queue.
 
-    Searching never waits for it: after a ranking is made, and at most once a second, what was counted since is written
-    in one small transaction. Where the queue is busy, a later search tries again; `close` writes the rest. Where
-    the queue cannot be opened or written, or is damaged, nothing is told, which the log says once.
+    Searches do not wait for the queue: counts are written after a ranking is made, at most once a second, in one small
+    transaction. If the queue is busy, a later search tries again; `close` writes the rest. If the queue is damaged or
+    cannot be written, one warning is logged and nothing more is counted.
     """
 
-    def __init__(self, index: Path | str, *, clock: Callable[[], float] = time.time) -> None:
-        """For an index folder."""
+    def __init__(self, index: Path | str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count the demand of an index folder.
+
+        Args:
+            index: index folder.
+            clock: function that returns the time in seconds.
+        """
         self._index = Path(index)
         self._clock = clock
-        self._told_at = -math.inf
+        self._flushed_at = -math.inf
         self._queue: Queue | None = None
-        self._refused = False
-        self._begin()
-        _all.add(self)
+        self._disabled = False
+        self._reset()
+        _all_demands.add(self)
 
-    def _begin(self) -> None:
-        """Count from nothing; in a forked process too, whose parent tells what it counted and may hold its locks."""
-        self._asked: Counter[int] = Counter()
+    def _reset(self) -> None:
+        """Start counting from zero; also in a forked process, whose parent writes its own counts and may hold locks."""
+        self._counts: Counter[int] = Counter()
         self._counting = threading.Lock()
-        self._telling = threading.Lock()
+        self._flushing = threading.Lock()
 
     def note(self, view: View, doc_ords: npt.NDArray[np.uint32]) -> None:
-        """Count those of the documents that are pending; `doc_ords` are the ones that a search listed high."""
-        if self._refused or not view.n_pending:
+        """Count those of a search's best documents that are pending."""
+        if self._disabled or not view.n_pending:
             return
         with self._counting:
-            self._asked.update(keys_of_pending(view, doc_ords).tolist())
-        if self._asked and self._clock() - self._told_at >= TELL_EVERY_S:
-            self.tell()
+            self._counts.update(keys_of_pending(view, doc_ords).tolist())
+        if self._counts and self._clock() - self._flushed_at >= FLUSH_EVERY_S:
+            self.flush()
 
-    def tell(self) -> None:
-        """Write what was counted, unless another thread is just doing so or the queue is busy."""
-        if self._refused or not self._asked or not self._telling.acquire(blocking=False):
+    def flush(self) -> None:
+        """Add the counts to the queue; do nothing if another thread is doing so or the queue is busy."""
+        if self._disabled or not self._counts or not self._flushing.acquire(blocking=False):
             return
         try:
-            self._told_at = self._clock()
+            self._flushed_at = self._clock()
             with self._counting:
-                asked, self._asked = self._asked, Counter()
-            self._opened().note(asked, at=self._told_at)
+                counts, self._counts = self._counts, Counter()
+            self._open_queue().add_demand(counts)
         except (WriteFailed, FormatError, InvalidInput) as error:
             if isinstance(error, WriteFailed) and is_busy(error):
                 with self._counting:
-                    self._asked.update(asked)
+                    self._counts.update(counts)
                 return
-            self._refused = True
-            logger.warning("what queries ask for is not noted, so a worker goes by age alone: %s", error)
+            self._disabled = True
+            logger.warning("the demand of queries is not recorded, so workers encode the oldest first: %s", error)
         finally:
-            self._telling.release()
+            self._flushing.release()
 
-    def _opened(self) -> Queue:
-        """The index's queue: a new one where this process was forked since, or the index replaced by another."""
+    def _open_queue(self) -> Queue:
+        """Return the index's queue; open it again after a fork or when the index was replaced."""
         if self._queue is not None and (self._queue.inherited or not self._queue.is_current):
             self._queue.close()
             self._queue = None
@@ -91,8 +96,8 @@ class Demand:
         return self._queue
 
     def close(self) -> None:
-        """Tell the rest and close the queue."""
-        self.tell()
+        """Write the remaining counts and close the queue."""
+        self.flush()
         if self._queue is not None:
             self._queue.close()
             self._queue = None
@@ -104,12 +109,12 @@ class Demand:
         self.close()
 
 
-_all: weakref.WeakSet[Demand] = weakref.WeakSet()
+_all_demands: weakref.WeakSet[Demand] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for each in list(_all):
-        each._begin()
+    for demand in list(_all_demands):
+        demand._reset()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,4 +1,4 @@
-"""Which documents of a view wait for their vectors, by their keys in the store."""
+"""The pending documents of a view, by their keys in the store."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from lightir.index.view import View
 
 
 def pending_keys(view: View) -> DocKeys:
-    """The keys of the documents that wait for their vectors, ascending: the oldest first."""
-    waiting = [each for each in view.segments if each.n_pending]
-    found = [each.segment.doc_keys[each.segment.pending & each.live] for each in waiting]
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+    """Return the keys of all pending documents, ascending: the oldest document first."""
+    keys = [live.segment.doc_keys[live.segment.pending & live.live] for live in view.segments if live.n_pending]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
 
 
 def keys_of_pending(view: View, doc_ords: npt.NDArray[np.uint32]) -> DocKeys:
-    """The keys of those of the documents that wait for their vectors, in the order of the documents."""
-    at, places = view.locate(doc_ords)
+    """Return the keys of those of the given documents that are pending, in the given order."""
+    segment_numbers, rows = view.locate(doc_ords)
     keys = np.full(len(doc_ords), -1, dtype=np.int64)
-    for i in np.unique(at).tolist():
-        here = np.flatnonzero(at == i)
-        segment = view.segments[i].segment
-        waiting = here[segment.pending[places[here]]]
-        keys[waiting] = segment.doc_keys[places[waiting]]
+    for number in np.unique(segment_numbers).tolist():
+        in_segment = np.flatnonzero(segment_numbers == number)
+        segment = view.segments[number].segment
+        pending = in_segment[segment.pending[rows[in_segment]]]
+        keys[pending] = segment.doc_keys[rows[pending]]
     return keys[keys >= 0]
+
+
+def contains_key(ascending: DocKeys, key: int) -> bool:
+    """Return whether ascending keys contain a key."""
+    position = int(np.searchsorted(ascending, key))
+    return position < len(ascending) and int(ascending[position]) == key

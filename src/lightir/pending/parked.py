@@ -1,77 +1,80 @@
-"""Documents' vectors by themselves: on their way to a commit, and parked as bytes until there can be one."""
+"""Parked vectors: encoded documents kept in the queue's folder until a process that has the writer's lock commits them.
+
+Each batch is a `vectors/` folder (shards.py) with documents, contract and checksums, so it can be committed whatever
+becomes of the queue's database.
+
+    queue/parked/parked-0123456789abcdef/vectors/    lightir.json, manifest.json, shard-00000/
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+import secrets
+import shutil
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+from lightir.contract import Contract
+from lightir.errors import FormatError, WriteFailed
+from lightir.files import atomic_folder, sweep_unfinished
+from lightir.shards import Shard, VectorsReader, VectorsWriter
 
-from lightir.shards import Shard
-from lightir.vectors import SparseVectors, row_starts
-
-Blobs = tuple[bytes | None, bytes | None, bytes | None]
-"""A document's dense row, term ids and impacts; None for a kind that it lacks."""
+PARKED_FOLDER = "parked"
+VECTORS = "vectors"
+PARKED_NAME = re.compile(r"parked-[0-9a-f]{16}")
 
 
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Documents' vectors without the documents.
+def write_parked(parent: Path, contract: Contract, shard: Shard) -> Path:
+    """Write one batch to a new folder in `parent`, complete or not at all, and return the folder.
 
-    Attributes:
-        dense: (n, dim) float16, or None.
-        sparse: n rows of uint8 impacts, or None.
+    Raises:
+        WriteFailed: the disk is full or the folder cannot be written.
     """
-
-    dense: npt.NDArray[np.float16] | None
-    sparse: SparseVectors | None
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard]) -> Vectors:
-        """Those of the documents of all shards, which have the same kinds."""
-        dense = [shard.dense for shard in shards if shard.dense is not None]
-        rows = [shard.sparse for shard in shards if shard.sparse is not None]
-        return cls(np.concatenate(dense) if dense else None, SparseVectors.concatenate(rows) if rows else None)
-
-    @classmethod
-    def from_blobs(cls, rows: Sequence[Blobs], vocab_size: int) -> Vectors:
-        """Those that `blobs` gave, row by row.
-
-        Raises:
-            TypeError, ValueError: the rows are no bytes, or not of one width.
-            InvalidInput: term ids that do not ascend or are outside the vocabulary.
-        """
-        if not rows:
-            return cls(None, None)
-        if len({None if row[0] is None else len(row[0]) for row in rows}) > 1:
-            raise ValueError("dense rows differ in width")
-        if any(
-            (row[1] is None) != (rows[0][1] is None) or len(row[1] or b"") != 4 * len(row[2] or b"") for row in rows
-        ):
-            raise ValueError("term ids and impacts differ in number")
-        dense = sparse = None
-        if rows[0][0] is not None:
-            dense = np.frombuffer(b"".join(row[0] or b"" for row in rows), np.float16).reshape(len(rows), -1)
-        if rows[0][1] is not None:
-            impacts = [np.frombuffer(row[2] or b"", np.uint8) for row in rows]
-            indptr = row_starts([len(each) for each in impacts])
-            term_ids = np.frombuffer(b"".join(row[1] or b"" for row in rows), np.uint32)
-            sparse = SparseVectors(indptr, term_ids, np.concatenate(impacts), vocab_size)
-        return cls(dense, sparse)
-
-    def blobs(self, place: int) -> Blobs:
-        """The bytes of one row."""
-        terms, impacts = (None, None) if self.sparse is None else self.sparse.row(place)
-        dense = None if self.dense is None else self.dense[place].astype(np.float16, copy=False)
-        return _bytes(dense), _bytes(terms), _bytes(impacts)
-
-    def take(self, places: npt.NDArray[np.int64]) -> Vectors:
-        """Some rows, in the given order."""
-        dense = None if self.dense is None else self.dense[places]
-        return Vectors(dense, None if self.sparse is None else self.sparse.take(places))
+    folder = parent / f"parked-{secrets.token_hex(8)}"
+    try:
+        with atomic_folder(folder) as unfinished, VectorsWriter(unfinished / VECTORS, contract) as writer:
+            writer.add(shard)
+            writer.finish()
+    except OSError as error:
+        raise WriteFailed(f"cannot park vectors in {parent}: {error}") from error
+    return folder
 
 
-def _bytes(array: npt.NDArray[Any] | None) -> bytes | None:
-    return None if array is None else array.tobytes()
+def parked_folders(parent: Path) -> list[Path]:
+    """Return the folders of all parked batches, by name."""
+    if not parent.is_dir():
+        return []
+    return sorted(path for path in parent.iterdir() if PARKED_NAME.fullmatch(path.name))
+
+
+def read_parked(folder: Path) -> tuple[Contract, Shard]:
+    """Read a batch and check it against its checksums.
+
+    Returns:
+        The contract of the model that encoded the documents, and the documents with their vectors.
+
+    Raises:
+        FormatError, NotFound: a file is damaged, missing or unreadable.
+    """
+    try:
+        reader = VectorsReader(folder / VECTORS)
+        return reader.contract, Shard.concatenate(list(reader))
+    except OSError as error:
+        raise FormatError(f"cannot read {folder}: {error}") from error
+
+
+def remove_parked(folder: Path) -> None:
+    """Remove a batch, and the unfinished folders that killed processes left beside it.
+
+    Raises:
+        WriteFailed: the folder cannot be written.
+    """
+    # Renamed first: if this process is killed here, the rest is swept later and is never read as a damaged batch.
+    removed = folder.with_name(f".{folder.name}.new-removed")
+    try:
+        folder.rename(removed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise WriteFailed(f"cannot remove {folder}: {error}") from error
+    shutil.rmtree(removed, ignore_errors=True)
+    sweep_unfinished(folder.parent)

@@ -1,8 +1,9 @@
-"""The queue's SQLite file: made whole or not at all, opened with its version checked, its errors under our names."""
+"""The SQLite file of the queue: creation, versions, and errors that name the file and say what to do."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import sqlite3
@@ -16,48 +17,67 @@ from lightir.index.connections import Connection, connect
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
-QUEUE_VERSION = 1
+QUEUE_VERSION = 2
 
-# auto_vacuum gives the space of parked vectors back.
+DEMAND_TABLE = """
+CREATE TABLE demand (doc_key INTEGER PRIMARY KEY, queries INTEGER NOT NULL);
+CREATE INDEX most_asked ON demand (queries DESC, doc_key);
+"""
 SCHEMA = f"""
-PRAGMA auto_vacuum = FULL;
 PRAGMA user_version = {QUEUE_VERSION};
-CREATE TABLE claims (doc_key INTEGER PRIMARY KEY, worker TEXT NOT NULL);
+CREATE TABLE claims (doc_key INTEGER PRIMARY KEY, holder TEXT NOT NULL);
 CREATE TABLE failures (doc_key INTEGER PRIMARY KEY, error TEXT NOT NULL, at REAL NOT NULL);
-CREATE TABLE demand (doc_key INTEGER PRIMARY KEY, heat REAL NOT NULL);
-CREATE INDEX hottest ON demand (heat DESC, doc_key);
-CREATE TABLE parked (doc_key INTEGER PRIMARY KEY, dense BLOB, term_ids BLOB, impacts BLOB);
+{DEMAND_TABLE}"""
+
+# Version 1 kept parked vectors in a table, and a demand that halved every hour.
+FROM_VERSION_1 = f"""
+ALTER TABLE claims RENAME COLUMN worker TO holder;
+ALTER TABLE demand RENAME TO old_demand;
+{DEMAND_TABLE}
+INSERT INTO demand SELECT doc_key, 1 FROM old_demand;
+DROP TABLE old_demand;
+DROP TABLE parked;
+PRAGMA user_version = {QUEUE_VERSION};
 """
 
+logger = logging.getLogger(__name__)
 
-def create(folder: Path) -> None:
-    """A new file, made aside and linked to its place: others see it whole; one that was there first stays."""
-    aside = folder / f".{QUEUE_FILE}.{secrets.token_hex(8)}"
-    connection = sqlite3.connect(aside)
+
+def create_queue_file(folder: Path) -> None:
+    """Create the file under another name and link it: others see it complete, and an existing one stays."""
+    unfinished = folder / f".{QUEUE_FILE}.{secrets.token_hex(8)}"
+    connection = sqlite3.connect(unfinished)
     try:
-        connection.execute("PRAGMA synchronous = OFF")  # flushed once, when it is whole
+        connection.execute("PRAGMA synchronous = OFF")  # flushed once, when it is complete
         connection.executescript(SCHEMA)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.close()
-        fsync_path(aside)
+        fsync_path(unfinished)
         with contextlib.suppress(FileExistsError):
-            os.link(aside, folder / QUEUE_FILE)
+            os.link(unfinished, folder / QUEUE_FILE)
     finally:
         connection.close()
-        aside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
-def opened(path: Path, mode: str, busy_s: float) -> Connection:
-    """A connection; `mode` and `busy_s` as `connect` takes them.
+def open_queue_file(path: Path, mode: str, busy_s: float) -> Connection:
+    """Open the file; migrate a file of version 1 if it is opened for writing.
+
+    Args:
+        path: the file.
+        mode: "rw", or what `lightir.index.store.read_mode` returns.
+        busy_s: seconds to wait for a lock that another process holds.
 
     Raises:
         WriteFailed: the file cannot be used.
-        FormatError: it is damaged or of another version.
+        FormatError: the file is damaged or of an unsupported version.
     """
-    with named(path):
+    with naming_file(path):
         connection = connect(path, mode, busy_s=busy_s)
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != QUEUE_VERSION:
+        version = _version(connection)
+        if version == 1 and mode == "rw":
+            version = _migrate(connection)
+    if version not in (1, QUEUE_VERSION):
         connection.close()
         raise FormatError(
             f"{path} has format {version}; this release reads {QUEUE_VERSION}. Remove {path.parent}: the documents and "
@@ -66,25 +86,45 @@ def opened(path: Path, mode: str, busy_s: float) -> Connection:
     return connection
 
 
+def _version(connection: Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(connection: Connection) -> int:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection) == 1:  # no other process has migrated it meanwhile
+            (n_parked,) = connection.execute("SELECT count(*) FROM parked").fetchone()
+            for statement in FROM_VERSION_1.split(";"):
+                connection.execute(statement)
+            if n_parked:
+                logger.warning(
+                    "%s: %d documents had vectors parked by an earlier release; they are encoded again",
+                    connection.path,
+                    n_parked,
+                )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return _version(connection)
+
+
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Inside, SQLite's errors become ours, with the file's name and what to do."""
+def naming_file(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into errors of this package that name the file and say what to do."""
     try:
         yield
     except sqlite3.OperationalError as error:
         raise WriteFailed(f"{path} cannot be used: {error}") from error
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, error: Exception) -> FormatError:
-    """What to say of a queue whose file holds what no queue wrote."""
-    return FormatError(
-        f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
-    )
+        raise FormatError(
+            f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
+        ) from error
 
 
 def is_busy(error: WriteFailed) -> bool:
-    """Whether a change failed only because another process held the file for too long."""
+    """Return whether a change failed only because another process held the file for too long."""
     cause = error.__cause__
     return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY

@@ -1,52 +1,67 @@
-"""Pending documents get their vectors: claimed hottest first, encoded in batches of like lengths, committed at once."""
+"""The worker's loop: claim pending documents, encode them, commit their vectors, until none is left or forever."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-from lightir.contract import Contract, require_same_documents
-from lightir.errors import ContractMismatch, IndexLocked, InvalidInput
+from lightir.errors import InvalidInput
 from lightir.index.reader import Index
-from lightir.index.view import View
-from lightir.index.writer import IndexWriter
-from lightir.pending.keys import pending_keys
-from lightir.pending.parked import Vectors
+from lightir.pending.delivery import Encoded, deliver, encode_documents, require_fit
 from lightir.pending.queue import Queue
-from lightir.shards import DocumentEncoder, Shard
+from lightir.shards import DocumentEncoder
 from lightir.types import Document
 
-PIECE = 16
-
+ENCODE_SIZE = 16
 COMMIT_EVERY_S = 5.0
-"""A worker claims about this much work at a time: what a kill costs, and how soon a hot document has its turn."""
+"""Encoding time of one claim: what a kill costs at most, and how soon a document in demand is encoded."""
 
-PATIENCE_S = 10.0
-"""How long a worker waits for another writer before it parks its vectors and goes on encoding."""
+LOCK_WAIT_S = 10.0
+"""Time that a worker waits for another writer before it parks its vectors and continues to encode."""
 
-LONGEST_PAUSE_S = 0.5
 MOST_FAILURES_IN_A_ROW = 100
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """How much a worker does at a time, and when it ends.
+
+    Attributes:
+        once: end when no document is left to claim; otherwise wait for new documents.
+        batch_size: maximum number of documents per commit. A slow encoder commits fewer, about every COMMIT_EVERY_S.
+        encode_size: number of documents that go to the encoder together; None for 16.
+        retry_failed: claim documents again that failed before.
+        idle_wait_s: seconds to wait before the next look at an empty queue.
+    """
+
+    once: bool = False
+    batch_size: int = 256
+    encode_size: int | None = None
+    retry_failed: bool = False
+    idle_wait_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1."""
+        if self.batch_size < 1 or (self.encode_size is not None and self.encode_size < 1):
+            sizes = f"batch_size is {self.batch_size} and encode_size {self.encode_size}"
+            raise InvalidInput(f"{sizes}; both must be at least 1")
 
 
 @dataclass(slots=True)
 class WorkReport:
-    """What one worker did.
+    """Outcome of one worker's run.
 
     Attributes:
-        committed: documents that have their vectors now.
-        dropped: documents that were encoded in vain: changed, deleted or encoded by others meanwhile.
-        failed: doc_id -> error of the documents that were set aside.
-        pending: documents without vectors when it ended, failed ones too.
-        seconds: from the first claim on, without the waiting for more documents.
+        committed: number of documents that got their vectors.
+        dropped: number of documents encoded in vain, because they were changed, deleted or encoded by others meanwhile.
+        failed: error message for the id of each document that could not be encoded.
+        pending: number of documents without vectors at the end, failed ones included.
+        seconds: time from the first claim on, without the waiting for new documents.
     """
 
     committed: int = 0
@@ -57,203 +72,44 @@ class WorkReport:
 
     @property
     def documents_per_s(self) -> float:
-        """0 when nothing was committed."""
+        """Number of documents committed per second; 0 if there are none."""
         return self.committed / self.seconds if self.committed else 0.0
-
-
-@dataclass(slots=True)
-class Encoded:
-    """Claimed documents that went through an encoder.
-
-    Attributes:
-        keys: of n documents that have vectors.
-        shards: n documents all in all, in the order of the keys.
-        errors: key -> why a document could not be encoded.
-    """
-
-    keys: list[int] = field(default_factory=list)
-    shards: list[Shard] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    def extend(self, other: Encoded) -> None:
-        """Put other documents behind these."""
-        self.keys += other.keys
-        self.shards += other.shards
-        self.errors |= other.errors
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What became of encoded documents, those that were parked before included.
-
-    Attributes:
-        committed: keys of the documents that have their vectors now.
-        dropped: keys of those that were not pending any more.
-        parked: keys of those that wait for the writer's lock.
-    """
-
-    committed: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    parked: tuple[int, ...] = ()
 
 
 def work(
     folder: Path | str,
     encoder: DocumentEncoder,
+    options: WorkOptions | None = None,
     *,
-    once: bool = False,
-    batch_size: int = 256,
-    piece: int = PIECE,
-    retry_failed: bool = False,
-    idle_wait_s: float = 2.0,
     stop: threading.Event | None = None,
     progress: bool = True,
 ) -> WorkReport:
-    """Give pending documents their vectors until there are none, or for ever; returns what was done.
+    """Encode and commit the pending documents of an index.
 
-    Any number of workers may share an index, with searches, additions and deletions going on. Each document is
-    claimed, encoded and committed by one of them; a killed worker's claims are free at once. Vectors of a document
-    that was replaced or deleted meanwhile are dropped. A document that cannot be encoded is set aside with its error.
+    Any number of workers may share an index while others search, add and delete. Each document is claimed, encoded and
+    committed by one worker; the claims of a killed worker are released by the next one. Vectors of a document that was
+    replaced or deleted meanwhile are dropped. A document that cannot be encoded is recorded with its error and skipped.
 
     Args:
-        folder: an index with a model's contract.
-        encoder: of that model.
-        once: end when nothing is left to claim; otherwise wait for new documents.
-        batch_size: the most documents of a commit; a slow encoder commits fewer, about every COMMIT_EVERY_S.
-        piece: documents that go to the encoder together; `stop` is looked at between two pieces.
-        retry_failed: try those again that failed before.
-        idle_wait_s: how long to wait before looking again when there is nothing to do.
-        stop: when it is set, what is encoded is committed, the rest given up, and the work ends.
-        progress: show a bar when standard error is a terminal.
+        folder: index with a model's contract.
+        encoder: encoder of that model.
+        options: sizes, and when to end; None for the defaults.
+        stop: event that ends the work: encoded documents are committed or parked, other claims are released.
+        progress: show a progress bar if standard error is a terminal.
 
     Raises:
         ContractMismatch: the encoder is of another model than the index; each differing field with both values.
-        InvalidInput: the index has no contract; a batch_size below 1; MOST_FAILURES_IN_A_ROW documents failed; the
-            index was replaced by another meanwhile, which gets none of the vectors.
+        InvalidInput: the index has no contract, or was replaced by another one meanwhile, which gets none of the
+            vectors; or MOST_FAILURES_IN_A_ROW documents failed.
         WriteFailed: the folder cannot be written.
     """
-    if batch_size < 1 or piece < 1:
-        raise InvalidInput(f"batch_size is {batch_size} and piece {piece}; both must be at least 1")
     with Index.open(folder) as index, Queue.open(folder) as queue:
         require_fit(index.view, encoder.contract)
-        if retry_failed:
+        options = options or WorkOptions()
+        if options.retry_failed:
             queue.retry_failed()
         with tqdm(desc="encode", unit="doc", disable=None if progress else True, smoothing=0.05) as bar:
-            worker = _Worker(index, queue, encoder, min(piece, batch_size), stop or threading.Event(), bar)
-            return worker.run(once=once, batch_size=batch_size, idle_wait_s=idle_wait_s)
-
-
-def encode_each(encoder: DocumentEncoder, documents: Mapping[int, Document]) -> Encoded:
-    """The documents' vectors; a batch that fails is halved until the faulty documents stand alone."""
-    items = list(documents.items())
-    try:
-        return Encoded([key for key, _ in items], [encoder.encode([document for _, document in items])])
-    except Exception as error:  # noqa: BLE001 - whatever a document does to an encoder, the others go on
-        if len(items) == 1:
-            return Encoded(errors={items[0][0]: f"{type(error).__name__}: {error}"})
-    middle = len(items) // 2
-    found = encode_each(encoder, dict(items[:middle]))
-    found.extend(encode_each(encoder, dict(items[middle:])))
-    return found
-
-
-def deliver(
-    folder: Path,
-    queue: Queue,
-    contract: Contract,
-    encoded: Encoded,
-    *,
-    patience_s: float = PATIENCE_S,
-    stop: threading.Event | None = None,
-) -> Delivery:
-    """Commit claimed documents' vectors, and those that are parked; returns what became of them.
-
-    Where another writer keeps the lock for longer than `patience_s`, or `stop` is set while it has it, they are parked.
-    Where the index was replaced by another, which has other documents under the same keys, all are dropped.
-
-    Args:
-        folder: the index.
-        queue: that of the index.
-        contract: of the encoder.
-        encoded: what was encoded; its errors are noted.
-        patience_s: 0 for one try.
-        stop: gives up waiting.
-
-    Raises:
-        ContractMismatch: the index was replaced by one of another model.
-        WriteFailed: the disk is full or broken; the claims stay.
-        FormatError: what is parked are no vectors of the index.
-        InvalidInput: the encoder's vectors lack a branch of its contract.
-    """
-    queue.set_aside(encoded.errors)
-    writer = _opened(folder, patience_s, stop or threading.Event())
-    if writer is None:
-        if encoded.keys:
-            queue.park(encoded.keys, Vectors.of(encoded.shards))
-        return Delivery(parked=tuple(encoded.keys))
-    with writer:
-        require_fit(writer.view, contract)
-        if not queue.is_current:
-            return Delivery(dropped=tuple(encoded.keys))
-        for shard in encoded.shards:
-            _require_branches(contract, shard)
-        parked, vectors = queue.parked(contract.backbone.vocab_size)
-        try:
-            if parked:
-                _require_branches(contract, vectors)
-            committed = _commit(writer, parked, vectors)
-        except (InvalidInput, ContractMismatch) as error:
-            raise queue.damaged(error) from error
-        committed += _commit(writer, encoded.keys, Vectors.of(encoded.shards))
-        keys = [*parked, *encoded.keys]
-        queue.finish(keys)
-    return Delivery(tuple(committed), tuple(sorted(set(keys) - set(committed))))
-
-
-def _opened(folder: Path, patience_s: float, stop: threading.Event) -> IndexWriter | None:
-    """The writer as soon as the lock is free; None where it is not in time."""
-    deadline, pause = time.monotonic() + patience_s, 0.01
-    while True:
-        try:
-            return IndexWriter.open(folder, brief=True, wait_s=max(deadline - time.monotonic(), 0.0))
-        except IndexLocked as busy:
-            if time.monotonic() >= deadline or stop.wait(pause):
-                logger.info("%s; what was encoded is kept beside it until then", busy)
-                return None
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def _commit(writer: IndexWriter, keys: list[int], vectors: Vectors) -> list[int]:
-    """Give the documents that are still pending their vectors; returns their keys."""
-    places = np.flatnonzero(np.isin(np.array(keys, dtype=np.int64), pending_keys(writer.view)))
-    if not len(places):
-        return []
-    kept, rows = [keys[place] for place in places.tolist()], vectors.take(places)
-    documents = writer.view.store.documents_of(kept)
-    writer.set_vectors([documents[key] for key in kept], dense=rows.dense, sparse=rows.sparse)
-    return kept
-
-
-def _require_branches(contract: Contract, vectors: Vectors | Shard) -> None:
-    """Refuse vectors that lack a branch of their model: no later ones would fit what the index holds by then."""
-    wanted = (contract.dense is not None, contract.sparse is not None)
-    if (found := (vectors.dense is not None, vectors.sparse is not None)) != wanted:
-        raise InvalidInput(f"there are vectors with (dense, sparse) = {found}, but the model's have {wanted}")
-
-
-def require_fit(view: View, contract: Contract) -> None:
-    """Refuse an encoder whose vectors are not those that the index takes.
-
-    Raises:
-        InvalidInput: the index has no contract.
-        ContractMismatch: each differing field with both values.
-    """
-    if view.contract is None:
-        raise InvalidInput(
-            f"{view.folder} has no model's contract, so its documents wait for no vectors; "
-            "build it with `lightir index CORPUS --model MODEL`"
-        )
-    require_same_documents(view.contract, contract, names=("the index", "the model"))
+            return _Worker(index, queue, encoder, options, stop or threading.Event(), bar).run()
 
 
 class _Worker:
@@ -262,79 +118,78 @@ class _Worker:
         index: Index,
         queue: Queue,
         encoder: DocumentEncoder,
-        piece: int,
+        options: WorkOptions,
         stop: threading.Event,
         bar: tqdm[None],
     ) -> None:
         self.index = index
         self.queue = queue
         self.encoder = encoder
-        self.piece = piece
+        self.options = options
+        self.encode_size = min(options.encode_size or ENCODE_SIZE, options.batch_size)
         self.stop = stop
         self.bar = bar
         self.report = WorkReport()
         self._failures_in_a_row = 0
 
-    def run(self, *, once: bool, batch_size: int, idle_wait_s: float) -> WorkReport:
-        start, size = time.perf_counter(), self.piece
+    def run(self) -> WorkReport:
+        start, claim_size = time.perf_counter(), self.encode_size
         while not self.stop.is_set():
             if not self.queue.is_current:
                 raise InvalidInput(
-                    f"{self.index.folder} was replaced by another index, or its queue removed; start again"
+                    f"{self.index.folder} was replaced by another index, or its queue removed; start the worker again"
                 )
-            claim = self.queue.claim(self._newest, size)
-            self.bar.total = self.bar.n + len(claim.keys) + claim.free
+            claim = self.queue.claim(self.index, claim_size)
+            self.bar.total = self.bar.n + len(claim.keys) + claim.n_free
             self.bar.set_postfix(pending=claim.view.n_pending)
             if claim.keys:
-                begun = time.perf_counter()
-                encoded = self._encode(claim.keys, claim.view.store.documents_of(claim.keys))
-                rate = len(claim.keys) / (time.perf_counter() - begun)
-                size = min(batch_size, max(self.piece, int(rate * COMMIT_EVERY_S)))
+                encode_start = time.perf_counter()
+                encoded = self._encode(claim.view.store.documents_of(claim.keys))
+                rate = len(claim.keys) / (time.perf_counter() - encode_start)
+                claim_size = min(self.options.batch_size, max(self.encode_size, int(rate * COMMIT_EVERY_S)))
                 self._deliver(encoded)
-            elif self.queue.n_parked:
+            elif self.queue.parked():
                 self._deliver(Encoded())
-            elif once:
+            elif self.options.once:
                 break
             else:
-                idle_since = time.perf_counter()
-                self.stop.wait(idle_wait_s)
-                start += time.perf_counter() - idle_since
+                idle_start = time.perf_counter()
+                self.stop.wait(self.options.idle_wait_s)
+                start += time.perf_counter() - idle_start
         self.report.seconds = time.perf_counter() - start
-        self.report.pending = self._newest().n_pending
+        self.index.refresh()
+        self.report.pending = self.index.view.n_pending
         return self.report
 
-    def _newest(self) -> View:
-        self.index.refresh()
-        return self.index.view
-
-    def _encode(self, keys: tuple[int, ...], documents: Mapping[int, Document]) -> Encoded:
-        """The documents' vectors, piece by piece, until `stop` is set; the rest is given up."""
-        by_length = sorted(keys, key=lambda key: (-len(documents[key].text), key))
-        found = Encoded()
-        for start in range(0, len(by_length), self.piece):
+    def _encode(self, documents: Mapping[int, Document]) -> Encoded:
+        """Encode documents of like lengths together, the longest first; release the rest once `stop` is set."""
+        by_length = sorted(documents, key=lambda key: (-len(documents[key].text), key))
+        encoded = Encoded()
+        for start in range(0, len(by_length), self.encode_size):
             if self.stop.is_set():
                 self.queue.release(by_length[start:])
                 break
-            piece = {key: documents[key] for key in by_length[start : start + self.piece]}
-            encoded = encode_each(self.encoder, piece)
-            found.extend(encoded)
-            self.report.failed |= {piece[key].doc_id: error for key, error in encoded.errors.items()}
-            self._count_failures(piece, encoded)
-            self.bar.update(len(piece))
-        return found
+            batch = {key: documents[key] for key in by_length[start : start + self.encode_size]}
+            outcome = encode_documents(self.encoder, batch)
+            encoded.extend(outcome)
+            self.report.failed |= {batch[key].doc_id: error for key, error in outcome.errors.items()}
+            self._count_failures(batch, outcome.errors)
+            self.bar.update(len(batch))
+        return encoded
 
-    def _count_failures(self, piece: Mapping[int, Document], encoded: Encoded) -> None:
-        for key in piece:
-            self._failures_in_a_row = self._failures_in_a_row + 1 if key in encoded.errors else 0
+    def _count_failures(self, batch: Mapping[int, Document], errors: Mapping[int, str]) -> None:
+        for key in batch:
+            self._failures_in_a_row = self._failures_in_a_row + 1 if key in errors else 0
         if self._failures_in_a_row >= MOST_FAILURES_IN_A_ROW:
-            self.queue.set_aside(encoded.errors)
-            error = list(encoded.errors.values())[-1]
+            self.queue.record_failures(errors)
             raise InvalidInput(
-                f"{self._failures_in_a_row} documents failed in a row, the last with: {error}. "
-                "The model or the machine is at fault; when it is mended, go on with --retry-failed"
+                f"{self._failures_in_a_row} documents failed in a row, the last with: {list(errors.values())[-1]}. "
+                "Repair the model or the machine, then continue with --retry-failed"
             )
 
     def _deliver(self, encoded: Encoded) -> None:
-        done = deliver(self.index.folder, self.queue, self.encoder.contract, encoded, stop=self.stop)
-        self.report.committed += len(done.committed)
-        self.report.dropped += len(done.dropped)
+        delivery = deliver(
+            self.index.folder, self.queue, self.encoder.contract, encoded, wait_s=LOCK_WAIT_S, stop=self.stop
+        )
+        self.report.committed += len(delivery.committed)
+        self.report.dropped += len(delivery.dropped)

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lightir.errors import InvalidInput, WriteFailed
-from lightir.index import View
 from lightir.index.connections import BUSY_S
-from lightir.pending.keys import keys_of_pending
-from lightir.pending.queue import Queue
+from lightir.pending import Encoded, Queue, deliver, encode_documents, keys_of_pending, require_fit
 from lightir.pending.queue_file import is_busy
-from lightir.pending.worker_loop import Encoded, deliver, encode_each, require_fit
 from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder
@@ -144,12 +141,7 @@ class LateSearcher:
 
     def _encode(self, queue: Queue, wanted: list[int], deadline: float) -> LateReport:
         index = self.searcher.index
-
-        def newest() -> View:
-            index.refresh()
-            return index.view
-
-        claim = queue.claim(newest, len(wanted), wanted=wanted)
+        claim = queue.claim(index, len(wanted), only=wanted)
         documents = claim.view.store.documents_of(claim.keys)
         encoded = Encoded()
         for key in claim.keys:
@@ -161,19 +153,19 @@ class LateSearcher:
         if not tried:
             return LateReport(left=len(wanted))
         begun = self._clock()
-        done = deliver(index.folder, queue, self.encoder.contract, encoded, patience_s=0.0)
+        delivery = deliver(index.folder, queue, self.encoder.contract, encoded, wait_s=0.0)
         self._commit_s = self._clock() - begun
         ids = {key: document.doc_id for key, document in documents.items()}
         return LateReport(
-            encoded=tuple(ids[key] for key in encoded.keys if key in done.committed),
-            parked=tuple(ids[key] for key in done.parked),
+            encoded=tuple(doc_id for doc_id in encoded.doc_ids if doc_id in delivery.committed),
+            parked=tuple(delivery.parked),
             failed={ids[key]: error for key, error in encoded.errors.items()},
             left=len(wanted) - len(tried),
         )
 
     def _timed(self, key: int, document: Document) -> Encoded:
         begun = self._clock()
-        found = encode_each(self.encoder, {key: document})
+        found = encode_documents(self.encoder, {key: document})
         self._seconds = MEMORY * self._seconds + self._clock() - begun
         self._characters = MEMORY * self._characters + self._length(document)
         return found
