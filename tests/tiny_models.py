@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -37,6 +39,7 @@ from transformers import (
 )
 
 from lightir.models.backbones import Attention, Backbone, wrap_model
+from lightir.models.encoder import LightRetriever
 from lightir.text import TextTokenizer
 
 BOS, EOS, VOCAB_SIZE, HIDDEN = 0, 1, 258, 32
@@ -74,6 +77,12 @@ def save_tiny(name: str, folder: Path, *, bos: bool = True, plain: bool = False)
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", BOS)])
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+def full_queries(model: LightRetriever, texts: Sequence[str], *, instruction: str | None = None) -> Tensor:
+    """Return the (n, H) float32 query vectors of the symmetric encoder, not normalized."""
+    batch = model.batch(model.frame_queries(texts, instruction=instruction))
+    return model.dense_from(model.states(batch), batch)
 
 
 def tiny_tokenizer() -> TextTokenizer:

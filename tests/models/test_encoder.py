@@ -23,7 +23,7 @@ from lightir.models.model_folder import backbone_record
 from lightir.models.pooling import POOLINGS, Pooling
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
-from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, save_tiny, tiny_backbone
+from tiny_models import BOS, CAUSAL, EOS, HIDDEN, NAMES, full_queries, save_tiny, tiny_backbone
 
 TEXTS = ["a short one", "x", "a rather longer text than all the others here", "Seven"]
 QUERY = QueryPolicy("find it")
@@ -184,7 +184,7 @@ def test_a_light_query_of_one_token_is_the_full_one_in_any_frame(
         model = retriever(name, attention=attention, pooling=pooling, document=document)
         query = dataclasses.replace(model.contract.query, leading_blank=False)
         model.contract = dataclasses.replace(model.contract, query=query)
-        full, token = model.full_queries(["k"]), model.backbone.tokenizer.term_ids(["k"])
+        full, token = full_queries(model, ["k"]), model.backbone.tokenizer.term_ids(["k"])
         assert error(model.light_queries(token), full) < 1e-5
         ids = torch.from_numpy(token.term_ids.astype("int64"))
         cached = model.token_vectors(ids, cache=model.prompt_cache())
@@ -216,7 +216,7 @@ def test_a_batch_has_the_length_that_is_asked_for_and_no_text_is_cut_for_it() ->
     longest = max(len(ids) for ids, _, _ in framed)
     assert model.batch(framed).input_ids.shape[1] == longest
     assert model.batch(framed, length=longest + 5).input_ids.shape[1] == longest + 5
-    with pytest.raises(InvalidInput, match=f"{longest} tokens does not fit into a batch of length {longest - 1}"):
+    with pytest.raises(InvalidInput, match=f"{longest} tokens does not fit a batch of length {longest - 1}"):
         model.batch(framed, length=longest - 1)
 
 

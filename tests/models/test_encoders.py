@@ -98,5 +98,5 @@ def test_a_head_of_an_unknown_form_is_refused() -> None:
     odd = AutoModelForMaskedLM.from_config(model.config)
     odd.cls.predictions.transform = torch.nn.Identity()
     del odd.cls.predictions._modules["transform"]
-    with pytest.raises(InvalidInput, match="BertForMaskedLM is of an unknown form"):
+    with pytest.raises(InvalidInput, match="BertForMaskedLM is not supported"):
         lm_head(odd)

@@ -1,4 +1,4 @@
-"""Tokens that share a prompt equal tokens that were encoded one by one."""
+"""Tokens that share a prompt equal tokens that are encoded one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightir.errors import InvalidInput
-from lightir.models import attention
+from lightir.models import attention, masks
 from lightir.models.backbones import Backbone
 from lightir.models.masks import block_mask, prompt_cache, token_states
 from lightir.models.pooling import POOLINGS, Pooling
@@ -18,7 +18,7 @@ TOKENS = torch.tensor([40, 99, 3, 40, 200, 57, 8])
 
 
 def one_by_one(backbone: Backbone, prompt: list[int], tokens: Tensor, pooling: Pooling) -> Tensor:
-    """The slow twin: transformers' own mask and positions, one sequence a token."""
+    """Encode each token as a sequence of its own, with transformers' own mask and positions."""
     frame = [*([] if backbone.bos_id is None else [backbone.bos_id]), *prompt]
     rows = []
     for token in tokens.tolist():
@@ -33,28 +33,26 @@ def relative_error(ours: Tensor, expected: Tensor) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
-def slow_mask(prompt: int, blocks: int, width: int, length: int, side: str) -> tuple[list[list[bool]], list[int]]:
-    """Eq. 10 as it is written, position by position."""
+def slow_mask(prompt: int, blocks: int, width: int, length: int) -> tuple[list[list[bool]], list[int]]:
+    """Apply Eq. 10 position by position."""
     used = prompt + width * blocks
-    start = length - used if side == "left" else 0
     allowed = [[i == j for j in range(length)] for i in range(length)]
     positions = [0] * length
     for i in range(used):
-        positions[start + i] = i if i < prompt else prompt + (i - prompt) % width
+        positions[i] = i if i < prompt else prompt + (i - prompt) % width
         for j in range(i + 1):
             same = i >= prompt and j >= prompt and (i - prompt) // width == (j - prompt) // width
-            allowed[start + i][start + j] = j < prompt or same
+            allowed[i][j] = j < prompt or same
     return allowed, positions
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_mask_is_equation_10(side: str, width: int) -> None:
+def test_the_mask_is_equation_10(width: int) -> None:
     shapes = [(3, 2), (0, 4), (5, 0), (1, 1), (0, 0)]
     prompts, blocks = (torch.tensor(column) for column in zip(*shapes, strict=True))
-    mask = block_mask(prompts, blocks, width=width, length=9, padding_side=side)
+    mask = block_mask(prompts, blocks, width=width, length=9)
     for row, (prompt, n) in enumerate(shapes):
-        allowed, positions = slow_mask(prompt, n, width, 9, side)
+        allowed, positions = slow_mask(prompt, n, width, 9)
         assert mask.allowed[row].tolist() == allowed
         assert mask.position_ids[row].tolist() == positions
         assert int(mask.valid[row].sum()) == prompt + width * n
@@ -64,30 +62,33 @@ def test_the_mask_is_equation_10(side: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("name", "pooling"), [(n, p) for n in NAMES for p in POOLINGS if p != "first" or n not in CAUSAL]
 )
-def test_shared_prompt_and_cached_prompt_equal_one_forward_a_token(name: str, pooling: Pooling) -> None:
+def test_shared_prompt_and_cached_prompt_equal_one_forward_a_token(
+    name: str, pooling: Pooling, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone = tiny_backbone(name)
     expected = one_by_one(backbone, PROMPT, TOKENS, pooling)
     assert relative_error(expected[0], expected[1]) > 0.01
     cache = prompt_cache(backbone, PROMPT)
     assert (cache is None) == (name == "bert")
-    for side in ("left", "right"):
-        for blocks_per_row in (1, 3, 64):
-            shared = token_states(
-                backbone, PROMPT, TOKENS, pooling=pooling, blocks_per_row=blocks_per_row, padding_side=side
-            )
-            assert relative_error(shared, expected) < 1e-5
-            cached = token_states(backbone, PROMPT, TOKENS, pooling=pooling, cache=cache, blocks_per_row=blocks_per_row)
-            assert relative_error(cached, expected) < 1e-5
+    for blocks_per_row in (1, 3, 64):
+        monkeypatch.setattr(masks, "BLOCKS_PER_ROW", blocks_per_row)
+        shared = token_states(backbone, PROMPT, TOKENS, pooling=pooling)
+        assert relative_error(shared, expected) < 1e-5
+        cached = token_states(backbone, PROMPT, TOKENS, pooling=pooling, cache=cache)
+        assert relative_error(cached, expected) < 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["eager", attention.NAME])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_other_attention_code_honours_the_mask_too(name: str, implementation: str) -> None:
+def test_other_attention_functions_apply_the_mask_too(
+    name: str, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "BLOCKS_PER_ROW", 3)
     backbone = tiny_backbone(name, implementation=implementation)
     expected = one_by_one(tiny_backbone(name, implementation="eager"), PROMPT, TOKENS, "eos")
-    shared = token_states(backbone, PROMPT, TOKENS, blocks_per_row=3, padding_side="left")
-    cached = token_states(backbone, PROMPT, TOKENS, blocks_per_row=3, cache=prompt_cache(backbone, PROMPT))
+    shared = token_states(backbone, PROMPT, TOKENS)
+    cached = token_states(backbone, PROMPT, TOKENS, cache=prompt_cache(backbone, PROMPT))
     assert relative_error(shared, expected) < 1e-5
     assert relative_error(cached, expected) < 1e-5
 
@@ -95,13 +96,16 @@ def test_other_attention_code_honours_the_mask_too(name: str, implementation: st
 @torch.no_grad()
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("prompt", [[], [5], [5] * 20])
-def test_any_prompt_with_or_without_a_begin_token(prompt: list[int], bos: bool) -> None:
+def test_any_prompt_with_or_without_a_begin_token(
+    prompt: list[int], bos: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "BLOCKS_PER_ROW", 2)
     backbone = tiny_backbone("mistral-window", bos=bos)
     with pytest.raises(InvalidInput, match="sees no text"):
         token_states(backbone, prompt, TOKENS, pooling="first")
     for pooling in set(POOLINGS) - {"first"}:
         expected = one_by_one(backbone, prompt, TOKENS, pooling)
-        shared = token_states(backbone, prompt, TOKENS, pooling=pooling, blocks_per_row=2)
+        shared = token_states(backbone, prompt, TOKENS, pooling=pooling)
         cached = token_states(backbone, prompt, TOKENS, pooling=pooling, cache=prompt_cache(backbone, prompt))
         assert relative_error(shared, expected) < 1e-5
         assert relative_error(cached, expected) < 1e-5
@@ -116,10 +120,11 @@ def test_a_causal_model_with_attention_both_ways_is_run_token_by_token() -> None
     assert relative_error(expected, causal) > 0.01
 
 
-def test_gradients_equal_those_of_one_forward_a_token() -> None:
+def test_gradients_equal_those_of_one_forward_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "BLOCKS_PER_ROW", 3)
     gradients = []
     along = torch.randn(len(TOKENS), 32, generator=torch.Generator().manual_seed(3))
-    for encode in (one_by_one, lambda b, p, t, pooling: token_states(b, p, t, pooling=pooling, blocks_per_row=3)):
+    for encode in (one_by_one, lambda b, p, t, pooling: token_states(b, p, t, pooling=pooling)):
         backbone = tiny_backbone("qwen3")
         weight = backbone.model.layers[0].self_attn.k_proj.weight.requires_grad_()
         # Not the sum of squares: the last layer's norm holds it all but constant, and rounding would be compared.
@@ -138,5 +143,3 @@ def test_no_tokens_give_no_rows_and_misfits_are_refused() -> None:
         token_states(backbone, PROMPT, TOKENS, pooling="max")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="positions"):
         block_mask(torch.tensor([3]), torch.tensor([3]), width=2, length=8)
-    with pytest.raises(InvalidInput, match="padded 'middle'"):
-        block_mask(torch.tensor([3]), torch.tensor([3]), width=2, length=9, padding_side="middle")

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models import projection
 from lightir.models.heads import activate
-from lightir.models.projection import largest_maxima, projection_max
+from lightir.models.projection import StoredTerms, largest_maxima, projection_max
 
 
 def naive(states: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -161,7 +161,7 @@ def test_the_largest_maxima_equal_the_naive_head(rows: int, length: int, dtype: 
         each if each.dtype == torch.bool else each.to(dtype) for each in example(rows, length)
     )
     mask[1:2] = False
-    found = largest_maxima(states, weight, mask=mask, bias=bias, k=3, floor=0.0)
+    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(3, 0.0))
     expected = naive(states.double(), weight.double(), mask, bias.double())
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
@@ -182,7 +182,7 @@ def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, fl
     states, weight, bias, mask = bf16_example()
     expected = naive(states.double(), weight.double(), mask, bias.double())
     assert 0.05 < float((expected > 0).double().mean()) < 0.6
-    found = largest_maxima(states, weight, mask=mask, bias=bias, k=k, floor=floor).double()
+    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(k, floor)).double()
     given = found.isfinite()
     torch.testing.assert_close(found[given], expected[given], rtol=1e-6, atol=1e-5)
     wanted = expected > floor
@@ -191,7 +191,7 @@ def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, fl
     assert bool((given | ~wanted).all())
     assert not bool(given[0].any())  # a row without an allowed position
     also = torch.rand(expected.shape, generator=torch.Generator().manual_seed(k)) < 0.02
-    more = largest_maxima(states, weight, mask=mask, bias=bias, k=k, floor=floor, also=also).double()
+    more = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(k, floor, also)).double()
     wanted |= also & (expected > floor)
     torch.testing.assert_close(more[wanted], expected[wanted], rtol=1e-6, atol=1e-5)
     if k == 20:
@@ -202,7 +202,7 @@ def test_terms_that_bf16_cannot_tell_apart_are_told_apart() -> None:
     states = torch.ones(1, 2, 512, dtype=torch.bfloat16)
     weight = torch.ones(90, 512, dtype=torch.bfloat16)
     weight[:, 0] += torch.arange(90) / 64  # sums of 512 and a bit: bfloat16 steps are 4 wide there
-    found = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), k=5)
+    found = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), stored=StoredTerms(5))
     expected = weight.double().sum(dim=1)
     assert len((states[0, 0] @ weight.T).unique()) == 1
     best = found[0].topk(5)
@@ -220,6 +220,6 @@ def test_misfits_are_refused() -> None:
     with pytest.raises(InvalidInput, match="mask"):
         largest_maxima(states, weight, mask=mask[:1])
     with pytest.raises(InvalidInput, match="k is -1"):
-        largest_maxima(states, weight, mask=mask, k=-1)
+        StoredTerms(-1)
     with pytest.raises(InvalidInput, match="search_dtype"):
         projection_max(states, weight, mask=mask, search_dtype=torch.float16)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.models import projection
 from lightir.models.heads import top_k_weights
-from lightir.models.projection import largest_maxima, projection_max
+from lightir.models.projection import StoredTerms, largest_maxima, projection_max
 
 pytest.importorskip("triton", reason="the extra gpu is not installed", exc_type=ImportError)
 from lightir.models import triton_head
@@ -68,7 +68,7 @@ def test_values_and_positions_are_those_of_double_precision(
         assert values.dtype == torch.float32
         assert torch.equal(values.double(), expected)
         assert torch.equal(positions, places)
-    found = largest_maxima(states, weight, mask=mask, bias=bias, k=5, floor=0.0, kernel="triton")
+    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(5, 0.0), kernel="triton")
     assert torch.equal(top_k_weights(found.relu(), 5).sum(1), top_k_weights(expected.relu().float(), 5).sum(1))
 
 
@@ -141,28 +141,25 @@ from triton.compiler import ASTSource
 from lightir.models import triton_head as module
 
 SIZES = dict(n_rows="i32", n_positions="i32", n_terms="i32", width="i32")
-BLOCKS = dict(TERMS=module.BLOCK_TERMS, POSITIONS=module.BLOCK_POSITIONS, HIDDEN=module.BLOCK_HIDDEN)
 
 
 def compiled(kernel, pointers, constants):
     known = {**SIZES, **pointers, **dict.fromkeys(constants, "constexpr")}
-    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, {name: known[name] for name in kernel.arg_names}, constexprs=places)
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, {name: known[name] for name in kernel.arg_names}, constexprs=values)
     for capability in (80, 90):
         assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 
 
 for states, weight, rounded, native in [("*bf16", "*bf16", 0, 1), ("*bf16", "*fp32", 1, 1), ("*fp32", "*fp32", 0, 0)]:
     both = {"states": states, "weight": weight}
-    found = {"values": "*fp32", "positions": "*i32"}
-    compiled(module._search_kernel, {**both, **found, "mask": "*i32"}, {"ROUNDED": rounded, "NATIVE": native, **BLOCKS})
-    terms = {"TERMS": module.BLOCK_TERMS, "HIDDEN": module.BLOCK_HIDDEN}
-    compiled(module._exact_kernel, {**both, **found, "bias": "*fp32"}, {"BIASED": True, **terms})
+    maxima = {"values": "*fp32", "positions": "*i32"}
+    compiled(module._search_kernel, {**both, **maxima, "mask": "*i32"}, {"ROUNDED": rounded, "NATIVE": native})
+    compiled(module._exact_kernel, {**both, **maxima, "bias": "*fp32"}, {"BIASED": True})
     gradient = {"positions": "*i32", "scale": "*fp32", "gradient": weight}
-    compiled(module._weight_gradient_kernel, {"states": states, **gradient}, terms)
+    compiled(module._weight_gradient_kernel, {"states": states, **gradient}, {})
     gradient = {"scale": "*fp32", "terms": "*i64", "starts": "*i64", "gradient": states}
-    bags = {"BAG": module.BLOCK_BAG, "HIDDEN": module.BLOCK_SUM}
-    compiled(module._states_gradient_kernel, {"weight": weight, **gradient}, bags)
+    compiled(module._states_gradient_kernel, {"weight": weight, **gradient}, {})
 """
 
 

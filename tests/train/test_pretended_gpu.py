@@ -19,7 +19,7 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.heads import top_k_weights
 from lightir.models.model_folder import backbone_record
-from lightir.models.projection import largest_maxima, projection_max
+from lightir.models.projection import StoredTerms, largest_maxima, projection_max
 from lightir.text import QueryPolicy
 from lightir.train.distill.distillation import distill
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, TeacherRecipe
@@ -94,7 +94,10 @@ def test_the_fused_head_and_its_gradients_are_those_of_the_cpu(dtype: torch.dtyp
         values, positions = projection_max(*given, mask=mask.to(device), bias=offset)
         torch.log1p(values.relu()).square().sum().backward()
         largest = largest_maxima(
-            *(each.detach() for each in given), mask=mask.to(device), bias=bias.to(device), k=10, floor=0.0
+            *(each.detach() for each in given),
+            mask=mask.to(device),
+            bias=bias.to(device),
+            stored=StoredTerms(10, 0.0),
         )
         wanted = [values, positions, *(each.grad for each in given), top_k_weights(largest.relu(), 10)]
         wanted += [] if offset is None else [offset.grad]

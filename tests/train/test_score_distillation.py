@@ -26,6 +26,7 @@ from lightir.train.stages.stage_data import make_mixture, open_sets
 from lightir.train.stages.stage_model import build_model, fit_heads
 from lightir.types import Ranking
 from processes import assert_same, first_of, gradients_of, wake_lora
+from tiny_models import full_queries
 
 NAN = math.nan
 
@@ -155,7 +156,7 @@ def test_every_trained_branch_follows_the_scores(recipe: ContrastiveRecipe, tmp_
     batch = make_mixture(wanted, sets).batch(0)
     parts, _ = batch_losses(retriever, batch, wanted, step=3)
     documents = retriever.batch(retriever.frame_documents(batch.documents))
-    queries = retriever.full_queries(batch.queries, instruction=batch.instructions[0])
+    queries = full_queries(retriever, batch.queries, instruction=batch.instructions[0])
     vectors = retriever.dense_from(retriever.states(documents), documents)
     cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(vectors).T
     scores = cosines.detach().double().numpy() / wanted.losses.temperature

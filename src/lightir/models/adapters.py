@@ -1,4 +1,4 @@
-"""LoRA adapters around a backbone's trunk: fresh, loaded, trained on, saved and merged."""
+"""LoRA adapters of a backbone: created, loaded, continued, saved and merged."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lightir.models.model_files import read_tensors
 def add_lora(
     backbone: Backbone, *, rank: int = 16, alpha: int = 32, dropout: float = 0.1, first_layer: int = 0
 ) -> Backbone:
-    """The backbone with fresh, trainable fp32 LoRA matrices on all linear layers of its trunk; all else is frozen.
+    """Return the backbone with new, trainable fp32 LoRA matrices on all linear layers of its trunk; the rest is frozen.
 
     Args:
-        backbone: without an adapter.
-        rank: of the matrices.
-        alpha: they are scaled by alpha / rank.
-        dropout: in front of them.
-        first_layer: layers below it stay as they are, and need no backward pass.
+        backbone: backbone without an adapter.
+        rank: rank of the matrices.
+        alpha: numerator of the scale alpha / rank of the matrices' product.
+        dropout: dropout of the matrices' inputs.
+        first_layer: first layer with matrices; layers below it need no backward pass.
 
     Raises:
         InvalidInput: first_layer leaves no layer to train.
@@ -40,18 +40,18 @@ def add_lora(
     if not 0 <= first_layer < n_layers:
         raise InvalidInput(f"first_layer is {first_layer}; expected 0 to {n_layers - 1}")
     names = [name for name, module in backbone.model.named_modules() if isinstance(module, nn.Linear)]
-    chosen = [name for name in names if _layer_of(name) >= first_layer]
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=chosen)
+    targets = [name for name in names if _layer_of(name) >= first_layer]
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
     return dataclasses.replace(backbone, trunk=_with_peft(get_peft_model, backbone.model, config))
 
 
 def _layer_of(name: str) -> int:
-    """The layer that a module's name says it is in; 0 outside of layers."""
+    """Return the layer number in a module's name; 0 outside the layers."""
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
 def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = False) -> Backbone:
-    """The backbone with the adapter of a folder that save_adapter wrote.
+    """Return the backbone with the adapter of a folder that `save_adapter` wrote.
 
     Raises:
         NotFound: the folder holds no adapter.
@@ -65,15 +65,15 @@ def load_adapter(backbone: Backbone, folder: Path | str, *, trainable: bool = Fa
 def continue_adapter(
     backbone: Backbone, folder: Path | str, *, rank: int, alpha: int, dropout: float, first_layer: int = 0
 ) -> Backbone:
-    """The backbone with a saved adapter, in fp32, to be trained on; its matrices below first_layer stay as they are.
+    """Return the backbone with a saved adapter, trainable in fp32 from first_layer on and frozen below.
 
     Args:
-        backbone: without an adapter.
-        folder: that save_adapter wrote.
-        rank: which the adapter must have.
-        alpha: likewise.
-        dropout: in front of the matrices; it may differ from the former one.
-        first_layer: see add_lora.
+        backbone: backbone without an adapter.
+        folder: folder that `save_adapter` wrote.
+        rank: expected rank of the adapter.
+        alpha: expected alpha of the adapter.
+        dropout: dropout of the matrices' inputs; it may differ from the saved one.
+        first_layer: first layer that is trained.
 
     Raises:
         NotFound: the folder holds no adapter.
@@ -85,7 +85,7 @@ def continue_adapter(
     if (config.r, config.lora_alpha) != (rank, alpha):
         raise InvalidInput(
             f"the adapter in {folder} has rank {config.r} and alpha {config.lora_alpha}, but {rank} and {alpha} were "
-            "asked for; training goes on with the adapter as it is, so ask for its own"
+            "asked for; set the rank and alpha of the saved adapter to continue it"
         )
     lowest = min(_layer_of(name) for name in config.target_modules)
     if first_layer < lowest:
@@ -101,37 +101,37 @@ def continue_adapter(
 def _require_adapter(folder: Path | str) -> None:
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():
-        raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that save_adapter wrote")
+        raise NotFound(f"{folder} holds no adapter_config.json; expected a folder that `save_adapter` wrote")
     if not isinstance(read_json(path), dict):
         raise FormatError(f"{path} holds no JSON object; it is damaged")
 
 
 class _InInputDtype(nn.Linear):
-    """A linear layer that computes in its input's dtype, whatever its weight is kept in."""
+    """A linear layer that computes in its input's dtype, independent of its weight's."""
 
     def forward(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states, self.weight.to(states.dtype))
 
 
 def _with_peft(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> PeftModel:
-    """What peft makes, except that its matrices, kept in fp32, compute in the dtype of the layer they are added to.
+    """Build a peft model whose fp32 matrices compute in the dtype of the layer that they are added to.
 
-    peft itself computes them in fp32 beside bfloat16 layers, which takes longer than the layer does. It also asks for a
-    name that transformers 5 calls deprecated, of which users need not be told.
+    peft itself computes them in fp32 next to bfloat16 layers, which takes longer than the layer does. It also reads a
+    name that transformers 5 deprecates; that warning is hidden.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        made: PeftModel = make(*arguments, **keywords)
-    for module in made.modules():
+        model: PeftModel = make(*arguments, **keywords)
+    for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
             for matrix in (*module.lora_A.values(), *module.lora_B.values()):
                 matrix.__class__ = _InInputDtype
-    return made
+    return model
 
 
 def save_adapter(backbone: Backbone, folder: Path | str) -> None:
-    """Write adapter_model.safetensors, its tensors in bfloat16, and adapter_config.json.
+    """Write adapter_model.safetensors with bfloat16 tensors, and adapter_config.json.
 
     Raises:
         InvalidInput: the backbone has no adapter.
@@ -141,7 +141,7 @@ def save_adapter(backbone: Backbone, folder: Path | str) -> None:
     folder = Path(folder)
     backbone.trunk.save_pretrained(str(folder))
     config = read_json(folder / "adapter_config.json")
-    # peft writes where this machine keeps the unpacked model, and the modules in the order of a set.
+    # peft writes the local path of the unpacked model, and the modules in the order of a set.
     config["base_model_name_or_path"] = backbone.address
     config["target_modules"] = sorted(config["target_modules"])
     write_json(folder / "adapter_config.json", config)
@@ -152,20 +152,20 @@ def save_adapter(backbone: Backbone, folder: Path | str) -> None:
 
 
 def merge_adapter(backbone: Backbone) -> Backbone:
-    """The backbone with its adapter added into the weights (in place, irreversibly); itself without one."""
+    """Return the backbone with its adapter added to the weights, irreversibly; a backbone without one is unchanged."""
     if not isinstance(backbone.trunk, PeftModel):
         return backbone
     return dataclasses.replace(backbone, trunk=backbone.trunk.merge_and_unload().eval())
 
 
 def saved_adapter_hash(folder: Path | str) -> str:
-    """The hash of an adapter folder's weights; "" where there is none."""
+    """Return the hash of an adapter folder's weights, "" without an adapter."""
     path = Path(folder) / "adapter_model.safetensors"
     return tensors_hash(read_tensors(path)) if path.is_file() else ""
 
 
 def tensors_hash(tensors: dict[str, Tensor]) -> str:
-    """16 hexadecimal digits over names, shapes and values in bfloat16, as a saved adapter holds them."""
+    """Return 16 hexadecimal digits over names, shapes and bfloat16 values, as a saved adapter holds them."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}{tuple(tensor.shape)}".encode())

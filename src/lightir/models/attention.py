@@ -1,7 +1,10 @@
-"""Grouped-query attention as two batched matrix products: on CPUs much faster to train through than torch's own.
+"""Attention functions registered with transformers.
 
-A second function serves rows that continue one common prompt, whose keys and values then exist once; a third is torch's
-own attention for GPUs. The first and the third take `pieces`, the parts of packed rows, in place of a mask.
+- `bmm_attention`: grouped-query attention as two batched matrix products, which train much faster on CPUs than torch's.
+- `shared_prompt_attention`: rows that continue one prompt, whose keys and values exist once.
+- `sdpa_attention`: torch's attention, for GPUs.
+
+The first and the last accept `pieces`, the parts of packed rows, instead of a mask.
 """
 
 from __future__ import annotations
@@ -37,21 +40,21 @@ def bmm_attention(
     pieces: Pieces | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """softmax(q·kᵀ·scaling + mask)·v, keys and values never repeated for their groups of query heads.
+    """Compute softmax(q·kᵀ·scaling + mask)·v without repeating keys and values for their groups of query heads.
 
     Args:
-        module: the attention layer; read for its training flag.
+        module: attention layer, for its training flag.
         query: (B, heads, Q, D).
         key: (B, groups, K, D); heads is a multiple of groups.
         value: (B, groups, K, D).
-        attention_mask: (B, 1, Q, >= K) additive, or None for full attention.
-        scaling: of the scores; 1/sqrt(D) by default.
-        dropout: of the attention probabilities in training.
+        attention_mask: (B, 1, Q, >= K) additive mask, or None for full attention.
+        scaling: factor of the scores; None is 1/sqrt(D).
+        dropout: dropout of the attention probabilities in training.
         softcap: Gemma 2's cap on the scores.
-        pieces: each attends within itself alone, and causally if it says so; the mask is then None.
+        pieces: parts of the rows that attend within themselves, causally if they say so; the mask is then None.
 
     Returns:
-        (B, Q, heads, D), and None where other implementations return the probabilities.
+        (B, Q, heads, D), and None in place of the probabilities.
     """
     if pieces is not None:
 
@@ -81,31 +84,30 @@ def sdpa_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
+    *,
     pieces: Pieces | None = None,
-    **others: Any,
+    **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """torch's scaled_dot_product_attention as transformers calls it; with pieces its variable-length FlashAttention.
+    """Call torch's scaled_dot_product_attention, or for pieces its variable-length FlashAttention.
 
-    Where there is none for these tensors (another device, single precision, dropout), each piece is a call by itself.
+    If FlashAttention does not support the tensors (another device, single precision, dropout), each piece is a call of
+    its own.
 
     Args:
-        module: the attention layer.
+        module: attention layer.
         query: (B, heads, Q, D).
         key: (B, groups, K, D); heads is a multiple of groups.
         value: (B, groups, K, D).
-        attention_mask: as transformers makes it for "sdpa".
-        dropout: of the attention probabilities.
-        scaling: of the scores; 1/sqrt(D) by default.
-        pieces: each attends within itself alone, and causally if it says so; the mask is then None.
-        others: what else transformers gives.
+        attention_mask: mask in transformers' form for "sdpa".
+        pieces: parts of the rows that attend within themselves, causally if they say so; the mask is then None.
+        arguments: further arguments of transformers. Pieces read `dropout` and `scaling` (None is 1/sqrt(D)).
 
     Returns:
         (B, Q, heads, D), and None.
     """
     if pieces is None:
-        return _sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+        return _sdpa(module, query, key, value, attention_mask, **arguments)
+    dropout, scaling = arguments.get("dropout", 0.0), arguments.get("scaling")
     if in_one_launch(query, dropout):
         return all_pieces(query, key, value, pieces, scaling=scaling)
 
@@ -127,20 +129,20 @@ def shared_prompt_attention(
     prompt_layers: Sequence[tuple[Tensor, Tensor]],
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Short rows that all continue one prompt: a position costs prompt + row keys, and the prompt is never repeated.
+    """Attend from short rows that all continue one prompt, without repeating the prompt's keys and values.
 
-    All rows' queries meet the prompt in one product a group; within a row there are so few keys (1 or 2) that a
-    product of many tiny matrices would be slower than plain multiplication. No dropout.
+    The queries of all rows are multiplied with the prompt's keys in one product per group. Within a row there are only
+    1 or 2 keys, for which elementwise multiplication is faster than a batch of tiny matrix products. No dropout.
 
     Args:
-        module: the attention layer; its layer_idx says which of the prompt's layers is meant.
+        module: attention layer; its layer_idx selects the prompt's layer.
         query: (B, heads, Q, D).
         key: (B, groups, Q, D).
         value: (B, groups, Q, D).
-        attention_mask: (1, 1, Q, P + Q) additive, or None for full attention.
-        scaling: of the scores; 1/sqrt(D) by default.
+        attention_mask: (1, 1, Q, P + Q) additive mask, or None for full attention.
+        scaling: factor of the scores; None is 1/sqrt(D).
         softcap: Gemma 2's cap on the scores.
-        prompt_layers: every layer's keys and values of the prompt, (1, groups, P, D) each.
+        prompt_layers: keys and values of the prompt in every layer, (1, groups, P, D) each.
 
     Returns:
         (B, Q, heads, D), and None.
@@ -163,7 +165,7 @@ def shared_prompt_attention(
 
 @contextlib.contextmanager
 def attention_code(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside, the model's layers attend through the function that is registered under this name."""
+    """Use the attention function registered under this name inside the context."""
     before = model.config._attn_implementation
     model.config._attn_implementation = name
     try:
@@ -173,7 +175,7 @@ def attention_code(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 def _softmax(scores: Tensor, mask: Tensor | None, softcap: float | None, dtype: torch.dtype) -> Tensor:
-    """Probabilities of (B, groups, heads a group, Q, K) scores, in `dtype`; computed in at least fp32."""
+    """Return the probabilities of (B, groups, heads per group, Q, K) scores in `dtype`, computed in at least fp32."""
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     mask = None if mask is None else mask[:, :, None, :, : scores.shape[-1]]
@@ -181,7 +183,7 @@ def _softmax(scores: Tensor, mask: Tensor | None, softcap: float | None, dtype: 
         scores = scores if mask is None else scores + mask
         wide = scores if scores.dtype == torch.float64 else scores.float()
         return torch.softmax(wide, dim=-1).to(dtype)
-    # Nothing is kept for a backward pass: the sum goes in place, and torch's softmax widens and rounds by itself.
+    # No backward pass needs the scores: the mask is added in place, and torch's softmax widens and rounds itself.
     scores = scores if mask is None else scores.add_(mask)
     return torch.softmax(scores, dim=-1).to(dtype)
 

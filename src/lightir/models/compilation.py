@@ -1,4 +1,4 @@
-"""A trunk's list of layers: compiled for fixed or any shapes, and the weights that a token meets in them."""
+"""Compilation of a trunk's layers, for fixed or any shapes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 
 LAYER_LISTS = ("layers", "layer", "h")
-"""Names that models give to the list of their layers: Llama and its kin, BERT and its kin, GPT-2."""
+"""Attribute names of the list of layers: of the Llama family, the BERT family, and GPT-2."""
 
 
 def compile_layers(backbone: Backbone) -> None:
-    """Compile each decoder layer by itself; worth it for fixed shapes, which training batches have."""
+    """Compile each layer separately for fixed shapes, as training batches have them."""
     for layer in _layers(backbone):
         layer.compile(dynamic=False)
 
 
 @contextlib.contextmanager
 def layers_compiled_for_any_shape(backbone: Backbone) -> Iterator[None]:
-    """Inside, the layers are compiled at their first call, for all sizes and lengths but 1; afterwards as they were.
+    """Compile the layers for any shape inside the context, each at its first call; sizes of 1 compile separately.
 
     Raises:
-        InvalidInput: no compiler, no list of layers, or torch cannot compile them; the cause is in the message.
+        InvalidInput: no compiler, no list of layers, or layers that torch cannot compile; the message has the cause.
     """
     layers = _layers(backbone)
     if backbone.device.type == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise InvalidInput("no C++ compiler was found (g++, or what CXX names), so layers cannot be compiled")
+        raise InvalidInput("no C++ compiler was found, so layers cannot be compiled: install g++, or set CXX")
     before = [layer._compiled_call_impl for layer in layers]
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, 64)
-    # Two sizes that happen to be equal (16 rows, 16 positions) must not be taken for one: that would compile again.
+    # Two sizes that happen to be equal (16 rows, 16 positions) must not share a symbol: that would compile again.
     shape_config.use_duck_shape = False
     for layer in layers:
         layer.compile(dynamic=True)
@@ -51,7 +51,7 @@ def layers_compiled_for_any_shape(backbone: Backbone) -> Iterator[None]:
 
 
 def layer_parameters(backbone: Backbone) -> int:
-    """Number of weights in the layers, where a token costs two operations each; 0 without a list of layers."""
+    """Return the number of weights in the layers (two operations a token each); 0 without a list of layers."""
     layers = _find_layers(backbone)
     return 0 if layers is None else sum(parameter.numel() for parameter in layers.parameters())
 

@@ -1,4 +1,4 @@
-"""LightRetriever's encoder: documents and full queries through the model, light queries through one token at a time."""
+"""LightRetriever's encoder: whole texts through the model, and light queries one token at a time."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
 from lightir.models.framing import Framed, Framing, TextBatch, pad_batch
 from lightir.models.heads import LMHead, activate, calibrate_bias, quantized, top_k_weights
-from lightir.models.masks import PromptCache, model_mask, prompt_cache, token_states
+from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_cache, text_positions, token_states
 from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
-from lightir.models.pooling import Pooling, Standardization, pool
+from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
+from lightir.models.projection import StoredTerms
 from lightir.text import QueryPolicy
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 
-CALIBRATED_AT_ONCE = 16
+CALIBRATION_BATCH = 16
 
 
 class LightRetriever(nn.Module):
     """A backbone with LightRetriever's heads, under one contract.
 
-    The module holds the backbone's trunk (with its adapter) as a child; heads are fixed arrays, but for a trainable
-    term bias that training may swap in.
+    The module holds the backbone's trunk (with its adapter) as a child. The heads are fixed arrays, except for a
+    trainable term bias that training may set.
     """
 
     def __init__(self, backbone: Backbone, contract: Contract, heads: HeadArrays | None = None) -> None:
-        """Join the parts; `contract` names the policies, `heads` the arrays that belong to them."""
+        """Join a backbone, a contract with its policies, and the arrays of its heads."""
         super().__init__()
         if contract.attention == "echo" and contract.document.light:
-            raise InvalidInput("light documents are encoded token by token: there is no text to feed twice")
+            raise InvalidInput("light documents are encoded token by token: there is no text to repeat for an echo")
         if contract.attention == "echo" and (backbone.attention != "causal" or _pools_everything(contract)):
             raise InvalidInput(
-                "attention 'echo' pools over a text's second copy, read causally: not with an encoder, "
-                "and not with pooling 'mean_all'"
+                "attention 'echo' pools over a text's second copy, read causally: it does not support encoders "
+                "or pooling 'mean_all'"
             )
         self.backbone = backbone
         self.trunk = backbone.trunk
@@ -60,27 +61,28 @@ class LightRetriever(nn.Module):
     def load(
         cls, address: str | Path, *, dtype: torch.dtype = torch.float32, merge: bool = True, device: str = "cpu"
     ) -> LightRetriever:
-        """Read a model folder (or a shipped model's name) and the backbone that its contract names.
+        """Load a model and the backbone that its contract names.
 
-        The device "auto" is a GPU where there is one.
+        Args:
+            address: model folder, or name of a shipped model.
+            dtype: dtype of the backbone's weights.
+            merge: whether the adapter is merged into the weights; if not, it is trainable.
+            device: torch device; "auto" is a GPU if there is one, else the CPU.
 
         Raises:
-            ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
-            InvalidInput: a device that is not there.
+            ContractMismatch: the backbone, adapter, tokenizer or head differs from the contract's.
+            InvalidInput: a missing device.
         """
         device = usable_device(device)
         return cls(*read_parts(resolve_model_folder(address), dtype=dtype, merge=merge)).to(device)
 
     def save(self, folder: Path) -> Contract:
-        """Write contract, tokenizer, adapter and head arrays into a folder; the contract as saved comes back.
-
-        Its hashes are those of the arrays as they are now. The model's own contract is updated to it.
-        """
+        """Write a model folder; update the model's contract to the hashes of the saved arrays and return it."""
         self.contract = write_parts(folder, self.backbone, self.contract, self.heads)
         return self.contract
 
     def to(self, *arguments: Any, **keywords: Any) -> LightRetriever:
-        """Move the trunk, the head and the fixed arrays; dtype changes are for the backbone's loader."""
+        """Move the trunk, the LM head and the fixed arrays; the dtype is set by the backbone's loader."""
         super().to(*arguments, **keywords)
         device = self.backbone.device
         self.heads = HeadArrays(**{name: value.to(device) for name, value in self.heads.arrays().items()})
@@ -90,49 +92,49 @@ class LightRetriever(nn.Module):
             self.backbone.model.set_attn_implementation(SDPA)
         return self
 
-    # ---- text to batches
-
-    def frame_documents(self, documents: Sequence[Document | str]) -> list[Framed]:
-        """Token ids of `<bos> prompt text suffix <eos>` with the span of the text; the text is cut, the frame never.
-
-        With attention "echo" of `<bos> prompt text second prompt text suffix <eos>`, with the span of the second copy.
-        """
-        return self.framing.documents(documents)
-
-    def frame_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Framed]:
-        """Token ids of `<bos> Inst query suffix <eos>` for the full encoder; the same terms as light queries have."""
-        return self.framing.queries(texts, self._query_policy(instruction))
+    # ---- texts to batches
 
     @property
     def framing(self) -> Framing:
-        """How this model frames texts."""
+        """Frame of this model's texts."""
         return Framing(self.backbone, self.contract)
 
     @property
     def end_ids(self) -> list[int]:
-        """What a text ends with: its end tokens, [] where the contract wants none."""
+        """Ids of the end tokens of a text; [] if the contract has none."""
         return self.framing.end_ids
+
+    def frame_documents(self, documents: Sequence[Document | str]) -> list[Framed]:
+        """Frame documents as `<bos> prompt text suffix <eos>`, with the span of the text; the text is truncated.
+
+        With attention "echo" as `<bos> prompt text second prompt text suffix <eos>`, with the span of the second copy.
+        """
+        return self.framing.documents(documents)
+
+    def frame_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> list[Framed]:
+        """Frame queries as `<bos> Inst query suffix <eos>` for the full encoder, with the terms of light queries."""
+        return self.framing.queries(texts, self._query_policy(instruction))
+
+    def batch(self, framed: Sequence[Framed], *, length: int | None = None, padding_side: str = "right") -> TextBatch:
+        """Pad framed texts to one length (None is the longest text's)."""
+        return pad_batch(framed, self.backbone, length=length, padding_side=padding_side)
 
     def _query_policy(self, instruction: str | None) -> QueryPolicy:
         policy = self.contract.query
         return policy if instruction is None else dataclasses.replace(policy, instruction=instruction)
 
-    def batch(self, framed: Sequence[Framed], *, length: int | None = None, padding_side: str = "right") -> TextBatch:
-        """Pad framed texts to one length (the longest, or the one given)."""
-        return pad_batch(framed, self.backbone, length=length, padding_side=padding_side)
+    def _prompt_ids(self, instruction: str | None) -> list[int]:
+        return self.framing.text_ids(self._query_policy(instruction).prompt)
 
-    # ---- the forward passes
+    # ---- whole texts
 
     def states(self, batch: TextBatch) -> Tensor:
-        """Last hidden states (B, T, H); a row sees its own tokens alone, whatever its padding."""
+        """Return the last hidden states (B, T, H); a text attends only its own tokens, on any padding side."""
         mask = batch.attention_mask
-        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        positions = text_positions(mask)
         if self.backbone.attention == "bidirectional":
             return self.backbone.states(batch.input_ids, mask.long(), position_ids=positions)
-        order = torch.arange(mask.shape[1], device=mask.device)
-        allowed = mask[:, None, :] & (order[:, None] >= order[None, :])
-        allowed |= torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
-        prepared = model_mask(self.backbone, allowed, positions, positions)
+        prepared = model_mask(self.backbone, causal_mask(mask), positions, positions)
         return self.backbone.states(batch.input_ids, prepared, position_ids=positions, use_cache=False)
 
     def document_vectors(
@@ -145,15 +147,15 @@ class LightRetriever(nn.Module):
         straight_through: bool = False,
         states: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Framed documents' dense (B, H), not yet normalised, and sparse (B, V or terms) vectors, in fp32.
+        """Return the fp32 vectors of framed documents: dense (B, H), not normalized, and sparse (B, V or n).
 
         Args:
-            batch: from frame_documents.
-            dense: whether the dense one is wanted; None comes back without.
-            sparse: likewise.
-            terms: see sparse_from.
-            straight_through: likewise.
-            states: the batch's, where they are computed already.
+            batch: batch of `frame_documents`.
+            dense: whether to compute dense vectors; None is returned without.
+            sparse: whether to compute sparse vectors; None is returned without.
+            terms: (n,) int64 ids of the terms of the sparse vectors; None for the whole vocabulary.
+            straight_through: whether ReLU has GELU's gradient (see `activate`).
+            states: last hidden states of the batch, if they are computed already.
         """
         if self.contract.document.light:
             own = [ids[mask].cpu().numpy() for ids, mask in zip(batch.input_ids, batch.own_mask, strict=True)]
@@ -169,10 +171,10 @@ class LightRetriever(nn.Module):
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
         states = self._token_states(unique, self.framing.text_ids(prompt), self._dense.pooling)
-        return mixed(mixing, self._standardize(states))
+        return mixed(mixing, self._standardized(states))
 
     def dense_from(self, states: Tensor, batch: TextBatch) -> Tensor:
-        """(B, H) float32 pooled and standardised states, not yet normalised."""
+        """Return (B, H) float32 pooled and standardized states, not normalized."""
         pooled = pool(
             states,
             attention_mask=batch.attention_mask,
@@ -180,39 +182,37 @@ class LightRetriever(nn.Module):
             pooling=self._dense.pooling,
             ends=self.contract.document.ends,
         )
-        return self._standardize(pooled)
+        return self._standardized(pooled)
 
     def sparse_from(
         self, states: Tensor, batch: TextBatch, *, terms: Tensor | None = None, straight_through: bool = False
     ) -> Tensor:
-        """(B, V) float32 weights, all terms (no top-k): Eq. 8 over the text's own positions.
+        """Return (B, V) float32 weights of all terms, without top-k: Eq. 8 over the text's own positions.
 
-        With `terms`, (n,) int64 term ids, (B, n): theirs alone, at n / V of the cost. `straight_through`: see activate.
+        With `terms`, (n,) int64 term ids, the weights are (B, n), at n / V of the cost. `straight_through`: see
+        `activate`.
         """
         maxima = self._head.maxima(states, batch.own_mask, term_bias=self.heads.term_bias, terms=terms)
         return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
     def maxima(self, states: Tensor, batch: TextBatch) -> Tensor:
-        """(B, V) float32: each term's largest logit over the text's own positions, without the calibrated bias."""
+        """Return each term's largest logit over the text's own positions, without the calibrated bias: (B, V) fp32."""
         return self._head.maxima(states, batch.own_mask)
 
-    def full_queries(self, texts: Sequence[str], *, instruction: str | None = None) -> Tensor:
-        """(n, H) float32 vectors of the symmetric encoder, not yet normalised."""
-        batch = self.batch(self.frame_queries(texts, instruction=instruction))
-        return self.dense_from(self.states(batch), batch)
+    # ---- queries as single tokens
 
     def light_queries(self, term_ids: Ragged, *, instruction: str | None = None, pad_to: int = 1) -> Tensor:
-        """(n, H) float32: the mean of each query's token vectors (Eq. 4), not yet normalised; empty queries are 0.
+        """Return the mean of each query's token vectors (Eq. 4): (n, H) float32, not normalized; 0 for empty queries.
 
         Each distinct token of the batch is encoded once, all in one shared-prompt forward.
 
         Raises:
-            InvalidInput: the query policy has bigrams or its own tokenizer, whose rows are in a fitted table alone.
+            InvalidInput: the query policy has bigrams or its own tokenizer, whose rows only a fitted table has.
         """
         if self.contract.query.bigrams or self.contract.query.tokenizer:
             raise InvalidInput(
-                "this model's query table has rows for bigrams, or another tokenizer than the model: its light queries "
-                "are the table's alone"
+                "this model's query table has rows for bigrams, or another tokenizer than the model: only the table "
+                "encodes its light queries"
             )
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
@@ -226,15 +226,15 @@ class LightRetriever(nn.Module):
         cache: PromptCache | None = None,
         pad_to: int = 1,
     ) -> Tensor:
-        """(n, H) float32: Enc_q(Inst; t) of single tokens through shared-prompt forwards (Eq. 3), standardised.
+        """Return Enc_q(Inst; t) of single tokens, by shared-prompt forwards (Eq. 3): (n, H) float32, standardized.
 
-        Where the query policy says "embeddings" they are the model's own input embeddings, as they are.
+        With the query policy's token_vectors "embeddings" they are the model's input embeddings, unchanged.
 
         Args:
             token_ids: (n,) int64.
-            instruction: the contract's by default.
-            cache: from prompt_cache, of the same instruction.
-            pad_to: n is padded up to a multiple, so that compiled layers meet few shapes.
+            instruction: instruction in the prompt; None is the contract's.
+            cache: `prompt_cache` of the same instruction.
+            pad_to: n is padded to a multiple of this, so that compiled layers see few shapes.
         """
         if self.contract.query.token_vectors == "embeddings":
             embedded: Tensor = self.backbone.model.get_input_embeddings()(token_ids.to(self.backbone.device))
@@ -244,9 +244,8 @@ class LightRetriever(nn.Module):
         if not self.contract.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
-        prompt = self._prompt_ids(instruction)
-        states = self._token_states(padded, prompt, self._dense.pooling, cache=cache)
-        return self._standardize(states[: len(token_ids)])
+        states = self._token_states(padded, self._prompt_ids(instruction), self._dense.pooling, cache=cache)
+        return self._standardized(states[: len(token_ids)])
 
     def token_weights(
         self,
@@ -256,12 +255,19 @@ class LightRetriever(nn.Module):
         cache: PromptCache | None = None,
         pad_to: int = 1,
     ) -> Tensor:
-        """(n, V) float32: the sparse head over each single token in the prompt, all terms; arguments as above."""
+        """Return the sparse head's weights for each single token in the prompt: (n, V) float32, all terms.
+
+        Args:
+            token_ids: (n,) int64.
+            instruction: instruction in the prompt; None is the contract's.
+            cache: `prompt_cache` of the same instruction.
+            pad_to: n is padded to a multiple of this, so that compiled layers see few shapes.
+        """
         if self.contract.attention == "echo":
             return self.sparse_from(*self._echoed(token_ids, instruction))
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
-        prompt = self._prompt_ids(instruction)
-        states = self._token_states(padded, prompt, "last", cache=cache)[: len(token_ids), None]
+        states = self._token_states(padded, self._prompt_ids(instruction), "last", cache=cache)
+        states = states[: len(token_ids), None]
         own = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return self.sparse_from(states, TextBatch(own.long(), own, own))
 
@@ -273,7 +279,9 @@ class LightRetriever(nn.Module):
         cache: PromptCache | None = None,
         pad_to: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """The strongest terms of token_weights, as many as the query policy says, the token itself always among them.
+        """Return the k strongest terms of `token_weights`, always including the token itself.
+
+        k is the query policy's expansion_terms. Arguments are those of `token_weights`.
 
         Returns:
             (n, k) int64 term ids, and (n, k) float32 weights, which carry gradients.
@@ -281,44 +289,35 @@ class LightRetriever(nn.Module):
         rows = self.token_weights(token_ids, instruction=instruction, cache=cache, pad_to=pad_to)
         own = token_ids.to(rows.device)[:, None]
         ranked = rows.detach().scatter(1, own, torch.inf)
-        places = ranked.topk(min(self.contract.query.expansion_terms, rows.shape[1]), dim=1).indices
-        return places, rows.gather(1, places)
+        terms = ranked.topk(min(self.contract.query.expansion_terms, rows.shape[1]), dim=1).indices
+        return terms, rows.gather(1, terms)
+
+    def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
+        """Return the keys and values of `<bos> Inst`, shared by a whole vocabulary; None if nothing can be shared."""
+        if self.contract.attention == "echo":
+            return None
+        return prompt_cache(self.backbone, self._prompt_ids(instruction), begin=self.contract.document.bos)
 
     def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, TextBatch]:
-        """States of one-token queries, each fed twice in a sequence of its own; and their batch."""
+        """Return the states and batch of one-token queries, each repeated in a sequence of its own."""
         rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
         policy = self._query_policy(instruction)
         batch = self.batch(self.framing.rows(policy, rows, None))
         return self.states(batch), batch
 
-    def prompt_cache(self, *, instruction: str | None = None) -> PromptCache | None:
-        """The keys and values of `<bos> Inst`, shared by a whole vocabulary; None where nothing can be shared."""
-        if self.contract.attention == "echo":
-            return None
-        return prompt_cache(self.backbone, self._prompt_ids(instruction), begin=self.contract.document.bos)
-
     def _token_states(
         self, token_ids: Tensor, prompt_ids: list[int], pooling: Pooling, *, cache: PromptCache | None = None
     ) -> Tensor:
-        """token_states between the begin and the end token that the contract puts around every text."""
-        document = self.contract.document
-        return token_states(
-            self.backbone,
-            prompt_ids,
-            token_ids,
-            pooling=pooling,
-            begin=document.bos,
-            end=document.eos,
-            cache=cache,
-        )
+        """Call `token_states` with the contract's begin and end tokens."""
+        begin, end = self.contract.document.bos, self.contract.document.eos
+        return token_states(self.backbone, prompt_ids, token_ids, pooling=pooling, begin=begin, end=end, cache=cache)
 
-    def _prompt_ids(self, instruction: str | None) -> list[int]:
-        return self.framing.text_ids(self._query_policy(instruction).prompt)
+    # ---- heads
 
-    def _standardize(self, vectors: Tensor) -> Tensor:
+    def _standardized(self, vectors: Tensor) -> Tensor:
         if self.heads.mean is None or self.heads.deviation is None:
             return vectors
-        return (vectors - self.heads.mean) / self.heads.deviation
+        return standardize(vectors, self.heads.mean, self.heads.deviation)
 
     @property
     def _head(self) -> LMHead:
@@ -341,14 +340,14 @@ class LightRetriever(nn.Module):
             raise InvalidInput("this model has no sparse branch")
         return self.contract.sparse
 
-    # ---- what encoding and training call
+    # ---- stored vectors
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:
-        """Inside, encode_batch runs compiled layers, for batches of every size and length; afterwards as before.
+        """Compile the layers inside the context, for batches of every size and length.
 
-        A first small batch goes through, so that what compiling costs (seconds; fewer when torch's cache on the disk
-        has it) and whether it works show at once. A batch or a length of 1 is compiled for itself when it comes.
+        A small first batch is encoded at once, so that the cost of compiling (seconds; fewer with torch's cache on
+        disk) and any failure show early. A size or length of 1 compiles separately when it first occurs.
 
         Raises:
             InvalidInput: no compiler, or layers that torch cannot compile.
@@ -360,7 +359,7 @@ class LightRetriever(nn.Module):
 
     @torch.no_grad()
     def encode_batch(self, batch: TextBatch) -> tuple[Tensor | None, SparseVectors | None]:
-        """Documents as they are stored: normalised dense (B, dim) float32, and quantised top-k impacts."""
+        """Return the stored vectors of documents: normalized dense (B, dim) fp32, and quantized top-k impacts."""
         dense_head, sparse_head = self.contract.dense, self.contract.sparse
         if self.contract.document.light:
             dense, weights = self.document_vectors(batch, dense=dense_head is not None, sparse=sparse_head is not None)
@@ -374,40 +373,33 @@ class LightRetriever(nn.Module):
         return dense, None if weights is None or sparse_head is None else quantized(weights, sparse_head)
 
     def _stored_weights(self, states: Tensor, batch: TextBatch) -> Tensor:
-        """(B, V) float32: what top_k_weights keeps of sparse_from, without computing the rest exactly."""
+        """Return `kept(sparse_from(...))`, (B, V) float32, without computing the other terms exactly."""
         sparse = self._sparse
-        maxima = self._head.largest_maxima(
-            states,
-            batch.own_mask,
-            term_bias=self.heads.term_bias,
-            k=sparse.top_k,
-            floor=0.0 if sparse.activation == "log1p_relu" else -torch.inf,
-            also=self._own_terms(batch),
-        )
+        floor = 0.0 if sparse.activation == "log1p_relu" else -torch.inf
+        stored = StoredTerms(sparse.top_k, floor, self._own_terms(batch))
+        maxima = self._head.largest_maxima(states, batch.own_mask, term_bias=self.heads.term_bias, stored=stored)
         return self.kept(activate(maxima, sparse.activation), batch)
 
     def kept(self, weights: Tensor, batch: TextBatch, *, k: int | None = None) -> Tensor:
-        """(B, V): each row's k strongest weights (None for the contract's), own terms too where asked."""
+        """Keep each row's k strongest weights (None is the contract's top_k), and own terms if the contract does."""
         return top_k_weights(weights, self._sparse.top_k if k is None else k, own=self._own_terms(batch))
 
     def _own_terms(self, batch: TextBatch) -> Tensor | None:
-        """(B, V) bool: which terms stand in a text; None where the contract keeps the strongest alone."""
-        if not self._sparse.own_terms:
-            return None
-        return terms_present(batch, self.backbone)
+        """Return a (B, V) bool mask of each text's terms; None if the contract keeps only the strongest."""
+        return terms_present(batch, self.backbone) if self._sparse.own_terms else None
 
     @torch.no_grad()
     def calibrate(self, documents: Sequence[Document | str], *, quantile: float) -> None:
-        """Fit the standardisation and the term bias on a sample of documents, as far as the contract asks for them.
+        """Fit the standardization and the term bias on a sample of documents, if the contract has them.
 
-        Asked for means: DenseHead.standardized or SparseHead.bias_hash is not "" (any text serves before the fit).
+        The contract has them if DenseHead.standardized or SparseHead.bias_hash is not "" (any text before the fit).
         """
         pooled, maxima = [], []
         dense, sparse = self.contract.dense, self.contract.sparse
         self.heads = dataclasses.replace(self.heads, mean=None, deviation=None)
         framed = self.frame_documents(documents)
-        for start in range(0, len(framed), CALIBRATED_AT_ONCE):
-            batch = self.batch(framed[start : start + CALIBRATED_AT_ONCE])
+        for start in range(0, len(framed), CALIBRATION_BATCH):
+            batch = self.batch(framed[start : start + CALIBRATION_BATCH])
             states = self.states(batch)
             if dense is not None and dense.standardized:
                 light, _ = self.document_vectors(batch, sparse=False) if self.contract.document.light else (None, None)
@@ -415,8 +407,8 @@ class LightRetriever(nn.Module):
             if sparse is not None and sparse.bias_hash:
                 maxima.append(self.maxima(states, batch))
         if pooled:
-            fitted = Standardization.fit(torch.cat(pooled))
-            self.heads = dataclasses.replace(self.heads, mean=fitted.mean, deviation=fitted.std)
+            mean, deviation = fit_standardization(torch.cat(pooled))
+            self.heads = dataclasses.replace(self.heads, mean=mean, deviation=deviation)
         if maxima:
             bias = calibrate_bias(maxima, quantile=quantile).to(self.backbone.device)
             self.heads = dataclasses.replace(self.heads, term_bias=bias)

@@ -1,4 +1,4 @@
-"""Texts as the model reads them: term ids between prompt and end tokens, cut to fit, padded to batches."""
+"""Model inputs: term ids framed by prompt and special tokens, truncated, and padded to batches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lightir.types import Document
 from lightir.vectors import Ragged
 
 CHARACTERS_PER_TOKEN = 24
-"""Text beyond max_tokens times this is cut before tokenising: a 10 MB document must not cost minutes."""
+"""Limit on the characters of a text, per token of max_tokens: a 10 MB document must not take minutes to tokenize."""
 
 
 Framed = tuple[list[int], int, int]
-"""A framed text's ids, and where the text's own tokens start and stop in them."""
+"""The ids of a framed text, and the start and stop of the text's own tokens in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Framed texts, padded.
+    """A padded batch of framed texts.
 
     Attributes:
         input_ids: (B, T) int64.
-        attention_mask: (B, T) bool.
-        own_mask: (B, T) bool, True on the text's own tokens.
+        attention_mask: (B, T) bool, true except on padding.
+        own_mask: (B, T) bool, true on the text's own tokens.
     """
 
     input_ids: Tensor
@@ -41,11 +41,11 @@ class TextBatch:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a model frames texts: `<bos> prompt text suffix <eos>`, with "echo" both prompt and text twice.
+    """The frame of a model's texts: `<bos> prompt text suffix <eos>`, with prompt and text twice for "echo".
 
     Attributes:
-        backbone: its tokenizer and special tokens.
-        contract: its policies.
+        backbone: backbone with the tokenizer and special tokens.
+        contract: contract with the query and document policies.
     """
 
     backbone: Backbone
@@ -53,38 +53,39 @@ class Framing:
 
     @property
     def end_ids(self) -> list[int]:
-        """What a text ends with: its end tokens, [] where the contract wants none."""
+        """Ids of the end tokens of a text; [] if the contract has none."""
         policy = self.contract.document
         if not policy.eos:
             return []
         return list(self.backbone.end_ids) if policy.ends_hash else [self.backbone.eos_id] * policy.ends
 
     def documents(self, documents: Sequence[Document | str]) -> list[Framed]:
-        """Framed documents, cut to the contract's max_tokens.
+        """Frame documents, truncated to the contract's max_tokens.
 
         Raises:
-            InvalidInput: one is longer than the model's table of positions, or see rows.
+            InvalidInput: a document is longer than the model's table of positions, or the frame leaves no room for
+                text.
         """
-        policy, most = self.contract.document, self.backbone.max_positions
+        policy, limit = self.contract.document, self.backbone.max_positions
         texts = [document_text(document, policy) for document in documents]
         framed = self.rows(policy, self.backbone.tokenizer.term_ids(texts), policy.max_tokens)
         longest = max((len(ids) for ids, _, _ in framed), default=0)
-        if most is not None and longest > most:
+        if limit is not None and longest > limit:
             raise InvalidInput(
-                f"a document of {longest} tokens, but {self.backbone.address} has {most} positions; "
-                f"set the documents' max_tokens, which is {policy.max_tokens}, to {most} or less"
+                f"a document has {longest} tokens, but {self.backbone.address} only {limit} positions; "
+                f"set the documents' max_tokens, which is {policy.max_tokens}, to {limit} or less"
             )
         return framed
 
     def queries(self, texts: Sequence[str], policy: QueryPolicy) -> list[Framed]:
-        """Framed queries; the same terms as light queries have, as far as the model has positions for them."""
+        """Frame queries with the terms of light queries, truncated to the model's positions."""
         return self.rows(policy, query_term_ids(self.backbone.tokenizer, policy, texts), self.backbone.max_positions)
 
     def rows(self, policy: QueryPolicy | DocumentPolicy, term_ids: Ragged, max_tokens: int | None) -> list[Framed]:
-        """Each row's terms in the policy's frame; the terms are cut to max_tokens, the frame never.
+        """Frame each row's terms; the terms are truncated so that the whole has at most max_tokens, the frame never is.
 
         Raises:
-            InvalidInput: the frame leaves no room.
+            InvalidInput: the frame leaves no room for text.
         """
         begin = [self.backbone.bos_id] if self.contract.document.bos and self.backbone.bos_id is not None else []
         end = self.text_ids(policy.suffix) + self.end_ids
@@ -95,7 +96,7 @@ class Framing:
             frame = len(begin) + len(before) + len(between) + len(end)
             room = (max_tokens - frame) // (1 + again)
             if room < 1:
-                raise InvalidInput(f"{max_tokens} tokens at most leave no room for text beside a frame of {frame}")
+                raise InvalidInput(f"max_tokens {max_tokens} leaves no room for text in a frame of {frame} tokens")
         framed = []
         for row in range(len(term_ids)):
             own = term_ids.row(row)[:room].tolist()
@@ -104,7 +105,7 @@ class Framing:
         return framed
 
     def text_ids(self, text: str) -> list[int]:
-        """A text's term ids, [] of ""."""
+        """Return the term ids of a text, [] for ""."""
         ids: list[int] = self.backbone.tokenizer.term_ids([text]).row(0).tolist() if text else []
         return ids
 
@@ -112,15 +113,21 @@ class Framing:
 def pad_batch(
     framed: Sequence[Framed], backbone: Backbone, *, length: int | None = None, padding_side: str = "right"
 ) -> TextBatch:
-    """Framed texts at one length, the longest's or the one given, where the backbone is.
+    """Pad framed texts to one length, on the backbone's device.
+
+    Args:
+        framed: framed texts.
+        backbone: backbone with the padding id and device.
+        length: length of the batch; None is the longest text's.
+        padding_side: side of the padding, "left" or "right".
 
     Raises:
-        InvalidInput: a text does not fit.
+        InvalidInput: a text is longer than the batch.
     """
     longest = max((len(ids) for ids, _, _ in framed), default=0)
     total = max(longest, 1) if length is None else length
     if longest > total:
-        raise InvalidInput(f"a text of {longest} tokens does not fit into a batch of length {total}")
+        raise InvalidInput(f"a text of {longest} tokens does not fit a batch of length {total}")
     input_ids = np.full((len(framed), total), backbone.eos_id, dtype=np.int64)
     attention, own = np.zeros((len(framed), total), dtype=bool), np.zeros((len(framed), total), dtype=bool)
     for row, (ids, start, stop) in enumerate(framed):
@@ -128,11 +135,11 @@ def pad_batch(
         input_ids[row, shift : shift + len(ids)] = ids
         attention[row, shift : shift + len(ids)] = True
         own[row, shift + start : shift + stop] = True
-    return TextBatch(*(torch.from_numpy(x).to(backbone.device) for x in (input_ids, attention, own)))
+    return TextBatch(*(torch.from_numpy(array).to(backbone.device) for array in (input_ids, attention, own)))
 
 
 def document_text(document: Document | str, policy: DocumentPolicy) -> str:
-    """A document as it is tokenised: title joined, stripped, cut to what max_tokens can hold."""
+    """Return the text of a document for the tokenizer: title joined, stripped, and cut to a limit of characters."""
     text = document if isinstance(document, str) else document.full_text(policy.title_joiner)
     text = text.lstrip()[: policy.max_tokens * CHARACTERS_PER_TOKEN].rstrip()
     text = text.lower() if policy.lower_case else text

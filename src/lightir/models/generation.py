@@ -1,4 +1,4 @@
-"""What a passage can be asked: beam search or draws from its [E], which is all that the attention stop lets one see."""
+"""Query generation from a passage's [E], by beam search or random draws."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Hypothesis:
     """One generated text.
 
     Attributes:
-        token_ids: without what ended it.
-        score: mean log probability of a token, the end included where it was reached.
+        token_ids: token ids without the end token.
+        score: mean log probability of the tokens, including the end token if it was reached.
     """
 
     token_ids: tuple[int, ...]
@@ -30,16 +30,16 @@ class Hypothesis:
 def beam_search(
     backbone: Backbone, ends: EndStates, *, beams: int, max_tokens: int, stop_ids: Collection[int]
 ) -> list[list[Hypothesis]]:
-    """For each of n passages its best texts, at most `beams`, best first; ties by token ids; never an empty text.
+    """Return the best texts of each of n passages, at most `beams`, best first; ties by token ids; no empty text.
 
-    A text that was not ended after max_tokens is taken as it is.
+    A text that has not ended after max_tokens is returned as it is.
 
     Args:
-        backbone: the one that made the end states.
-        ends: of n passages.
-        beams: texts that are carried on for each passage.
-        max_tokens: longest text.
-        stop_ids: tokens that end a text; they are no part of it.
+        backbone: backbone that computed the end states.
+        ends: end states of n passages.
+        beams: number of texts that are continued for each passage.
+        max_tokens: maximum number of tokens of a text.
+        stop_ids: ids of the tokens that end a text; they are not part of it.
     """
     n, device = len(ends.states), backbone.device
     if not n:
@@ -55,19 +55,19 @@ def beam_search(
         _, kept = continue_from(backbone, kept, tokens.reshape(-1, 1))
         following = scores[:, :, None] + _log_probs(backbone, kept.states).view(n, width, -1)
         vocab_size = following.shape[2]
-        # Each beam has one continuation a stop token, so so many more leave `width` that go on.
+        # A beam ends once per stop token, so this many continuations leave `width` that go on.
         best = following.view(n, -1).topk(min(width * (1 + len(stop_ids)), width * vocab_size), dim=1)
         texts, scores, tokens, parents = _carry_on(
             texts, best.values, best.indices, vocab_size, stop_ids, finished, length
         )
-        scores, tokens, parents = (each.to(device) for each in (scores, tokens, parents))
+        scores, tokens, parents = scores.to(device), tokens.to(device), parents.to(device)
         kept = kept.take((torch.arange(n, device=device)[:, None] * width + parents).reshape(-1))
         if all(map(_is_settled, finished, (scores / length).amax(dim=1).tolist(), [width] * n)):
             break
-    for found, row, values in zip(finished, texts, scores.tolist(), strict=True):
+    for text_scores, row, values in zip(finished, texts, scores.tolist(), strict=True):
         for text, value in zip(row, values, strict=True):
-            found.setdefault(text, value / len(text))
-    return [_best(found, width) for found in finished]
+            text_scores.setdefault(text, value / len(text))
+    return [_best(text_scores, width) for text_scores in finished]
 
 
 @torch.no_grad()
@@ -81,25 +81,25 @@ def sample(
     max_tokens: int,
     stop_ids: Collection[int],
 ) -> list[list[Hypothesis]]:
-    """For each of n passages the distinct ones of `draws` texts drawn from the model, best first; never an empty text.
+    """Draw texts for each of n passages and return the distinct ones, best first; no empty text.
 
-    Each token is drawn from the `among` most probable ones, in proportion to their probabilities. A text that was not
-    ended after max_tokens is taken as it is.
+    Each token is drawn from the `among` most probable ones, in proportion to their probabilities. A text that has not
+    ended after max_tokens is returned as it is.
 
     Args:
-        backbone: the one that made the end states.
-        ends: of n passages.
-        generators: n of them, one a passage, so that what is drawn does not depend on the others of a batch.
-        draws: texts for each passage.
-        among: tokens to draw from; 1 always takes the most probable.
-        max_tokens: longest text.
-        stop_ids: tokens that end a text; they are no part of it.
+        backbone: backbone that computed the end states.
+        ends: end states of n passages.
+        generators: one random generator per passage, so that draws do not depend on the batch.
+        draws: number of texts drawn for each passage.
+        among: number of most probable tokens to draw from; 1 always takes the most probable.
+        max_tokens: maximum number of tokens of a text.
+        stop_ids: ids of the tokens that end a text; they are not part of it.
     """
     if not generators:
         return []
     device = backbone.device
     stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
-    drawn: list[list[int]] = [[] for _ in range(len(generators) * draws)]  # with what ended it
+    drawn: list[list[int]] = [[] for _ in range(len(generators) * draws)]  # including the end token
     scores = [0.0] * len(drawn)
     running = torch.arange(len(drawn))
     kept = ends.take((running // draws).to(device))
@@ -107,7 +107,7 @@ def sample(
         log_probs = _log_probs(backbone, kept.states)
         if length == 1:
             log_probs[:, stops] = -torch.inf
-        uniform = torch.from_numpy(np.concatenate([each.random(draws) for each in generators]))[running]
+        uniform = torch.from_numpy(np.concatenate([rng.random(draws) for rng in generators]))[running]
         tokens = _drawn(log_probs, uniform.to(log_probs), among=among)
         values = log_probs.gather(1, tokens[:, None])[:, 0]
         for row, token, value in zip(running.tolist(), tokens.tolist(), values.tolist(), strict=True):
@@ -118,19 +118,19 @@ def sample(
         if not len(running) or length == max_tokens:
             break
         _, kept = continue_from(backbone, kept.take(goes_on), tokens[goes_on, None])
-    found: list[dict[tuple[int, ...], float]] = [{} for _ in generators]
+    texts: list[dict[tuple[int, ...], float]] = [{} for _ in generators]
     for row, (ids, score) in enumerate(zip(drawn, scores, strict=True)):
         text = tuple(token for token in ids if token not in stop_ids)
-        found[row // draws][text] = max(score / len(ids), found[row // draws].get(text, score / len(ids)))
-    return [_best(each, draws) for each in found]
+        texts[row // draws][text] = max(score / len(ids), texts[row // draws].get(text, score / len(ids)))
+    return [_best(text_scores, draws) for text_scores in texts]
 
 
 def _drawn(log_probs: Tensor, uniform: Tensor, *, among: int) -> Tensor:
-    """(n,) token ids, drawn from each row's most probable ones by a number in [0, 1) each."""
+    """Return (n,) token ids, drawn from each row's most probable ones by one number in [0, 1)."""
     best = log_probs.topk(min(among, log_probs.shape[1]), dim=1)
     below = best.values.softmax(dim=1).cumsum(dim=1)
-    places = (below <= uniform[:, None] * below[:, -1:]).sum(dim=1).clamp(max=below.shape[1] - 1)
-    return best.indices.gather(1, places[:, None])[:, 0]
+    ranks = (below <= uniform[:, None] * below[:, -1:]).sum(dim=1).clamp(max=below.shape[1] - 1)
+    return best.indices.gather(1, ranks[:, None])[:, 0]
 
 
 def _carry_on(
@@ -142,13 +142,13 @@ def _carry_on(
     finished: list[dict[tuple[int, ...], float]],
     length: int,
 ) -> tuple[list[list[tuple[int, ...]]], Tensor, Tensor, Tensor]:
-    """The beams' next texts with scores, last tokens and the beams they come from; what ended goes to `finished`."""
+    """Return the beams' next texts, scores, last tokens and parent beams; add the texts that end to `finished`."""
     width = len(texts[0])
     new_texts, new_scores, new_tokens, parents = [], [], [], []
-    for row, (some, places) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
+    for row, (row_values, row_indices) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
         chosen: list[tuple[float, int, int]] = []
-        for value, place in zip(some, places, strict=True):
-            beam, token = divmod(place, vocab_size)
+        for value, index in zip(row_values, row_indices, strict=True):
+            beam, token = divmod(index, vocab_size)
             if token in stop_ids:
                 ended = texts[row][beam]
                 finished[row][ended] = max(value / length, finished[row].get(ended, value / length))
@@ -162,12 +162,12 @@ def _carry_on(
 
 
 def _is_settled(finished: dict[tuple[int, ...], float], best_open: float, width: int) -> bool:
-    """Whether enough texts ended, each better than what is still open is now."""
+    """Return whether `width` texts ended with a better score than the best open one has."""
     return len(finished) >= width and sorted(finished.values())[-width] >= best_open
 
 
-def _best(found: dict[tuple[int, ...], float], n: int) -> list[Hypothesis]:
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+def _best(scores: dict[tuple[int, ...], float], n: int) -> list[Hypothesis]:
+    ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return [Hypothesis(text, score) for text, score in ordered[:n]]
 
 

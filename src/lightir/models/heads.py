@@ -1,4 +1,4 @@
-"""The sparse head (Eq. 8, 12): each term's largest logit becomes a weight, the strongest weights are kept."""
+"""The sparse head (Eq. 8, 12): turns each term's largest logit into a weight and keeps the strongest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lightir.contract import SparseHead
 from lightir.errors import InvalidInput
-from lightir.models.projection import Kernel, largest_maxima, projection_max
+from lightir.models.projection import Kernel, StoredTerms, largest_maxima, projection_max
 from lightir.vectors import SparseVectors
 
 Activation = Literal["log1p_relu", "elu1p"]
@@ -22,14 +22,14 @@ Activation = Literal["log1p_relu", "elu1p"]
 
 @dataclass(frozen=True, slots=True)
 class LMHead:
-    """A model's own projection to its vocabulary.
+    """A model's projection to its vocabulary.
 
     Attributes:
-        weight: (vocabulary, hidden); often the input embeddings themselves.
-        bias: (vocabulary,), or None.
-        transform: what an encoder's masked-LM head does to the states before it projects them; None for causal models.
-        softcap: logits are squeezed into -softcap..softcap by a tanh (Gemma 2); None where they are left alone.
-        kernel: what projects and takes the maximum: see projection_max.
+        weight: (vocabulary, hidden) matrix; often the input embeddings themselves.
+        bias: (vocabulary,) vector, or None.
+        transform: layers of a masked-LM head in front of the projection; None for causal models.
+        softcap: limit to which a tanh squeezes the logits (Gemma 2); None without.
+        kernel: implementation of projection and maximum (see `projection_max`).
     """
 
     weight: Tensor
@@ -39,14 +39,14 @@ class LMHead:
     kernel: Kernel = "auto"
 
     def features(self, states: Tensor) -> Tensor:
-        """The states as they meet the weight."""
+        """Return the states after the transform, as the weight multiplies them."""
         if self.transform is None:
             return states
         transformed: Tensor = self.transform(states.to(next(self.transform.parameters()).dtype))
         return transformed
 
     def to(self, device: torch.device) -> LMHead:
-        """The head with its tensors on a device."""
+        """Return the head with its tensors on a device."""
         bias = None if self.bias is None else self.bias.to(device)
         transform = None if self.transform is None else self.transform.to(device)
         return dataclasses.replace(self, weight=self.weight.to(device), bias=bias, transform=transform)
@@ -54,21 +54,21 @@ class LMHead:
     def maxima(
         self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None = None, terms: Tensor | None = None
     ) -> Tensor:
-        """Each term's largest logit, capped where the model's are, over the allowed positions.
+        """Return each term's largest logit over the allowed positions, capped if the model's logits are.
 
         Args:
-            states: (B, T, H).
-            mask: (B, T) bool; True where a position may win.
-            term_bias: (V,) the calibrated bias, which is added to the (capped) logits; None for none.
+            states: (B, T, H) last hidden states.
+            mask: (B, T) bool mask of the allowed positions.
+            term_bias: (V,) calibrated bias, added to the (capped) logits; None for none.
             terms: (n,) int64 term ids; None for all.
 
         Returns:
-            (B, V) float32, with `terms` (B, n), theirs alone, at n / V of the cost.
+            (B, V) float32, or (B, n) for `terms`, at n / V of the cost.
         """
-        # The calibrated bias belongs to the capped logits, so with a cap it cannot go into the projection.
+        # The calibrated bias is added to the capped logits, so with a cap it cannot go into the projection.
         inside = None if self.softcap is not None else term_bias
         bias = self._bias(inside)
-        # Without the calibrated bias every maximum of a small model is positive, and nothing would be saved.
+        # Without the calibrated bias every maximum of a small model is positive, so the search would save nothing.
         low = states.dtype == torch.bfloat16 and inside is not None
         weight = self.weight
         if terms is not None:
@@ -86,22 +86,12 @@ class LMHead:
         capped = soft_capped(maxima, self.softcap)
         return capped if term_bias is None else capped + (term_bias if terms is None else term_bias[terms])
 
-    def largest_maxima(
-        self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None, k: int, floor: float, also: Tensor | None
-    ) -> Tensor:
-        """maxima's (B, V) float32, exact for each row's k largest above the floor; see projection.largest_maxima."""
+    def largest_maxima(self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None, stored: StoredTerms) -> Tensor:
+        """Return the (B, V) float32 `maxima`, exact only for the stored terms (see `projection.largest_maxima`)."""
         if self.softcap is not None:
             return self.maxima(states, mask, term_bias=term_bias)
-        return largest_maxima(
-            self.features(states),
-            self.weight,
-            mask=mask,
-            bias=self._bias(term_bias),
-            k=k,
-            floor=floor,
-            kernel=self.kernel,
-            also=also,
-        )
+        states, bias = self.features(states), self._bias(term_bias)
+        return largest_maxima(states, self.weight, mask=mask, bias=bias, stored=stored, kernel=self.kernel)
 
     def _bias(self, term_bias: Tensor | None) -> Tensor | None:
         if self.bias is None or term_bias is None:
@@ -110,15 +100,15 @@ class LMHead:
 
 
 def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_through: bool = False) -> Tensor:
-    """Weights out of maxima: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below).
+    """Return the weights of maxima z: ln(1 + ReLU(z)) (Eq. 8), or SiDR's elu1p (z + 1 above zero, e^z below).
 
     Args:
-        maxima: any shape; -inf where a text has no position.
-        activation: which of the two.
-        straight_through: ReLU has GELU's gradient, so that a term at zero can come back (CSplade, section 5.4).
+        maxima: maximal logits of any shape; -inf for a text without positions.
+        activation: "log1p_relu" or "elu1p".
+        straight_through: whether ReLU has GELU's gradient, which can revive a term at zero (CSplade, section 5.4).
     """
     if straight_through and activation != "log1p_relu":
-        raise InvalidInput(f"the straight-through gradient is ReLU's; activation {activation!r} needs none")
+        raise InvalidInput(f"the straight-through gradient is for ReLU; activation {activation!r} does not support it")
     if straight_through:
         soft = F.gelu(maxima.clamp(min=-100.0))  # gelu(-inf) is not a number
         return torch.log1p(torch.relu(maxima).detach() + soft - soft.detach())
@@ -130,9 +120,9 @@ def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_
 
 
 def soft_capped(maxima: Tensor, softcap: float | None) -> Tensor:
-    """Maxima of the logits as a model with a final soft cap gives them; a row of -inf (no position) stays so.
+    """Apply a model's final soft cap to maximal logits; -inf (no position) is unchanged.
 
-    A tanh is monotone, so capping the maxima equals the maxima of capped logits, at the same positions.
+    A tanh is monotone, so the capped maxima equal the maxima of the capped logits, at the same positions.
     """
     if softcap is None:
         return maxima
@@ -140,7 +130,7 @@ def soft_capped(maxima: Tensor, softcap: float | None) -> Tensor:
 
 
 def top_k_weights(weights: Tensor, k: int, *, own: Tensor | None = None) -> Tensor:
-    """The weights with all but each row's k largest set to 0; k = 0 keeps all. Equal weights: any of them is kept.
+    """Set all but each row's k largest weights to 0; k = 0 keeps all. Ties are broken arbitrarily.
 
     With `own`, (rows, vocabulary) bool, a row keeps these terms too.
     """
@@ -154,14 +144,14 @@ def top_k_weights(weights: Tensor, k: int, *, own: Tensor | None = None) -> Tens
 
 
 def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tensor:
-    """The per-term bias (vocabulary,), fp32: minus the quantile of each term's maxima over a sample of documents.
+    """Return the (vocabulary,) fp32 term bias: minus the quantile of each term's maxima over a sample of documents.
 
     Args:
-        maxima: batches of (documents, vocabulary) from projection_max without this bias; about 100 documents do.
-        quantile: share of documents in which a term shall stay at zero; between two values it interpolates linearly.
+        maxima: batches of (documents, vocabulary) maxima without this bias; about 100 documents suffice.
+        quantile: fraction of documents in which a term shall be zero; values between two documents are interpolated.
 
     Raises:
-        InvalidInput: no document, or a quantile outside 0..1.
+        InvalidInput: no document with text, or a quantile outside 0..1.
     """
     if not 0.0 <= quantile <= 1.0:
         raise InvalidInput(f"quantile is {quantile}; expected 0 to 1")
@@ -176,7 +166,7 @@ def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tenso
 
 
 def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
-    """Rows of weights (B, V) as impacts; what rounds to 0 is left out."""
+    """Quantize rows of weights (B, V) to impacts, dropping those that round to 0."""
     impacts = head.quantize(weights.float().cpu().numpy())
     rows, term_ids = np.nonzero(impacts)
     indptr = np.searchsorted(rows, np.arange(len(impacts) + 1)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Liger's fused Triton kernels in a loaded backbone: its RMSNorms, rotary positions and gated feed-forward layers."""
+"""Liger's fused Triton kernels for a backbone's RMSNorms, rotary positions and gated feed-forward layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightir.models.backbones import Backbone
 
 
 def use_liger(backbone: Backbone) -> None:
-    """Have Liger's kernels compute the backbone's norms, rotary positions and gated feed-forward layers, on CUDA alone.
+    """Replace the backbone's norms, rotary positions and gated feed-forward layers by Liger's kernels; CUDA only.
 
-    Values and gradients stay as they are, up to rounding; so do weights and their names. The model keeps its own
-    forward: Liger's would fuse a cross entropy with a projection of all positions, but ours reads hidden states.
-    Other models of the same type, loaded before or after, stay as they are.
+    Values and gradients are unchanged up to rounding, weights and their names exactly. The model keeps its own
+    forward: Liger's would fuse a cross entropy with a projection of all positions, but lightir reads hidden states.
+    Other models of the same type, loaded before or after, are unchanged.
 
     Args:
-        backbone: without an adapter; the model inside is changed in place.
+        backbone: backbone without an adapter; its model is changed in place.
 
     Raises:
         MissingExtra: Liger or Triton is not installed.
@@ -33,14 +33,14 @@ def use_liger(backbone: Backbone) -> None:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as error:
         raise MissingExtra(
-            f"Liger's kernels are needed for model.liger ({error}): pip install 'lightir[gpu]'"
+            f"Liger's kernels are required for model.liger ({error}): pip install 'lightir[gpu]'"
         ) from None
     kind = backbone.model.config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         known = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))
         raise InvalidInput(
-            f"model.liger: Liger has no kernels for {backbone.address}, a model of type {kind}: leave it out; "
-            f"it knows {known}"
+            f"model.liger: Liger has no kernels for {backbone.address}, a model of type {kind}; set it to false, "
+            f"or use a model of a supported type: {known}"
         )
     code = vars(sys.modules[type(backbone.model).__module__])
     before = dict(code)
@@ -56,9 +56,9 @@ def use_liger(backbone: Backbone) -> None:
 
 
 def _use_functions(module: nn.Module, forward: FunctionType, functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Have a module's forward find functions of its own under global names that Liger replaced for all modules."""
+    """Bind the functions that Liger replaced globally to one module's forward only."""
     if "forward" in vars(module) or not functions.keys() & set(forward.__code__.co_names):
-        return  # Liger gave it another forward, or it reads none of them
+        return  # Liger replaced the forward itself, or it uses none of the functions
     own = FunctionType(
         forward.__code__,
         {**forward.__globals__, **functions},

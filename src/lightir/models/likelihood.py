@@ -1,7 +1,7 @@
-"""How likely a passage makes a query: LLM-QL's sequence `<bos> I1 d I2 [E] q`, its attention stop and input corruption.
+"""LLM-QL's query likelihood: sequences `<bos> I1 d I2 [E] q`, the attention stop and the input corruption.
 
-With the stop, what comes after [E] sees the passage through [E] alone, so [E]'s keys and values are all that has to be
-kept of a passage: any number of queries is then scored, or generated, without the passage.
+With the attention stop, tokens after [E] see the passage only through [E]. The keys and values of [E] are then enough
+to score or generate any number of queries without the passage.
 """
 
 from __future__ import annotations
@@ -17,53 +17,52 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 from lightir.models.framing import Framed
-from lightir.models.masks import model_mask
+from lightir.models.masks import causal_mask, filled_layers, model_mask, text_positions
 
 PASSAGE_PROMPT = "Instruct: Given a retrieved passage, summarize the passage.\nPassage: "
 PASSAGE_SUFFIX = "\nSummarization: "
 QUERY_INSTRUCTION = "Given a web search query, retrieve the most relevant passage that answers the query."
 QUERY_SUFFIX = "\nThe most relevant passage: "
-"""The paper's words (sections 4 and 5), with the line breaks of the authors' code."""
+"""Prompts of the paper (sections 4 and 5), with the line breaks of the authors' code."""
 
-SCORED_AT_ONCE = 512
-"""Positions whose logits exist at one time: 512 x 128,000 terms in fp32 are 260 MB."""
+SCORING_CHUNK = 512
+"""Maximum number of positions whose logits exist at one time: 512 x 128,000 terms in fp32 are 260 MB."""
 
 
 # ---- input corruption
 
 
 def corrupt_words(text: str, *, ratio: float, mask: str, rng: np.random.Generator) -> str:
-    """The text with each white-space word replaced by the mask with a probability; its white space stays."""
-    hit = iter(rng.random(len(text.split())) < ratio)
-    return re.sub(r"\S+", lambda word: mask if next(hit) else word[0], text)
+    """Replace each white-space word of a text by the mask with probability `ratio`; white space is unchanged."""
+    is_masked = iter(rng.random(len(text.split())) < ratio)
+    return re.sub(r"\S+", lambda word: mask if next(is_masked) else word[0], text)
 
 
 def corrupt_tokens(framed: Framed, *, ratio: float, mask_id: int, rng: np.random.Generator) -> Framed:
-    """The framed text with each of its own tokens replaced by mask_id with a probability; the frame stays."""
+    """Replace each of a framed text's own tokens by mask_id with probability `ratio`; the frame is unchanged."""
     ids, start, stop = framed
     own = np.where(rng.random(stop - start) < ratio, mask_id, ids[start:stop])
     return [*ids[:start], *own.tolist(), *ids[stop:]], start, stop
 
 
-# ---- sequences and who sees whom
+# ---- sequences and their attention
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Framed passages with what follows their [E], padded.
+    """A padded batch of framed passages, each followed by a query.
 
     Attributes:
         input_ids: (B, T) int64.
-        valid: (B, T) bool: no padding.
-        passage: (B, T) bool: the passage's own tokens.
-        query: (B, T) bool: what follows [E].
-        first_end: (B,) int64, where [E] stands; the first one where there are several.
-        last_end: (B,) int64, the last one.
+        valid: (B, T) bool, true except on padding.
+        passage: (B, T) bool, true on the passage's own tokens.
+        query: (B, T) bool, true on the query's tokens, after [E].
+        first_end: (B,) int64 position of the first [E].
+        last_end: (B,) int64 position of the last [E]; the same if there is one.
     """
 
     input_ids: Tensor
@@ -83,21 +82,21 @@ def join(
     padding_side: Literal["left", "right"] = "right",
     pad_to: int = 1,
 ) -> Sequences:
-    """Each framed passage, which ends in n_ends times [E], with its query's tokens behind it.
+    """Append to each framed passage the tokens of its query, and pad.
 
     Args:
-        framed: the passages.
-        queries: a list of token ids for each.
-        n_ends: how often [E] stands.
-        device: for the tensors.
-        padding_side: of shorter rows.
-        pad_to: the length is padded up to a multiple, so that compiled layers meet few shapes.
+        framed: framed passages, which end in n_ends times [E].
+        queries: token ids of each passage's query.
+        n_ends: number of [E] tokens.
+        device: device of the tensors.
+        padding_side: side of the padding of shorter rows.
+        pad_to: the length is padded to a multiple of this, so that compiled layers see few shapes.
 
     Raises:
-        InvalidInput: a frame without an end.
+        InvalidInput: n_ends is 0.
     """
     if n_ends < 1:
-        raise InvalidInput("the passage's frame needs an end token: what follows sees the passage through it")
+        raise InvalidInput("the passage's frame needs an end token, through which the query sees the passage")
     rows = [[*ids, *query] for (ids, _, _), query in zip(framed, queries, strict=True)]
     length = -(-max(map(len, rows), default=1) // pad_to) * pad_to
     shape = (len(rows), length)
@@ -116,40 +115,33 @@ def join(
 
 
 def attention_stop(valid: Tensor, first_end: Tensor, last_end: Tensor) -> Tensor:
-    """(B, T, T) bool, [query, key]: causal, and past [E] nothing before [E] is seen.
+    """Return the (B, T, T) bool mask [query, key]: causal, and tokens after [E] see nothing before [E].
 
     Row i may attend column j iff j <= i and (i <= last_end or j >= first_end); the paper has one [E]. A padding
     position attends itself alone.
 
     Args:
-        valid: (B, T) bool, padding on either side.
-        first_end: (B,) int64.
-        last_end: (B,) int64.
+        valid: (B, T) bool, true except on padding, which may be on either side.
+        first_end: (B,) int64 position of the first [E].
+        last_end: (B,) int64 position of the last [E].
     """
-    place = torch.arange(valid.shape[1], device=valid.device)
-    before_stop = place <= last_end[:, None]
-    after_start = place >= first_end[:, None]
+    positions = torch.arange(valid.shape[1], device=valid.device)
+    before_stop = positions <= last_end[:, None]
+    after_start = positions >= first_end[:, None]
     seen = before_stop[:, :, None] | after_start[:, None, :]
-    return _causal(valid) & seen | torch.eye(len(place), dtype=torch.bool, device=valid.device)
-
-
-def _causal(valid: Tensor) -> Tensor:
-    length = valid.shape[1]
-    order = torch.arange(length, device=valid.device)
-    allowed = valid[:, None, :] & valid[:, :, None] & (order[:, None] >= order[None, :])
-    return allowed | torch.eye(length, dtype=torch.bool, device=valid.device)
+    return causal_mask(valid) & seen | torch.eye(len(positions), dtype=torch.bool, device=valid.device)
 
 
 def sequence_states(backbone: Backbone, sequences: Sequences, *, stop: bool) -> Tensor:
-    """(B, T, H) last hidden states, with the attention stop or plainly causal.
+    """Return the last hidden states (B, T, H), with the attention stop or plainly causal.
 
     Raises:
-        InvalidInput: the backbone attends both ways, so its tokens have seen what they are to predict.
+        InvalidInput: the backbone attends both ways, so its tokens see those that they predict, or has no head.
     """
     require_generator(backbone)
     valid = sequences.valid
-    allowed = attention_stop(valid, sequences.first_end, sequences.last_end) if stop else _causal(valid)
-    positions = (valid.long().cumsum(1) - 1).clamp(min=0)
+    allowed = attention_stop(valid, sequences.first_end, sequences.last_end) if stop else causal_mask(valid)
+    positions = text_positions(valid)
     mask = model_mask(backbone, allowed, positions, positions)
     return backbone.states(sequences.input_ids, mask, position_ids=positions, use_cache=False)
 
@@ -158,7 +150,7 @@ def require_generator(backbone: Backbone) -> None:
     """Refuse a backbone that predicts no next token.
 
     Raises:
-        InvalidInput: it attends both ways, or has no language-modelling head.
+        InvalidInput: the backbone attends both ways, or has no language-modelling head.
     """
     if backbone.attention != "causal" or backbone.head is None:
         raise InvalidInput(f"{backbone.address}: query likelihood needs a causal model with a language-modelling head")
@@ -168,36 +160,41 @@ def require_generator(backbone: Backbone) -> None:
 
 
 def log_likelihood(backbone: Backbone, states: Tensor, input_ids: Tensor, wanted: Tensor) -> Tensor:
-    """(B,) fp32: the sum of log p(token | what it sees) over the wanted tokens of each row (Eq. 10); 0 without any.
+    """Sum log p(token | visible tokens) over the wanted tokens of each row (Eq. 10): (B,) fp32, 0 without any.
 
     Args:
-        backbone: whose LM head predicts.
-        states: (B, T, H); the state before a token predicts it.
+        backbone: backbone with the LM head.
+        states: (B, T, H) last hidden states; the state before a token predicts it.
         input_ids: (B, T) int64.
-        wanted: (B, T) bool; a row's first token is predicted by nothing and must not be wanted.
+        wanted: (B, T) bool mask of the scored tokens; a row's first token cannot be scored.
     """
-    rows, places = wanted.nonzero(as_tuple=True)
-    found = token_log_probs(backbone, states[rows, places - 1], input_ids[rows, places])
-    return torch.zeros(len(states), dtype=found.dtype, device=states.device).index_add(0, rows, found)
+    rows, positions = wanted.nonzero(as_tuple=True)
+    log_probs = token_log_probs(backbone, states[rows, positions - 1], input_ids[rows, positions])
+    return _row_sums(rows, log_probs, len(states))
 
 
 def token_log_probs(backbone: Backbone, states: Tensor, targets: Tensor) -> Tensor:
-    """(n,) fp32 (fp64 for double states): log p of each target, predicted by each state.
+    """Return log p of each target, predicted by its state: (n,) fp32 (fp64 for double states).
 
     Args:
-        backbone: whose LM head predicts.
-        states: (n, H).
-        targets: (n,) int64.
+        backbone: backbone with the LM head.
+        states: (n, H) states that predict the targets.
+        targets: (n,) int64 token ids.
     """
     parts = []
-    for first in range(0, len(targets) or 1, SCORED_AT_ONCE):
-        some, wanted = states[first : first + SCORED_AT_ONCE], targets[first : first + SCORED_AT_ONCE]
+    for first in range(0, len(targets) or 1, SCORING_CHUNK):
+        chunk = slice(first, first + SCORING_CHUNK)
         # Logits are many times the states' size: recomputed in the backward pass rather than kept.
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_target_log_probs, backbone, some, wanted, use_reentrant=False))
+            parts.append(checkpoint(_target_log_probs, backbone, states[chunk], targets[chunk], use_reentrant=False))
         else:
-            parts.append(_target_log_probs(backbone, some, wanted))
+            parts.append(_target_log_probs(backbone, states[chunk], targets[chunk]))
     return torch.cat(parts)
+
+
+def _row_sums(rows: Tensor, values: Tensor, n: int) -> Tensor:
+    """Sum values by their row number: (n,)."""
+    return torch.zeros(n, dtype=values.dtype, device=values.device).index_add(0, rows, values)
 
 
 def _target_log_probs(backbone: Backbone, states: Tensor, targets: Tensor) -> Tensor:
@@ -205,7 +202,7 @@ def _target_log_probs(backbone: Backbone, states: Tensor, targets: Tensor) -> Te
 
 
 def next_logits(backbone: Backbone, states: Tensor) -> Tensor:
-    """(n, V) in fp32 (fp64 for double states): in bfloat16 logits of 16 to 32 would be .125 apart."""
+    """Return (n, V) logits in fp32 (fp64 for double states), since bfloat16 logits of 16 to 32 are 0.125 apart."""
     head = backbone.head
     if head is None:
         raise InvalidInput(f"{backbone.address} has no language-modelling head")
@@ -217,17 +214,17 @@ def next_logits(backbone: Backbone, states: Tensor) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-# ---- a passage's [E], kept
+# ---- cached end states
 
 
 @dataclass(frozen=True, slots=True)
 class EndStates:
-    """All that the attention stop lets a query see of n passages.
+    """The part of n passages that a query sees with the attention stop: the keys and values of [E].
 
     Attributes:
-        layers: a layer's keys and values at [E], (n, heads, ends, head width) each.
-        positions: (n, ends) int64, where in its passage each [E] stands.
-        states: (n, H), the last hidden state at the last [E], which predicts the first query token.
+        layers: keys and values of each layer at [E], (n, heads, ends, head width) each.
+        positions: (n, ends) int64 position of each [E] in its passage.
+        states: (n, H) last hidden state at the last [E], which predicts the first query token.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
@@ -235,42 +232,46 @@ class EndStates:
     states: Tensor
 
     def take(self, rows: Tensor) -> EndStates:
-        """The end states of some passages, in the order of `rows` (int64), repetitions allowed."""
+        """Return the end states of the passages in `rows` (int64), in that order; rows may repeat."""
         layers = tuple((keys[rows], values[rows]) for keys, values in self.layers)
         return EndStates(layers, self.positions[rows], self.states[rows])
 
 
 @torch.no_grad()
 def end_states(backbone: Backbone, framed: Sequence[Framed], *, n_ends: int) -> EndStates:
-    """The [E] of framed passages, from one forward over them.
+    """Encode framed passages in one forward and return the states of their [E].
 
     Raises:
-        InvalidInput: the backbone attends both ways, has no head, or the frames have no end.
+        InvalidInput: the backbone attends both ways, has no head, or the frames have no end token.
     """
     require_generator(backbone)
-    # Padded on the left, every [E] stands in the last columns.
+    # With padding on the left, the [E] of all rows are in the last columns.
     batch = join(framed, [[]] * len(framed), n_ends=n_ends, device=backbone.device, padding_side="left")
-    positions = (batch.valid.long().cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache()  # plain layers, also where attention slides: our own mask says what is seen
+    positions = text_positions(batch.valid)
+    cache = DynamicCache()  # plain layers, also for sliding attention: our own mask selects the keys
     states = backbone.states(
         batch.input_ids,
-        model_mask(backbone, _causal(batch.valid), positions, positions),
+        model_mask(backbone, causal_mask(batch.valid), positions, positions),
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
     )
-    layers = tuple((keys[:, :, -n_ends:].clone(), values[:, :, -n_ends:].clone()) for keys, values in _layers(cache))
+    layers = tuple(
+        (keys[:, :, -n_ends:].clone(), values[:, :, -n_ends:].clone()) for keys, values in filled_layers(cache)
+    )
     return EndStates(layers, positions[:, -n_ends:], states[:, -1].clone())
 
 
 @torch.no_grad()
 def likelihood_from_ends(backbone: Backbone, ends: EndStates, queries: Sequence[Sequence[int]]) -> Tensor:
-    """(n,) fp32: each passage's log likelihood of its query, from [E] alone; equals the forward with attention stop.
+    """Return the log likelihood of each passage's query from [E] alone: (n,) fp32.
+
+    It equals that of the whole forward with the attention stop.
 
     Args:
-        backbone: the one that made the end states.
-        ends: of n passages.
-        queries: n lists of token ids; an empty one has log likelihood 0.
+        backbone: backbone that computed the end states.
+        ends: end states of n passages.
+        queries: n lists of token ids; an empty query has log likelihood 0.
     """
     device = backbone.device
     length = max(map(len, queries), default=0)
@@ -280,21 +281,21 @@ def likelihood_from_ends(backbone: Backbone, ends: EndStates, queries: Sequence[
     wanted = np.zeros((len(queries), length), dtype=bool)
     for row, query in enumerate(queries):
         ids[row, : len(query)], wanted[row, : len(query)] = query, True
-    tokens, asked = torch.from_numpy(ids).to(device), torch.from_numpy(wanted).to(device)
+    tokens = torch.from_numpy(ids).to(device)
     states, _ = continue_from(backbone, ends, tokens[:, :-1])
     before = torch.cat([ends.states[:, None], states], dim=1)
-    rows, places = asked.nonzero(as_tuple=True)
-    found = token_log_probs(backbone, before[rows, places], tokens[rows, places])
-    return torch.zeros(len(queries), dtype=found.dtype, device=device).index_add(0, rows, found)
+    rows, positions = torch.from_numpy(wanted).to(device).nonzero(as_tuple=True)
+    log_probs = token_log_probs(backbone, before[rows, positions], tokens[rows, positions])
+    return _row_sums(rows, log_probs, len(queries))
 
 
 def continue_from(backbone: Backbone, ends: EndStates, tokens: Tensor) -> tuple[Tensor, EndStates]:
-    """States (n, q, H) of tokens that follow [E]; and [E] with them joined to it, for the tokens that come next.
+    """Return the states (n, q, H) of tokens that follow [E], and end states that include these tokens.
 
     Args:
-        backbone: the one that made the end states.
-        ends: of n passages.
-        tokens: (n, q) int64; short rows are padded on the right, and their last states mean nothing.
+        backbone: backbone that computed the end states.
+        ends: end states of n passages.
+        tokens: (n, q) int64; shorter rows are padded on the right, and the states of the padding are meaningless.
     """
     n, length = tokens.shape
     if not length:
@@ -315,9 +316,4 @@ def continue_from(backbone: Backbone, ends: EndStates, tokens: Tensor) -> tuple[
         past_key_values=past,
         use_cache=True,
     )
-    return states, EndStates(tuple(_layers(past)), everywhere, states[:, -1])
-
-
-def _layers(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
-    found = [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, DynamicLayer)]
-    return [(keys, values) for keys, values in found if keys is not None and values is not None]
+    return states, EndStates(filled_layers(past), everywhere, states[:, -1])

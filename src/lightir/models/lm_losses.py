@@ -1,4 +1,4 @@
-"""Next-token losses over an LM head that never hold positions x vocabulary: CSplade's adaptation (arXiv 2504.10816)."""
+"""CSplade's adaptation losses (arXiv 2504.10816), without the positions x vocabulary tensor of logits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lightir.errors import InvalidInput
 from lightir.models.projection import bf16_operands
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
-"""Size of the logits that exist at one time: a few hundred positions against a small model's vocabulary."""
+"""Size of the logits that exist at one time: a few hundred positions of a small model's vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTokenLosses:
-    """Sums over positions, and what is worth watching.
+    """Losses summed over positions, and the terms' maxima.
 
     Attributes:
-        total: scalar, causal + relu_weight x relu; it carries the gradient.
-        causal: scalar, sum of CE(z, next).
-        relu: scalar, sum of CE(ln(1 + ReLU(z)), next).
-        maxima: (V,) each term's largest logit at any position; a term below 0 is dead in this batch.
+        total: scalar causal + relu_weight x relu, which carries the gradient.
+        causal: scalar sum of CE(z, next).
+        relu: scalar sum of CE(ln(1 + ReLU(z)), next).
+        maxima: (V,) largest logit of each term at any position; a term below 0 is dead in this batch.
     """
 
     total: Tensor
@@ -37,24 +37,24 @@ class NextTokenLosses:
 def next_token_losses(
     states: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, relu_weight: float = 1.0
 ) -> NextTokenLosses:
-    """CSplade's adaptation loss of one forward: both cross entropies from the same logits z = states weightᵀ + bias.
+    """Return CSplade's two cross entropies from the same logits z = states weightᵀ + bias.
 
-    Since exp(ln(1 + ReLU(z))) = 1 + ReLU(z), the second one is ln Σ(1 + ReLU(z)) - ln(1 + ReLU(z_next)). Gradients,
-    of the states and, where all weights are trained, of the head, are computed along the way, so that each chunk of
-    logits exists once.
+    Since exp(ln(1 + ReLU(z))) = 1 + ReLU(z), the second one is ln Σ(1 + ReLU(z)) - ln(1 + ReLU(z_next)). The forward
+    pass also computes the gradients of the states and, in full fine-tuning, of the head, so that each chunk of logits
+    exists once.
 
     Args:
-        states: (n, hidden), in any floating dtype, each to predict its target.
-        weight: (V, hidden), frozen or to be trained; its gradient is summed in fp32 and costs one more such array.
-        targets: (n,) int64.
-        bias: (V,), frozen or to be trained, or None.
-        relu_weight: λ.
+        states: (n, hidden) states in any floating dtype, which predict the targets.
+        weight: (V, hidden), frozen or trained; its gradient is summed in fp32 and takes one more such array.
+        targets: (n,) int64 token ids.
+        bias: (V,), frozen or trained, or None.
+        relu_weight: λ, weight of the second cross entropy.
 
     Returns:
-        Sums in fp32 (fp64 for double states); 0, and maxima of -inf, for n = 0.
+        Sums in fp32 (fp64 for double states). For n = 0 they are 0, and maxima -inf.
 
     Raises:
-        InvalidInput: shapes that don't fit.
+        InvalidInput: mismatched shapes.
     """
     if states.dim() != 2 or weight.dim() != 2 or states.shape[1] != weight.shape[1] or len(targets) != len(states):
         raise InvalidInput(
@@ -74,18 +74,18 @@ class _NextToken(torch.autograd.Function):
         maxima = torch.full((len(weight),), -torch.inf, dtype=wide, device=states.device)
         inputs, dtypes = (states, weight, bias), (states.dtype, wide, wide)
         d_states, d_weight, d_bias = (
-            torch.zeros_like(each, dtype=dtype) if each is not None and wanted else None
-            for each, dtype, wanted in zip(inputs, dtypes, ctx.needs_input_grad, strict=False)
+            torch.zeros_like(tensor, dtype=dtype) if tensor is not None and needed else None
+            for tensor, dtype, needed in zip(inputs, dtypes, ctx.needs_input_grad, strict=False)
         )
         budget = CHUNK_BYTES.get(states.device.type, CHUNK_BYTES["cpu"])
         step = max(1, budget // (len(weight) * wide.itemsize))
         with torch.autocast(states.device.type, enabled=False), _products(states, weight):
             table = _operand(weight, wide)
             for begin in range(0, len(states), step):
-                own, wanted = states[begin : begin + step], targets[begin : begin + step]
+                own, following = states[begin : begin + step], targets[begin : begin + step]
                 logits = _logits(own, table, bias, wide)
                 maxima = torch.maximum(maxima, logits.amax(0))
-                d_logits, sums = _chunk(logits, wanted, relu_weight, want_gradient=any(ctx.needs_input_grad))
+                d_logits, sums = _chunk(logits, following, relu_weight, want_gradient=any(ctx.needs_input_grad))
                 causal, relu = causal + sums[0], relu + sums[1]
                 if d_logits is None:
                     continue
@@ -95,7 +95,7 @@ class _NextToken(torch.autograd.Function):
                     d_weight += _product(d_logits.T, own.to(table.dtype), wide)
                 if d_bias is not None:
                     d_bias += d_logits.sum(0)
-        ctx.dtypes = [None if each is None else each.dtype for each in inputs]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
         ctx.save_for_backward(d_states, d_weight, d_bias)
         causal, relu = causal.to(wide), relu.to(wide)
         ctx.mark_non_differentiable(causal, relu, maxima)
@@ -104,8 +104,8 @@ class _NextToken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gradients = (
-            None if each is None else (each * grad.to(each.dtype)).to(dtype)
-            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if saved is None else (saved * grad.to(saved.dtype)).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return *gradients, None, None
 
@@ -113,7 +113,7 @@ class _NextToken(torch.autograd.Function):
 def _chunk(
     logits: Tensor, targets: Tensor, relu_weight: float, *, want_gradient: bool
 ) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
-    """The gradient of one chunk's weighted loss by its logits (which are overwritten), and the two sums in fp64."""
+    """Return the gradient of a chunk's weighted loss by its logits, which are overwritten, and both sums in fp64."""
     rows = torch.arange(len(logits), device=logits.device)
     normalizer = torch.logsumexp(logits, dim=1, keepdim=True)
     causal = (normalizer[:, 0] - logits[rows, targets]).double().sum()
@@ -132,24 +132,24 @@ def _chunk(
 
 
 def _operand(weight: Tensor, wide: torch.dtype) -> Tensor:
-    """The head as the products take it: bf16 stays bf16 on a GPU; anything else is widened once, not chunk by chunk."""
+    """Return the head for the products: bf16 stays bf16 on a GPU, any other dtype is widened once for all chunks."""
     return weight if weight.device.type == "cuda" and weight.dtype == torch.bfloat16 else weight.to(wide)
 
 
 def _products(states: Tensor, weight: Tensor) -> contextlib.AbstractContextManager[None]:
-    """CPU products of states and weights that were bf16 before they were widened lose nothing with bf16 operands."""
+    """Round operands to bf16 on a CPU if states and weights are bf16, which loses nothing."""
     rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
     return bf16_operands() if rounded else contextlib.nullcontext()
 
 
 def _logits(own: Tensor, table: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
-    """(chunk, V) logits, summed in the wide dtype."""
+    """Return (chunk, V) logits, summed in the wide dtype."""
     logits = _product(own, table.T, wide)
     return logits if bias is None else logits + bias.to(wide)
 
 
 def _product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
-    """left right, summed in the wide dtype, from operands of the right one's dtype."""
+    """Multiply two matrices in the right one's dtype, with sums in the wide dtype."""
     if right.dtype == torch.bfloat16:
         return torch.mm(left.bfloat16(), right, out_dtype=torch.float32)
     return left.to(wide) @ right

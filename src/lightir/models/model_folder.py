@@ -23,13 +23,13 @@ from lightir.models.own_weights import OWN_WEIGHTS, save_weights
 
 @dataclass(frozen=True, slots=True)
 class HeadArrays:
-    """The fixed arrays behind the backbone; each None where the contract has none.
+    """Fixed arrays of the heads; each is None if the contract has none.
 
     Attributes:
-        mean: (H,) float32, subtracted from pooled states.
-        deviation: (H,) float32, which they are then divided by.
-        term_bias: (V,) float32, added to maximal logits.
-        term_weights: (V,) float32, a sparse query's weight of each term (IDF).
+        mean: (H,) float32 mean of pooled states.
+        deviation: (H,) float32 standard deviation of pooled states.
+        term_bias: (V,) float32 bias of the maximal logits.
+        term_weights: (V,) float32 weight of each term in a sparse query (IDF).
     """
 
     mean: Tensor | None = None
@@ -38,16 +38,16 @@ class HeadArrays:
     term_weights: Tensor | None = None
 
     def arrays(self) -> dict[str, Tensor]:
-        """Those there are, by name."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """Return the arrays that are not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbone, Contract, HeadArrays]:
-    """A model folder's backbone with its adapter (merged, or trainable), its contract and its head arrays.
+    """Read a model folder: its backbone with the adapter merged or trainable, its contract and its head arrays.
 
     Raises:
-        ContractMismatch: the backbone, adapter, tokenizer or head found is not the one of the contract.
+        ContractMismatch: the backbone, adapter, tokenizer or head differs from the contract's.
     """
     contract = Contract.load(folder)
     attention = contract.attention if contract.backbone.kind == "causal" else "bidirectional"
@@ -59,7 +59,7 @@ def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbo
 
 
 def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: HeadArrays) -> Contract:
-    """Write a model folder; the contract comes back as saved, with the hashes of the arrays as they are now."""
+    """Write a model folder and return the contract as saved, with the hashes of the present arrays."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(backbone.trunk, PeftModel):
         save_adapter(backbone, folder / "adapter")
@@ -72,14 +72,14 @@ def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: Hea
         save_file(arrays, str(folder / "head.safetensors"))
     backbone.tokenizer.save(folder / "tokenizer.json")
     contract.save(folder)
-    mode = (folder / FILE_NAME).stat().st_mode  # a new file's, as the umask says
-    for path in folder.rglob("*.safetensors"):  # safetensors writes for the owner alone
+    mode = (folder / FILE_NAME).stat().st_mode  # mode of a new file under the umask
+    for path in folder.rglob("*.safetensors"):  # safetensors makes files readable by the owner only
         path.chmod(mode)
     return contract
 
 
 def with_array_hashes(contract: Contract, heads: HeadArrays) -> Contract:
-    """The contract with the hashes of the head arrays as they are now."""
+    """Return the contract with the hashes of the present head arrays."""
     dense, sparse, arrays = contract.dense, contract.sparse, _stored(heads)
     if dense is not None and "mean" in arrays:
         dense = dataclasses.replace(dense, standardized=_standardization_hash(arrays))
@@ -99,10 +99,10 @@ def _standardization_hash(arrays: dict[str, Tensor]) -> str:
 def contract_backbone(
     folder: Path, contract: Contract, *, dtype: torch.dtype, attention: Attention | Literal["echo"] | None = None
 ) -> Backbone:
-    """The backbone in a model folder, or the one that its contract names, still without the folder's adapter.
+    """Load the backbone in a model folder, or the one that its contract names, without the folder's adapter.
 
     Raises:
-        ContractMismatch: the backbone, tokenizer, adapter or end tokens found are not those of the contract.
+        ContractMismatch: the backbone, tokenizer, adapter or end tokens differ from the contract's.
     """
     record, own = contract.backbone, folder / OWN_WEIGHTS
     backbone = load_backbone(
@@ -117,12 +117,12 @@ def contract_backbone(
 
 
 def backbone_attention(attention: Attention | Literal["echo"] | None) -> Attention | None:
-    """How the backbone below attends: an echo is a matter of the texts, and read causally."""
+    """Return the attention of the backbone: an echo repeats the text, which the backbone reads causally."""
     return "causal" if attention == "echo" else attention
 
 
 def backbone_record(backbone: Backbone) -> BackboneRecord:
-    """What a contract says of a loaded backbone without an adapter."""
+    """Return the contract's record of a loaded backbone without an adapter."""
     return BackboneRecord(
         backbone.address,
         backbone.kind,
@@ -147,6 +147,6 @@ def _load_heads(folder: Path, contract: Contract) -> HeadArrays:
     return heads
 
 
-def _require(what: str, expected: str, found: str, folder: Path) -> None:
-    if expected != found:
-        raise ContractMismatch(f"{folder}: the contract says {what} is {expected!r}, but what was found has {found!r}")
+def _require(field: str, expected: str, actual: str, folder: Path) -> None:
+    if expected != actual:
+        raise ContractMismatch(f"{folder}: {field} is {actual!r}, but the contract has {expected!r}")

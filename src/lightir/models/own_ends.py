@@ -1,4 +1,4 @@
-"""End tokens of a model's own: rows behind the input embeddings, which belong to no term and are never predicted."""
+"""End tokens of a model's own: extra rows of the input embeddings, outside the vocabulary and never predicted."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lightir.models.backbones import Backbone
 from lightir.models.model_files import read_tensors
 
 OWN_ENDS = "ends.safetensors"
-"""In a model folder: the embeddings of end tokens of its own."""
+"""File of a model folder: embeddings of the model's own end tokens."""
 
 
 class ExtendedEmbedding(nn.Module):
-    """Input embeddings with some rows more, which belong to no term: ids from the vocabulary's size on."""
+    """Input embeddings with extra rows, whose ids start at the vocabulary's size."""
 
     def __init__(self, base: nn.Module, extra: Tensor) -> None:
-        """Put (n, hidden) rows behind those of an embedding module."""
+        """Append (n, hidden) rows to those of an embedding module."""
         super().__init__()
         self.base = base
         self.extra = nn.Parameter(extra.detach().clone().float())
 
     @property
     def weight(self) -> Tensor:
-        """The vocabulary's own rows."""
+        """Rows of the vocabulary, without the extra ones."""
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         return weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The rows of the ids."""
+        """Return the rows of the ids."""
         n = len(self.weight)
         known: Tensor = self.base(input_ids.clamp(max=n - 1))
         own = self.extra[(input_ids - n).clamp(min=0)].to(known.dtype)
@@ -41,7 +41,7 @@ class ExtendedEmbedding(nn.Module):
 
 
 def add_ends(backbone: Backbone, embeddings: Tensor, *, trainable: bool = True) -> Backbone:
-    """The backbone with end tokens of its own, whose embeddings are the rows of (n, hidden)."""
+    """Return the backbone with n end tokens of its own, whose embeddings are (n, hidden) rows."""
     module = backbone.model.get_input_embeddings()
     base = module.base if isinstance(module, ExtendedEmbedding) else module
     extended = ExtendedEmbedding(base, embeddings.to(backbone.device))
@@ -52,7 +52,7 @@ def add_ends(backbone: Backbone, embeddings: Tensor, *, trainable: bool = True) 
 
 
 def fresh_ends(backbone: Backbone, n: int) -> Tensor:
-    """(n, hidden) fp32 embeddings to start new end tokens from: the end token's, moved apart; drawn by torch."""
+    """Return (n, hidden) fp32 initial embeddings of new end tokens: the end token's plus noise drawn by torch."""
     with torch.no_grad():
         ids = torch.tensor([backbone.eos_id], device=backbone.device)
         end: Tensor = backbone.model.get_input_embeddings()(ids).float()
@@ -60,7 +60,7 @@ def fresh_ends(backbone: Backbone, n: int) -> Tensor:
 
 
 def own_ends(backbone: Backbone) -> Tensor | None:
-    """(n, hidden) fp32 embeddings of the backbone's own end tokens; None where it has none."""
+    """Return the (n, hidden) fp32 embeddings of the backbone's own end tokens, or None if it has none."""
     module = backbone.model.get_input_embeddings()
     if not isinstance(module, ExtendedEmbedding):
         return None
@@ -69,7 +69,7 @@ def own_ends(backbone: Backbone) -> Tensor | None:
 
 
 def save_ends(backbone: Backbone, folder: Path | str) -> str:
-    """Write the embeddings of the backbone's own end tokens, if it has any; their hash comes back, "" without."""
+    """Write the embeddings of the backbone's own end tokens, if any; return their hash, "" without."""
     ends = own_ends(backbone)
     if ends is None:
         return ""
@@ -78,11 +78,11 @@ def save_ends(backbone: Backbone, folder: Path | str) -> str:
 
 
 def ends_hash(embeddings: Tensor) -> str:
-    """16 hexadecimal digits over (n, hidden) fp32 embeddings."""
+    """Return 16 hexadecimal digits over (n, hidden) fp32 embeddings."""
     return hash_arrays(embeddings.numpy())
 
 
 def saved_ends(folder: Path | str) -> Tensor | None:
-    """The embeddings of end tokens that a model folder holds; None without."""
+    """Read the embeddings of a model folder's own end tokens; None if it has none."""
     path = Path(folder) / OWN_ENDS
     return read_tensors(path)["embeddings"] if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Backbones of which every weight is trained: what those weights are, and their file in a model folder."""
+"""Full fine-tuning: the weights of a backbone, and their folder in a model folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lightir.models.model_files import weights_hash, without_progress_bars
 from lightir.models.own_ends import ExtendedEmbedding
 
 OWN_WEIGHTS = "backbone"
-"""In a model folder: the backbone's weights, where all of them were trained."""
+"""Subfolder of a model folder: the backbone's weights after full fine-tuning."""
 
 
 def train_all(backbone: Backbone) -> Backbone:
-    """The backbone with all of its weights trainable, the head's too; call it when they are where they are to be."""
+    """Return the backbone with all weights trainable, the head's too; call it after moving them to their device."""
     backbone = dataclasses.replace(backbone, whole=True)
     for parameter in all_weights(backbone).values():
         parameter.requires_grad_(True)
@@ -30,25 +30,25 @@ def train_all(backbone: Backbone) -> Backbone:
 
 
 def all_weights(backbone: Backbone) -> dict[str, Tensor]:
-    """The trunk's weights by name, and the head's under "head." where they are no copy of the input embeddings."""
-    found: dict[str, Tensor] = dict(backbone.trunk.named_parameters())
+    """Return the trunk's weights by name, and the head's under "head." unless they are the input embeddings."""
+    weights: dict[str, Tensor] = dict(backbone.trunk.named_parameters())
     if (head := backbone.head) is not None:
-        known = {id(each) for each in found.values()}
+        known = {id(tensor) for tensor in weights.values()}
         own = {"head.weight": head.weight, "head.bias": head.bias}
         if head.transform is not None:
-            own |= {f"head.transform.{name}": each for name, each in head.transform.named_parameters()}
-        found |= {name: each for name, each in own.items() if each is not None and id(each) not in known}
-    return found
+            own |= {f"head.transform.{name}": tensor for name, tensor in head.transform.named_parameters()}
+        weights |= {name: tensor for name, tensor in own.items() if tensor is not None and id(tensor) not in known}
+    return weights
 
 
 def save_weights(backbone: Backbone, folder: Path | str) -> str:
-    """Write a model in transformers' own form, as load_backbone reads it; the hash of its weights comes back.
+    """Write a backbone in transformers' format, as `load_backbone` reads it, and return the hash of its weights.
 
     Raises:
-        InvalidInput: a model with an adapter, or one that was not read from a folder.
+        InvalidInput: the backbone has an adapter, or was not read from a folder.
     """
     if isinstance(backbone.trunk, PeftModel) or not backbone.files:
-        raise InvalidInput(f"{backbone.address}: only models without an adapter, from a folder, are saved whole")
+        raise InvalidInput(f"{backbone.address}: saving all weights requires a model from a folder, without an adapter")
     folder = Path(folder)
     folder.mkdir(parents=True)
     write = _write_causal if backbone.kind == "causal" else _write_encoder
@@ -61,15 +61,15 @@ def save_weights(backbone: Backbone, folder: Path | str) -> str:
 
 def _write_causal(backbone: Backbone, folder: Path) -> None:
     prefix = backbone.model.base_model_prefix
-    tensors = {f"{prefix}.{name}": each for name, each in _trunk_weights(backbone).items()}
-    head = {name: each for name, each in all_weights(backbone).items() if name.startswith("head.")}
-    tensors |= {name.replace("head.", "lm_head."): each for name, each in head.items()}
-    plain = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
+    tensors = {f"{prefix}.{name}": tensor for name, tensor in _trunk_weights(backbone).items()}
+    head = {name: tensor for name, tensor in all_weights(backbone).items() if name.startswith("head.")}
+    tensors |= {name.replace("head.", "lm_head."): tensor for name, tensor in head.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def _write_encoder(backbone: Backbone, folder: Path) -> None:
-    """Read the model again and put what was trained in its place: each family has names of its own for its head."""
+    """Read the model again and copy the trained weights into it, since each family names its head differently."""
     model = load_transformer(backbone.files, AutoConfig.from_pretrained(backbone.files), backbone.model.dtype)
     drop_pooler(model)
     head, trained = lm_head(model), backbone.head
@@ -86,8 +86,8 @@ def _write_encoder(backbone: Backbone, folder: Path) -> None:
 
 
 def _trunk_weights(backbone: Backbone) -> dict[str, Tensor]:
-    """The trunk's tensors under transformers' names, without end tokens of the model's own."""
+    """Return the trunk's tensors under transformers' names, without the model's own end tokens."""
     tensors: dict[str, Tensor] = backbone.model.state_dict()
     if not isinstance(backbone.model.get_input_embeddings(), ExtendedEmbedding):
         return tensors
-    return {name.replace(".base.", "."): each for name, each in tensors.items() if not name.endswith(".extra")}
+    return {name.replace(".base.", "."): tensor for name, tensor in tensors.items() if not name.endswith(".extra")}

@@ -1,8 +1,8 @@
-"""Attention over pieces of rows: each piece attends within itself, and no mask of row x row is ever made.
+"""Attention over pieces of packed rows: each piece attends within itself, without a row x row mask.
 
-A row of T positions that holds pieces of L_1, ..., L_n costs the sum of L_i² scores in place of T². On a GPU that is
-one launch of torch's variable-length FlashAttention; everywhere else, and as its oracle, the model's own attention is
-called once a piece.
+A row of T positions with pieces of lengths L_1, ..., L_n costs the sum of L_i² scores instead of T². On a GPU that is
+one launch of torch's variable-length FlashAttention. Elsewhere, and as its oracle in tests, the model's own attention
+is called once per piece.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ except ImportError:  # torch 2.9
 
 HALVES = (torch.float16, torch.bfloat16)
 OLDEST_GPU = (8, 0)
-"""Compute capability from which on torch has FlashAttention."""
+"""Lowest compute capability with FlashAttention in torch."""
 WIDEST_HEAD = 256
 
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
@@ -32,12 +32,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Pieces:
-    """Where the pieces of a batch's rows lie, its rows joined into one.
+    """The pieces of a batch's rows, with the rows concatenated.
 
     Attributes:
-        lengths: of the pieces, row after row; they sum to batch x positions.
-        causal: a position attends none behind it.
-        starts: (n + 1,) int32 on the model's device: 0, and the lengths' running sum.
+        lengths: length of each piece, row after row; they sum to batch x positions.
+        causal: whether a position attends only itself and earlier ones.
+        starts: (n + 1,) int32 on the model's device: 0, then the cumulative lengths.
     """
 
     lengths: tuple[int, ...]
@@ -46,7 +46,7 @@ class Pieces:
 
     @staticmethod
     def of(numbers: Tensor, *, causal: bool) -> Pieces:
-        """The runs of equal numbers in each row of (B, T) int64; the device is waited for once."""
+        """Return the runs of equal numbers in each row of (B, T) int64; synchronizes with the device once."""
         first = torch.ones_like(numbers, dtype=torch.bool)
         first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
         bounds = [*first.flatten().nonzero()[:, 0].tolist(), numbers.numel()]
@@ -55,42 +55,42 @@ class Pieces:
 
     @property
     def longest(self) -> int:
-        """Positions of the longest piece."""
+        """Length of the longest piece."""
         return max(self.lengths)
 
     @cached_property
     def later(self) -> Tensor:
-        """(1, 1, longest, longest) fp32: -inf where the key is behind the query, else 0; any piece's is a corner."""
+        """Additive causal mask (1, 1, longest, longest) fp32; a shorter piece uses its upper left corner."""
         full = torch.full((self.longest, self.longest), float("-inf"), device=self.starts.device)
         return full.triu(1)[None, None]
 
 
 def each_piece(attend: Attend, query: Tensor, key: Tensor, value: Tensor, pieces: Pieces) -> tuple[Tensor, None]:
-    """Every piece by itself through the same function: the readable twin of `all_pieces`.
+    """Attend within each piece by a call of its own: the readable twin of `all_pieces`.
 
     Args:
-        attend: from (1, heads, L, D) queries and (1, groups, L, D) keys and values to (1, L, heads, D).
+        attend: function from (1, heads, L, D) queries and (1, groups, L, D) keys and values to (1, L, heads, D).
         query: (B, heads, T, D).
         key: (B, groups, T, D).
         value: (B, groups, T, D).
-        pieces: of B x T positions.
+        pieces: pieces of the B x T positions.
 
     Returns:
         (B, T, heads, D), and None.
     """
     batch, heads, length, width = query.shape
-    flat = [_joined(each).movedim(0, 1)[None] for each in (query, key, value)]
-    parts = [torch.split(each, list(pieces.lengths), dim=2) for each in flat]
-    found = torch.cat([attend(*each)[0] for each in zip(*parts, strict=True)], dim=1)
-    return found.view(batch, length, heads, width), None
+    flat = [_joined(states).movedim(0, 1)[None] for states in (query, key, value)]
+    parts = [torch.split(states, list(pieces.lengths), dim=2) for states in flat]
+    attended = torch.cat([attend(*piece)[0] for piece in zip(*parts, strict=True)], dim=1)
+    return attended.view(batch, length, heads, width), None
 
 
 def all_pieces(
     query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, *, scaling: float | None
 ) -> tuple[Tensor, None]:
-    """The same in one launch of FlashAttention; half precision, on a GPU. Shapes as in `each_piece`."""
+    """Attend within all pieces in one launch of FlashAttention, in half precision on a GPU (see `each_piece`)."""
     batch, heads, length, width = query.shape
-    found = varlen.varlen_attn(
+    attended = varlen.varlen_attn(
         _joined(_lowered(query)),
         _joined(_lowered(key)),
         _joined(_lowered(value)),
@@ -102,12 +102,12 @@ def all_pieces(
         window_size=(-1, 0 if pieces.causal else -1),
         enable_gqa=key.shape[1] != heads,
     )
-    assert isinstance(found, Tensor)  # no log-sum-exp was asked for
-    return found.view(batch, length, heads, width), None
+    assert isinstance(attended, Tensor)  # no log-sum-exp was requested
+    return attended.view(batch, length, heads, width), None
 
 
 def in_one_launch(query: Tensor, dropout: float) -> bool:
-    """Whether `all_pieces` takes these queries: FlashAttention's types, widths and GPUs, and no dropout."""
+    """Return whether `all_pieces` supports these queries: FlashAttention's dtypes, widths and GPUs, and no dropout."""
     return (
         query.is_cuda
         and dropout == 0
@@ -122,12 +122,12 @@ def in_one_launch(query: Tensor, dropout: float) -> bool:
 
 
 def _joined(states: Tensor) -> Tensor:
-    """(B x T, heads, D) of (B, heads, T, D)."""
+    """Reshape (B, heads, T, D) to (B x T, heads, D)."""
     return states.transpose(1, 2).flatten(0, 1)
 
 
 def _lower_dtype(states: Tensor) -> torch.dtype:
-    """What autocast makes of the operands of torch's own attention; it does not know the variable-length one."""
+    """Return autocast's dtype for attention; autocast itself does not cover the variable-length one."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype
 
 

@@ -1,11 +1,11 @@
-"""From the hidden states of a text to its one vector: pooling, and a fixed standardisation."""
+"""Pooling of a text's hidden states into one vector, and its fixed standardization."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightir.errors import InvalidInput
 
@@ -14,16 +14,16 @@ POOLINGS: tuple[Pooling, ...] = ("eos", "last", "mean", "mean_all", "first")
 
 
 def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: Pooling, ends: int = 1) -> Tensor:
-    """(batch, hidden) fp32: one vector a row.
+    """Pool each text's states into one vector: (batch, hidden) fp32.
 
     Args:
         states: (batch, positions, hidden) last hidden states.
-        attention_mask: (batch, positions); true where there is no padding, on whichever side.
-        text_mask: (batch, positions); true at the text's own tokens: no padding, special or prompt token.
-        pooling: "eos": the mean of the last `ends` attended states; "last": the text's last token; "mean": over the
-            text's tokens; "mean_all": over everything attended; "first": the first attended state, [CLS] of an encoder.
-            A row without text takes what it attends to instead.
-        ends: how many end tokens a row has.
+        attention_mask: (batch, positions), true except on padding, which may be on either side.
+        text_mask: (batch, positions), true on the text's own tokens: no padding, special or prompt token.
+        pooling: "eos", mean of the last `ends` attended states; "last", the text's last token; "mean", mean of the
+            text's tokens; "mean_all", mean of everything attended; "first", first attended state ([CLS] of an
+            encoder). A row without text pools everything attended instead.
+        ends: number of end tokens of a row.
 
     Raises:
         InvalidInput: an unknown pooling.
@@ -46,41 +46,25 @@ def pool(states: Tensor, *, attention_mask: Tensor, text_mask: Tensor, pooling: 
     raise InvalidInput(f"pooling {pooling!r}: expected one of {list(POOLINGS)}")
 
 
-class Standardization(nn.Module):
-    """The fixed affine map (v - mean) / std. It commutes with averaging, so a cached query table stays exact."""
+def standardize(vectors: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return (vectors - mean) / deviation; the map commutes with averaging, so a cached query table stays exact."""
+    return (vectors - mean) / deviation
 
-    mean: Tensor
-    std: Tensor
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        """Keep two (hidden,) fp32 vectors as buffers.
+def fit_standardization(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and standard deviation of (n, hidden) document vectors, (hidden,) fp32 each, n >= 2.
 
-        Raises:
-            InvalidInput: shapes differ, or a deviation is not positive.
-        """
-        super().__init__()
-        if mean.shape != std.shape or mean.dim() != 1 or not bool((std > 0).all()):
-            raise InvalidInput(f"mean {tuple(mean.shape)} and std {tuple(std.shape)}: two equal lengths, std above 0")
-        self.register_buffer("mean", mean.detach().float().clone())
-        self.register_buffer("std", std.detach().float().clone())
+    A constant dimension gets deviation 1.
 
-    @classmethod
-    def fit(cls, vectors: Tensor) -> Standardization:
-        """Mean and deviation of a sample (n, hidden) of documents, n >= 2; a constant dimension gets deviation 1.
-
-        Raises:
-            InvalidInput: fewer than 2 vectors.
-        """
-        if vectors.dim() != 2 or len(vectors) < 2:
-            raise InvalidInput(f"standardisation needs at least 2 pooled documents, got shape {tuple(vectors.shape)}")
-        sample = vectors.detach().double()
-        std = sample.std(dim=0, correction=0)
-        return cls(sample.mean(dim=0), torch.where(std > 1e-6 * std.max().clamp(min=1e-30), std, torch.ones_like(std)))
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """The standardised vectors, same shape, fp32."""
-        standardised: Tensor = (vectors.float() - self.mean) / self.std
-        return standardised
+    Raises:
+        InvalidInput: fewer than 2 vectors.
+    """
+    if vectors.dim() != 2 or len(vectors) < 2:
+        raise InvalidInput(f"standardization needs at least 2 pooled documents, got shape {tuple(vectors.shape)}")
+    sample = vectors.detach().double()
+    deviation = sample.std(dim=0, correction=0)
+    constant = deviation <= 1e-6 * deviation.max().clamp(min=1e-30)
+    return sample.mean(dim=0).float(), torch.where(constant, torch.ones_like(deviation), deviation).float()
 
 
 def _at(states: Tensor, mask: Tensor) -> Tensor:
@@ -97,5 +81,5 @@ def _mean(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """fp64 for fp64, which only tests compute in; fp32 for everything else."""
+    """Return fp64 for fp64, which only tests use, and fp32 for any other dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
-"""States times the LM head, of which only each term's maximum over the positions is kept (Eq. 8, 12).
+"""Fused projection and maximum: the largest logit of each term over the positions (Eq. 8, 12).
 
-The [batch, positions, vocabulary] tensor never exists: positions and vocabulary are walked in tiles that keep a running
-maximum and where it was, and the gradient goes back to that one position (Algorithm 1 of LightRetriever).
+The [batch, positions, vocabulary] tensor never exists. Tiles of positions and terms update a running maximum and its
+position, and the gradient goes to that position only (LightRetriever, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
@@ -19,11 +20,37 @@ from torch.nn import functional as F
 from lightir.errors import InvalidInput, MissingExtra
 
 TILE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
-"""Size of one tile of logits: within the second-level cache of a CPU core; large enough to fill a GPU."""
+"""Size of a tile of logits: it fits the second-level cache of a CPU core, and fills a GPU."""
 
 MAX_TILE_POSITIONS = {"cpu": 512, "cuda": 16384}
 
 Kernel = Literal["auto", "portable", "triton"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTerms:
+    """The terms of a document that are stored, whose maxima must be exact.
+
+    Attributes:
+        k: number of largest maxima; 0 for all.
+        floor: lower bound of the maxima with their bias; terms at or below it are not stored.
+        also: (batch, vocabulary) bool mask of terms that are stored at any rank; None for none.
+
+    Raises:
+        InvalidInput: k is negative.
+    """
+
+    k: int = 0
+    floor: float = -torch.inf
+    also: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative k."""
+        if self.k < 0:
+            raise InvalidInput(f"k is {self.k}; expected 0 (all) or more")
+
+
+ALL_TERMS = StoredTerms()
 
 
 def projection_max(
@@ -35,28 +62,28 @@ def projection_max(
     search_dtype: torch.dtype | None = None,
     kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Each term's largest logit over the allowed positions, and the position it came from.
+    """Return each term's largest logit over the allowed positions, and its position.
 
     Args:
         states: (batch, positions, hidden), any floating dtype.
         weight: (vocabulary, hidden), any floating dtype.
-        mask: (batch, positions) bool; True where a position may win.
-        bias: (vocabulary,) or None; added to the maxima.
-        search_dtype: torch.bfloat16 rounds the operands (not the sums) to bf16 while the maximum is searched, about
-            2.4 times faster on CPUs with AMX; a position within bf16 rounding of the best one may then win. Values that
-            are positive with their bias are computed again in fp32 at the position found, so after ReLU they are exact
-            for that position, as the gradient is. None searches in fp32 (fp64 for double states).
-        kernel: "triton" takes `triton_head`, "portable" this module's tiles, "auto" Triton for tensors on CUDA where it
-            is installed (not for doubles). Either way has the same values, ties and gradients, up to rounding.
+        mask: (batch, positions) bool mask of the allowed positions.
+        bias: (vocabulary,) bias added to the maxima, or None.
+        search_dtype: torch.bfloat16 rounds the operands (not the sums) to bf16 during the search, which is about 2.4
+            times as fast on CPUs with AMX; a position within bf16 rounding of the best may then win. Values that are
+            positive with their bias are computed again in fp32 at that position, so after ReLU the value and its
+            gradient are exact for it. None searches in fp32 (fp64 for double states).
+        kernel: "triton" uses `triton_head`, "portable" this module's tiles, "auto" Triton for CUDA tensors if it is
+            installed (not for doubles). All give the same values, ties and gradients, up to rounding.
 
     Returns:
         (batch, vocabulary) maxima in fp32 (fp64 for double states), and int32 positions. Ties go to the first position.
         A row without an allowed position has maxima -inf (an activated weight of 0) and positions -1.
 
     Raises:
-        InvalidInput: shapes that don't fit, a search_dtype other than None, float32 and bfloat16, or tensors that
-            Triton does not take.
-        MissingExtra: Triton is asked for and not installed.
+        InvalidInput: mismatched shapes, a search_dtype other than None, float32 and bfloat16, or tensors that Triton
+            does not support.
+        MissingExtra: kernel is "triton" and Triton is not installed.
     """
     _check_shapes(states, weight, mask, bias)
     if search_dtype not in (None, torch.float32, torch.bfloat16):
@@ -68,22 +95,22 @@ def projection_max(
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed; torch's builds for CUDA bring it."""
+    """Return whether Triton is installed; torch's CUDA builds include it."""
     return importlib.util.find_spec("triton") is not None
 
 
 def _triton_head(states: Tensor, weight: Tensor, kernel: Kernel) -> ModuleType | None:
-    """The module of Triton kernels, or None for the portable code."""
+    """Return the module of Triton kernels, or None for the portable code."""
     double = torch.float64 in (states.dtype, weight.dtype)
     if kernel == "portable" or (kernel == "auto" and (states.device.type != "cuda" or double or not has_triton())):
         return None
     if not has_triton():
-        raise MissingExtra("Triton is needed for kernel 'triton': pip install 'lightir[gpu]'")
+        raise MissingExtra("Triton is required for kernel 'triton': pip install 'lightir[gpu]'")
     from lightir.models import triton_head
 
     if double or (states.device.type != "cuda" and not triton_head.INTERPRETED):
         raise InvalidInput(
-            f"kernel 'triton' takes tensors of at most 32 bits on CUDA, not {states.dtype} and {weight.dtype} on "
+            f"kernel 'triton' supports tensors of at most 32 bits on CUDA, not {states.dtype} and {weight.dtype} on "
             f"{states.device.type}; use 'auto'"
         )
     return triton_head
@@ -96,54 +123,48 @@ def largest_maxima(
     *,
     mask: Tensor,
     bias: Tensor | None = None,
-    k: int = 0,
-    floor: float = -torch.inf,
-    also: Tensor | None = None,
+    stored: StoredTerms = ALL_TERMS,
     kernel: Kernel = "auto",
 ) -> Tensor:
-    """The maxima of projection_max that a stored document keeps, about five times as fast; no gradient, no positions.
+    """Return the maxima of the terms that a document stores, about five times as fast as `projection_max`.
 
-    On CPUs with AMX, bfloat16 operands give bfloat16 products, which are rounded once and in order: a term's rounded
-    maximum lies within 2^-8 of its own size. Terms that could still be above the floor and among the k largest (with
-    twice that margin) are projected again with fp32 sums and results; sums of a search and of a second look may differ
-    by fp32 rounding, so a term that lies on the floor or on the k-th rank to within that may fall either way.
+    Without gradient and positions. On CPUs with AMX, bfloat16 operands give bfloat16 products, rounded once and in
+    order: a term's rounded maximum is within 2^-8 of its own size. Terms that could still be above the floor and among
+    the k largest (with twice that margin) are projected again with fp32 sums and results. Both sums may differ by fp32
+    rounding, so a term within that of the floor or the k-th rank may or may not be stored.
 
     Args:
         states: (batch, positions, hidden), any floating dtype.
         weight: (vocabulary, hidden), any floating dtype.
-        mask: (batch, positions) bool; True where a position may win.
-        bias: (vocabulary,) or None; added to the maxima.
-        k: how many of a row's terms are wanted at least; 0 wants all.
-        floor: terms whose maximum with its bias is not above it are not wanted.
-        also: (batch, vocabulary) bool, terms that are wanted whatever their rank; None for none.
-        kernel: see projection_max.
+        mask: (batch, positions) bool mask of the allowed positions.
+        bias: (vocabulary,) bias added to the maxima, or None.
+        stored: terms whose maxima must be exact.
+        kernel: implementation, as in `projection_max`.
 
     Returns:
-        (batch, vocabulary) fp32 (fp64 for double states). Wanted terms have the exact maximum with their bias; any
-        other has it too, or -inf. A row without an allowed position has -inf throughout.
+        (batch, vocabulary) fp32 (fp64 for double states). Stored terms have their exact maximum with the bias, any
+        other term has it or -inf. A row without an allowed position is -inf throughout.
 
     Raises:
-        InvalidInput: shapes that don't fit, or a k below 0.
+        InvalidInput: mismatched shapes.
     """
     _check_shapes(states, weight, mask, bias)
-    if k < 0:
-        raise InvalidInput(f"k is {k}; expected 0 (all) or more")
     rounded = states.device.type == "cpu" and states.dtype == weight.dtype == torch.bfloat16
     if (triton := _triton_head(states, weight, kernel)) is not None:
         values: Tensor = triton.search(states, weight, mask.bool(), False)[0]
         return values if bias is None else values + bias.to(values.dtype)
     with torch.autocast(states.device.type, enabled=False):
-        found = _largest(states, weight, mask.bool(), torch.bfloat16 if rounded else _wide(states.dtype))
-        values = found.to(_wide(states.dtype))
+        largest = _largest(states, weight, mask.bool(), torch.bfloat16 if rounded else _wide(states.dtype))
+        values = largest.to(_wide(states.dtype))
         offset = torch.zeros((), device=values.device) if bias is None else bias.to(values.dtype)
         if not rounded:
             return values + offset
         margin = values.abs() * torch.finfo(torch.bfloat16).eps  # 2^-7
-        wanted = values + margin + offset > floor
-        if 0 < k < len(weight):
-            least = (values - margin + offset).topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+        wanted = values + margin + offset > stored.floor
+        if 0 < stored.k < len(weight):
+            least = (values - margin + offset).topk(stored.k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
             strongest = values + margin + offset >= least
-            wanted &= strongest if also is None else strongest | also
+            wanted &= strongest if stored.also is None else strongest | stored.also
         return _summed_in_fp32(wanted, states, weight, mask.bool()) + offset
 
 
@@ -178,7 +199,7 @@ class _ProjectionMax(torch.autograd.Function):
         to_states = _states_gradient if ctx.triton is None else ctx.triton.states_gradient
         to_weight = _weight_gradient if ctx.triton is None else ctx.triton.weight_gradient
         with torch.autocast(states.device.type, enabled=False):
-            # A row without an allowed position gets no gradient. On a GPU to look for one is dearer than to copy.
+            # A row without an allowed position gets no gradient. On a GPU the check costs more than the copy.
             if ctx.triton is not None or bool((positions[:, :1] < 0).any()):
                 grad = grad.masked_fill(positions < 0, 0.0)
             d_states = to_states(grad, positions, states, weight) if need_states else None
@@ -204,7 +225,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tuple[Tensor, Tensor]:
-    """Running maxima and their positions; only allowed positions are projected, so padding costs nothing."""
+    """Return the maxima and their positions; only allowed positions are projected, so padding costs nothing."""
     n_rows, n_terms = len(states), len(weight)
     values = states.new_full((n_rows, n_terms), -torch.inf, dtype=_wide(states.dtype))
     positions = torch.full((n_rows, n_terms), -1, dtype=torch.int32, device=states.device)
@@ -227,25 +248,25 @@ def _search(states: Tensor, weight: Tensor, mask: Tensor, rounded: bool) -> tupl
 
 
 def _largest(states: Tensor, weight: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """(batch, vocabulary) maxima of logits that are kept in `dtype`, without the bias."""
+    """Return the (batch, vocabulary) maxima of logits in `dtype`, without the bias."""
     values = states.new_full((len(states), len(weight)), -torch.inf, dtype=dtype)
     limit = MAX_TILE_POSITIONS.get(states.device.type, 512)
     index = _allowed_positions(mask)
     rows = mask.any(dim=1).nonzero()[:, 0]
     for begin in range(0, index.shape[1], limit):
-        chosen = index[:, begin : begin + limit]
-        for some in rows.split(max(1, limit // chosen.shape[1])):  # type: ignore[no-untyped-call]
-            own = states[some[:, None], chosen[some]].flatten(0, 1)
+        columns = index[:, begin : begin + limit]
+        for group in rows.split(max(1, limit // columns.shape[1])):  # type: ignore[no-untyped-call]
+            own = states[group[:, None], columns[group]].flatten(0, 1)
             step = max(64, TILE_BYTES.get(states.device.type, 2 << 20) // (4 * len(own)))
             for first in range(0, len(weight), step):
                 terms = slice(first, first + step)
-                best = _logits(own, weight[terms], dtype).view(len(some), chosen.shape[1], -1).amax(dim=1)
-                values[some, terms] = torch.maximum(values[some, terms], best)
+                best = _logits(own, weight[terms], dtype).view(len(group), columns.shape[1], -1).amax(dim=1)
+                values[group, terms] = torch.maximum(values[group, terms], best)
     return values
 
 
 def _allowed_positions(mask: Tensor) -> Tensor:
-    """(batch, most allowed positions of a row) int64: each row's own, its first one repeated to fill the row."""
+    """Return each row's allowed positions as int64, filled up to the longest row with its first one."""
     counts = mask.sum(dim=1)
     longest = int(counts.max()) if len(counts) else 0
     order = torch.argsort(~mask, dim=1, stable=True)[:, :longest]
@@ -253,7 +274,7 @@ def _allowed_positions(mask: Tensor) -> Tensor:
 
 
 def _logits(own: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """(positions, terms) in `dtype`; sums in fp32 or wider."""
+    """Return (positions, terms) logits in `dtype`, with sums in fp32 or wider."""
     if dtype == own.dtype == weight.dtype:
         return own @ weight.T
     if own.device.type == "cuda" and own.dtype == weight.dtype == torch.bfloat16:
@@ -263,7 +284,7 @@ def _logits(own: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _summed_in_fp32(wanted: Tensor, states: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    """The maxima of wanted terms (batch, vocabulary) in fp32, all others -inf."""
+    """Return the maxima of the wanted terms (batch, vocabulary) in fp32, and -inf for all others."""
     values = torch.full(wanted.shape, -torch.inf, device=states.device)
     for row in mask.any(dim=1).nonzero()[:, 0].tolist():
         for terms in wanted[row].nonzero()[:, 0].split(8192):  # type: ignore[no-untyped-call]
@@ -272,7 +293,7 @@ def _summed_in_fp32(wanted: Tensor, states: Tensor, weight: Tensor, mask: Tensor
 
 
 def _groups(mask: Tensor, limit: int) -> Iterator[tuple[list[tuple[int, int, int]], int, int]]:
-    """Runs of at most `limit` allowed positions: their pieces (row, start, stop within the run), its begin and end."""
+    """Yield runs of at most `limit` allowed positions: pieces (row, start, stop in the run), begin and end."""
     pieces: list[tuple[int, int, int]] = []
     begin = end = 0
     for row, length in enumerate(mask.sum(dim=1).tolist()):
@@ -288,7 +309,7 @@ def _groups(mask: Tensor, limit: int) -> Iterator[tuple[list[tuple[int, int, int
 
 
 def _product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tensor:
-    """(terms, positions) logits, summed and kept in the wide dtype of `out`, which they are written to."""
+    """Write (terms, positions) logits to `out`, summed in its wide dtype."""
     if own.device.type == "cuda" and (rounded or (weight.dtype == own.dtype == torch.bfloat16)):
         return torch.mm(weight.bfloat16(), own.bfloat16().T, out_dtype=torch.float32)
     with bf16_operands() if rounded and own.device.type == "cpu" else contextlib.nullcontext():
@@ -297,7 +318,7 @@ def _product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tens
 
 @contextlib.contextmanager
 def bf16_operands() -> Iterator[None]:
-    """CPU products of fp32 may round their operands to bf16; sums and results stay fp32 (a bf16 result would tie)."""
+    """Let CPU products of fp32 round their operands to bf16; sums and results stay fp32 (bf16 results would tie)."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
@@ -310,7 +331,7 @@ def bf16_operands() -> Iterator[None]:
 def _exact_where_positive(
     values: Tensor, positions: Tensor, states: Tensor, weight: Tensor, bias: Tensor | None
 ) -> None:
-    """Compute the positive values again in the wide dtype, at the positions found."""
+    """Compute the positive values again in the wide dtype, at their positions."""
     for row in range(len(values)):
         for terms in (values[row] > 0).nonzero()[:, 0].split(4096):  # type: ignore[no-untyped-call]
             own = states[row, positions[row, terms].long()].to(values.dtype)
@@ -319,7 +340,7 @@ def _exact_where_positive(
 
 
 def _states_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Tensor) -> Tensor:
-    """dX[b, argmax] += dY Wᵀ, row by row, over the terms that have a gradient at all."""
+    """Compute dX[b, argmax] += dY Wᵀ row by row, over the terms with a nonzero gradient."""
     d_states = torch.zeros_like(states)
     n_positions = states.shape[1]
     for row in range(len(grad)):
@@ -337,7 +358,7 @@ def _states_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Te
 
 
 def _weight_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Tensor) -> Tensor:
-    """dW[t] += X[b, argmax] dY: a bag of one position a document for every term."""
+    """Compute dW[t] += X[b, argmax] dY: each term sums one position per document."""
     d_weight = torch.empty_like(weight)
     n_rows, n_positions = states.shape[:2]
     table = states.reshape(n_rows * n_positions, -1).to(grad.dtype)
@@ -352,7 +373,7 @@ def _weight_gradient(grad: Tensor, positions: Tensor, states: Tensor, weight: Te
 
 
 def _weighted_sums(index: Tensor, table: Tensor, offsets: Tensor, scale: Tensor) -> Tensor:
-    """Sums of scaled table rows, one a bag; an empty bag gives zeros."""
+    """Return the sum of scaled table rows of each bag; zeros for an empty bag."""
     if not len(index):
         return table.new_zeros(len(offsets), table.shape[1])
     return F.embedding_bag(index, table.detach(), offsets, mode="sum", per_sample_weights=scale.contiguous())
