@@ -198,8 +198,8 @@ def test_a_light_query_of_one_token_is_the_full_one_in_any_frame(
     ("change", "message"),
     [
         ({"suffix": " so:"}, "it has no light queries"),
-        ({"bigrams": "0123456789abcdef"}, "the table's alone"),
-        ({"tokenizer": "0123456789abcdef"}, "the table's alone"),
+        ({"bigrams": "0123456789abcdef"}, "encodes its light queries"),
+        ({"tokenizer": "0123456789abcdef"}, "encodes its light queries"),
     ],
 )
 def test_light_queries_that_the_model_cannot_give_are_refused(change: dict[str, str], message: str) -> None:

@@ -89,7 +89,7 @@ def test_a_query_is_read_as_far_as_there_are_positions_and_a_longer_document_is_
     torch.testing.assert_close(*map(torch.from_numpy, found))
     batch = model.batch(model.frame_documents(["b" * (most - 2)]))
     assert model.states(batch).shape[1] == most
-    with pytest.raises(InvalidInput, match=rf"{most + 1} tokens, but tiny-{name} has {most} positions; .* 300"):
+    with pytest.raises(InvalidInput, match=rf"{most + 1} tokens, but tiny-{name} only {most} positions; .* 300"):
         model.frame_documents(["a", "b" * (most - 1)])
 
 

@@ -74,7 +74,7 @@ def test_a_recipe_has_the_backbone_patched_before_its_adapter_is_added(
 
 
 def test_what_liger_has_no_kernels_for_is_refused(stand_in: list[dict[str, Any]]) -> None:
-    with pytest.raises(InvalidInput, match=r"of type bert: leave it out; it knows llama, qwen3$"):
+    with pytest.raises(InvalidInput, match=r"of type bert; set it to false, .* supported type: llama, qwen3$"):
         use_liger(tiny_backbone("bert"))
     assert not stand_in
 

@@ -126,7 +126,7 @@ def test_embeddings_and_norms_stay(kind: str) -> None:
 def test_what_cannot_be_quantised_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="'int3': expected one of int8, int8-dynamic, int4, nf4"):
         quantize_layers(tiny_backbone("llama"), "int3")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="has to be merged"):
+    with pytest.raises(InvalidInput, match="must be merged"):
         quantize_layers(add_lora(tiny_backbone("llama"), rank=2, alpha=4), "int8")
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(MissingExtra, match=r"pip install 'lightir\[quantize\]'"):
