@@ -189,30 +189,25 @@ def contract_page() -> str:
 
 
 def recipe_page() -> str:
-    """All keys of the training recipes: those of the contrastive stage, then what other stages have besides."""
-    from lightir.train.recipes import contrastive_recipe, settings
+    """Return the page of all recipe keys: each stage's recipe, then the records inside them."""
     from lightir.train.stages.registry import STAGES
 
-    def records_of(module: str) -> list[type]:
-        found = [value for value in vars(sys.modules[module]).values() if dataclasses.is_dataclass(value)]
-        return [value for value in found if isinstance(value, type) and value.__module__ == module]
-
-    records = [*records_of(settings.__name__), *records_of(contrastive_recipe.__name__)]
-    for kind in STAGES.values():
-        if kind.recipe not in records:
-            records += records_of(kind.recipe.__module__)
-        kinds = [hint for hint in typing.get_type_hints(kind.recipe).values() if isinstance(hint, type)]
-        elsewhere = [each for each in kinds if dataclasses.is_dataclass(each) and each not in records]
-        records += [each for each in elsewhere if each.__module__.startswith("lightir.train")]
+    records: list[type] = [kind.recipe for kind in STAGES.values()]
+    for record in records:  # grows as records inside records are reached
+        for hint in typing.get_type_hints(record).values():
+            kinds = [hint, *typing.get_args(hint)]
+            inner = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+            records += [kind for kind in inner if kind not in records and kind.__module__.startswith("lightir.train")]
     intro = [
         "# A training recipe",
         NOTE,
         "",
-        "One YAML file; `lightir train RECIPE --set key=value` changes single keys,",
+        "A recipe is one YAML file. `lightir train RECIPE --set key=value` changes single keys, with dots for nested keys;",
+        "`lightir train RECIPE --show` prints every field. Unknown keys are refused. The recipe is saved with the model.",
+        "`base: other.yaml` inherits the keys of another file beside it: objects are merged key by key, lists and values",
+        f"are replaced. `stage` selects the stage: {', '.join(sorted(STAGES))} (default contrastive).",
+        "",
     ]
-    intro += ["with dots for nested ones. Unknown keys are refused. The recipe is saved with the model."]
-    intro += ["`base: other.yaml` takes what a file does not say from another one beside it."]
-    intro += [f"`stage` says which stage it is of: {', '.join(sorted(STAGES))}; contrastive where it is left out.", ""]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
 
 
@@ -263,9 +258,12 @@ def fields_of(record: type) -> Iterator[str]:
 
 def attributes(record: type) -> dict[str, str]:
     """The lines of a doc string's "Attributes:" section by field."""
-    section = (inspect.getdoc(record) or "").partition("Attributes:\n")[2]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
-    return {name: " ".join(meaning.split()).replace("|", "\\|") for name, meaning in entries}
+    meanings: dict[str, str] = {}
+    for each in reversed(record.__mro__):  # a record that extends another documents only what it adds
+        section = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")[2]
+        entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+        meanings |= {name: " ".join(meaning.split()).replace("|", "\\|") for name, meaning in entries}
+    return meanings
 
 
 def _default(field: dataclasses.Field[object]) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from collections_for_training import write_dataset
+from lightir.train.recipes.packed_text_recipes import AdaptationRecipe, MaskedRecipe
 from lightir.train.recipes.settings import CorpusRecipe, DevSet
-from lightir.train.stages.adaptation import AdaptationRecipe
-from lightir.train.stages.masked import MaskedRecipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 

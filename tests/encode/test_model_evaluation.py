@@ -27,7 +27,7 @@ from lightir.search import SearchOptions
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.train.recipes.sidr_recipe import SidrHeadRecipe
-from lightir.train.stages.sidr_batch import bag_of_tokens, pruned
+from lightir.train.stages.sidr import bag_of_tokens, pruned
 from tiny_models import save_tiny
 
 

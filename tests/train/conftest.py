@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from collections_for_training import write_dataset
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
-from lightir.train.recipes.settings import BranchEvaluation, DataRecipe, DevSet, DocumentRecipe, ModelRecipe
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import DataRecipe, DevSet, DocumentRecipe, ModelRecipe
 from lightir.train.recipes.settings import Optimisation as Settings
 from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
 

@@ -22,10 +22,11 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
 from lightir.shards import VectorsReader
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.packed_text_recipes import AdaptationRecipe
 from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.recipes.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import adaptation, contrastive
-from lightir.train.stages.adaptation import Adaptation, AdaptationRecipe, train
+from lightir.train.stages.adaptation import Adaptation, train
 from lightir.train.stages.registry import STAGES, read_recipe
 from lightir.types import Document
 from processes import assert_same, first_of, gradients_of, wake_lora
@@ -175,7 +176,7 @@ def test_several_processes_have_the_loss_and_gradient_of_one(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": []}, "at least one corpus"),
+        ({"data": []}, "at least one training set or corpus"),
         ({"length": 40}, "but a row has 40"),
         ({"relu_weight": -1.0}, "relu_weight is -1"),
         ({"optimisation": {"negatives": 3}}, "no queries"),

@@ -23,11 +23,11 @@ from lightir.train.batches import batch_vectors
 from lightir.train.batches.batch_vectors import batch_terms, framed_queries, full_query_states, light_query_vectors
 from lightir.train.batches.share import share_of
 from lightir.train.distill.teacher import Teacher, load_teacher
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, TeacherRecipe
-from lightir.train.recipes.settings import BranchEvaluation
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, TeacherRecipe
 from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.stage_data import make_mixture, open_sets
-from lightir.train.stages.stage_model import build_model, fit_heads
+from lightir.train.stages.stage_model import build_model
 from tiny_models import write_sentence_transformer
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
-from lightir.train.recipes.settings import BranchEvaluation, DocumentRecipe
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import DocumentRecipe
 from lightir.train.stages import contrastive
 
 

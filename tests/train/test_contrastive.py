@@ -30,9 +30,10 @@ from lightir.train.run.loop import Loop, learning_rate_share
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.contrastive import Contrastive, train
 from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.registry import STAGES, read_recipe
 from lightir.train.stages.stage_data import make_mixture, open_sets
-from lightir.train.stages.stage_model import build_model, fit_heads
+from lightir.train.stages.stage_model import build_model
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import save_tiny
 

@@ -17,17 +17,17 @@ from lightir.models.encoder import LightRetriever
 from lightir.text import QueryPolicy
 from lightir.train.batches import gradient_cache
 from lightir.train.batches.gradient_cache import in_pieces
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
-from lightir.train.recipes.settings import BranchEvaluation, CorpusRecipe, Optimisation
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.likelihood_recipe import LikelihoodRecipe
+from lightir.train.recipes.packed_text_recipes import AdaptationRecipe, MaskedRecipe
+from lightir.train.recipes.settings import CorpusRecipe, Optimisation
 from lightir.train.recipes.sidr_recipe import SidrLossWeights, SidrRecipe
 from lightir.train.run.processes import average_gradients
 from lightir.train.stages import sidr
-from lightir.train.stages.adaptation import AdaptationRecipe
 from lightir.train.stages.contrastive_batch import batch_losses
-from lightir.train.stages.masked import MaskedRecipe
-from lightir.train.stages.query_likelihood import LikelihoodRecipe
+from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.stage_data import make_mixture, open_sets
-from lightir.train.stages.stage_model import build_model, fit_heads, load_trainable
+from lightir.train.stages.stage_model import build_model
 from processes import first_of, wake_lora
 
 ALL = LossWeights(flops_ramp_steps=0, sparse_alignment=0.5, symmetric_sparse=0.5, query_flops=0.1, dims=(16,))
@@ -92,9 +92,7 @@ def gradients(
 
 
 def prepared(recipe: ContrastiveRecipe | SidrRecipe) -> LightRetriever:
-    if isinstance(recipe, ContrastiveRecipe):
-        return build_model(recipe, device="cpu")
-    return load_trainable(recipe.model, sidr.shipped_contract(recipe), seed=0, device="cpu")
+    return build_model(recipe, device="cpu")
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float) -> None:

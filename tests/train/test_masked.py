@@ -18,9 +18,10 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.own_weights import all_weights
 from lightir.train.batches.packing import PackedBatch, packed_states
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.packed_text_recipes import MaskedRecipe
 from lightir.train.recipes.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import contrastive
-from lightir.train.stages.masked import MaskedNextToken, MaskedRecipe, drawn_masks, train
+from lightir.train.stages.masked import MaskedNextToken, drawn_masks, train
 from lightir.train.stages.registry import read_recipe
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import CAUSAL, tiny_backbone
@@ -133,7 +134,7 @@ def test_the_contrastive_stage_goes_on_from_it(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": []}, "at least one corpus"),
+        ({"data": []}, "at least one training set or corpus"),
         ({"length": 40}, "but a row has 40"),
         ({"ratio": 0.0}, "ratio must be above 0"),
         ({"random": 0.6, "kept": 0.6}, "random and kept"),

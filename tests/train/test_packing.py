@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import InvalidInput
 from lightir.models.framing import TextBatch
-from lightir.train.batches.packing import PackedTexts, packed_states, placed, states_without_padding
+from lightir.train.batches.packing import PackedTexts, packed_states, shared_rows, states_without_padding
 from tiny_models import CAUSAL, tiny_backbone
 
 
@@ -117,7 +117,7 @@ def test_every_text_has_one_place_and_no_row_is_overfull() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         lengths = rng.integers(1, 30, size=rng.integers(1, 40)).tolist()
-        rows = placed(lengths, 30)
+        rows = shared_rows(lengths, 30)
         assert sorted(text for row in rows for text in row) == list(range(len(lengths)))
         used = [sum(lengths[text] for text in row) for row in rows]
         assert max(used) <= 30

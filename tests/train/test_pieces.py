@@ -26,8 +26,8 @@ from lightir.models.backbones import Backbone
 from lightir.models.framing import TextBatch
 from lightir.models.pieces import Pieces, each_piece
 from lightir.train.batches.packing import PackedBatch, PackedTexts, not_piecewise, packed_states, states_without_padding
+from lightir.train.recipes.packed_text_recipes import AdaptationRecipe
 from lightir.train.recipes.settings import CorpusRecipe, ModelRecipe, Optimisation, packed_attention
-from lightir.train.stages.adaptation import AdaptationRecipe
 from lightir.train.stages.stage_model import recompute_activations
 from pretended_cuda import pretended_cuda
 from tiny_models import tiny_backbone

@@ -18,18 +18,16 @@ from lightir.models.likelihood import PASSAGE_PROMPT, PASSAGE_SUFFIX, QUERY_SUFF
 from lightir.models.masks import model_mask
 from lightir.text import query_term_ids
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.likelihood_recipe import CorruptionRecipe, LikelihoodRecipe
 from lightir.train.recipes.recipe_files import recipe_yaml
-from lightir.train.recipes.settings import DataRecipe, DevSet, DocumentRecipe, ModelRecipe
+from lightir.train.recipes.settings import DataRecipe, DevelopmentEvaluation, DevSet, DocumentRecipe, ModelRecipe
 from lightir.train.stages import contrastive
+from lightir.train.stages.query_likelihood import QueryLikelihood as Stage
 from lightir.train.stages.query_likelihood import (
-    CorruptionRecipe,
-    LikelihoodEvaluation,
-    LikelihoodRecipe,
     batch_losses,
-    hidden,
+    masked_texts,
     train,
 )
-from lightir.train.stages.query_likelihood import QueryLikelihood as Stage
 from lightir.train.stages.registry import read_recipe
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import EOS
@@ -54,7 +52,7 @@ def likelihood(recipe: ContrastiveRecipe) -> LikelihoodRecipe:
         data=recipe.data,
         optimisation=dataclasses.replace(recipe.optimisation, negatives=0),
         documents=dataclasses.replace(given.documents, max_tokens=FRAME + 41),
-        evaluation=LikelihoodEvaluation(recipe.evaluation.sets, every=3),
+        evaluation=DevelopmentEvaluation(recipe.evaluation.sets, every=3),
         checkpoint_every=2,
     )
 
@@ -98,7 +96,7 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
     plain = retriever.frame_documents([text])[0]
     for unit in ("word", "token"):
         recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit=unit))
-        found = [hidden(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
+        found = [masked_texts(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
         assert found[0] == found[1] != found[2]
         for ids, start, stop in found:
             assert ids[:start] == plain[0][: plain[1]]
@@ -106,7 +104,7 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
         assert (found[0][2] == plain[2]) == (unit == "token")
     recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit="token", mask="__"))
     with pytest.raises(InvalidInput, match="expected one"):
-        hidden(retriever, [text], recipe, seeds=[[0]])
+        masked_texts(retriever, [text], recipe, seeds=[[0]])
 
 
 def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Tensor:

@@ -21,9 +21,10 @@ from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
 from lightir.train.recipes.settings import DataRecipe
 from lightir.train.stages.contrastive import train
 from lightir.train.stages.contrastive_batch import batch_losses
+from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.losses import margin_mse, score_kl
 from lightir.train.stages.stage_data import make_mixture, open_sets
-from lightir.train.stages.stage_model import build_model, fit_heads
+from lightir.train.stages.stage_model import build_model
 from lightir.types import Ranking
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import full_queries

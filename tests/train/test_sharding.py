@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
-from lightir.train.recipes.settings import BranchEvaluation, DocumentRecipe
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, HeadRecipe, LossWeights
+from lightir.train.recipes.settings import DocumentRecipe
 from lightir.train.run.loop import Loop
 from lightir.train.stages.registry import STAGES, read_recipe
 from processes import join

@@ -33,13 +33,26 @@ from lightir.text import QueryPolicy, query_term_ids
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.bag_search import DeviceSearch, KernelSearch
 from lightir.train.recipes.settings import DataRecipe, DevSet, DocumentRecipe, ModelRecipe, Optimisation
-from lightir.train.recipes.sidr_recipe import SidrEvaluation, SidrHeadRecipe, SidrLossWeights, SidrRecipe
+from lightir.train.recipes.sidr_recipe import (
+    RetrievalRecipe,
+    SidrEvaluation,
+    SidrHeadRecipe,
+    SidrLossWeights,
+    SidrRecipe,
+)
+from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.losses import two_way_loss
-from lightir.train.stages.sidr import shipped_contract, train
-from lightir.train.stages.sidr_batch import bag_of_tokens, batch_losses, light_queries, parametric, pruned
-from lightir.train.stages.sidr_retrieval import BagOfTokens, RetrievalRecipe
+from lightir.train.stages.sidr import (
+    bag_of_tokens,
+    batch_losses,
+    light_queries,
+    parametric,
+    pruned,
+    train,
+)
+from lightir.train.stages.sidr_retrieval import BagOfTokens
 from lightir.train.stages.stage_data import make_mixture, open_sets
-from lightir.train.stages.stage_model import fit_heads, load_trainable, training_policies
+from lightir.train.stages.stage_model import build_model
 from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 from processes import assert_same, first_of, gradients_of
@@ -64,8 +77,7 @@ def sidr(model_folder: Path, datasets: tuple[Path, Path]) -> SidrRecipe:
 
 def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], TrainingBatch]:
     sets, _ = open_sets(recipe, negatives=[None] * len(recipe.data))
-    contract = training_policies(shipped_contract(recipe), recipe)
-    retriever = load_trainable(recipe.model, contract, seed=0, device="cpu")
+    retriever = build_model(recipe, device="cpu")
     with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
         for name, parameter in retriever.trunk.named_parameters():
             if "lora_B" in name:

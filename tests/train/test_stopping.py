@@ -25,9 +25,8 @@ from safetensors.torch import load_file
 from interrupted import cut
 from lightir.errors import AlreadyExists, WriteFailed
 from lightir.files import exclusive_writer
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe
 from lightir.train.recipes.recipe_files import recipe_yaml
-from lightir.train.recipes.settings import BranchEvaluation
 from lightir.train.run import stopping
 from lightir.train.run.checkpoint import checkpoints, load_checkpoint
 from lightir.train.run.curves import Curves, numbers

@@ -1,4 +1,4 @@
-"""The vectors of a batch's documents and of its queries, full and light, computed as the recipe asks."""
+"""Vectors of a batch's documents and queries (full and light), computed as the recipe says."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from lightir.train.recipes.settings import packed_attention
 from lightir.types import Document
 
 SHAPE_STEP = 48
-"""Compiled layers meet query lengths that are multiples of this: each new shape costs seconds of compilation."""
+"""Compiled layers get query lengths that are multiples of this, because each new shape costs seconds of compilation."""
 
 LIGHT_TOKENS_STEP = 256
-"""The same for the distinct tokens of a batch's light queries."""
+"""Compiled layers get numbers of distinct light-query tokens that are multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ProjectedTerms:
     """The vocabulary terms that a batch's documents are projected on.
 
     Attributes:
-        ids: (m,) int64, or None for the whole vocabulary in its order.
-        queries: positions among these terms of those that the batch's queries hold.
-        sample: the span of these terms that FLOPS and the count of non-zeros are taken over.
-        factor: vocabulary size / size of the sample.
+        ids: (m,) int64 term ids, or None for the whole vocabulary in its order.
+        queries: positions among these terms of the terms in the batch's queries.
+        sample: span of these terms over which FLOPS and non-zeros are counted.
+        factor: vocabulary size divided by the size of the sample.
     """
 
     ids: Tensor | None
@@ -46,24 +46,26 @@ class Terms:
     factor: float
 
 
-def batch_terms(retriever: LightRetriever, batch: TrainingBatch, recipe: ContrastiveRecipe, *, step: int) -> Terms:
-    """All terms, or the queries' and a sample drawn from seed and step, the same on every process."""
+def batch_terms(
+    retriever: LightRetriever, batch: TrainingBatch, recipe: ContrastiveRecipe, *, step: int
+) -> ProjectedTerms:
+    """Return all terms, or the queries' terms and a sample drawn from seed and step, the same on every process."""
     device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
     rows = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, batch.queries)
     used = np.unique(rows.term_ids).astype(np.int64)
-    wanted = recipe.losses.sparse_terms
-    if wanted == 0 or wanted >= vocab_size:
-        return Terms(None, torch.from_numpy(used).to(device), slice(0, vocab_size), 1.0)
+    n_sampled = recipe.losses.sparse_terms
+    if n_sampled == 0 or n_sampled >= vocab_size:
+        return ProjectedTerms(None, torch.from_numpy(used).to(device), slice(0, vocab_size), 1.0)
     generator = np.random.default_rng([recipe.optimisation.seed, 3, step])
-    drawn = generator.choice(vocab_size, wanted, replace=False)
+    drawn = generator.choice(vocab_size, n_sampled, replace=False)
     ids = torch.from_numpy(np.concatenate([used, drawn])).to(device)
-    return Terms(ids, torch.arange(len(used), device=device), slice(len(used), None), vocab_size / wanted)
+    return ProjectedTerms(ids, torch.arange(len(used), device=device), slice(len(used), None), vocab_size / n_sampled)
 
 
 def document_vectors(
-    retriever: LightRetriever, documents: Sequence[Document], recipe: ContrastiveRecipe, terms: Terms | None
+    retriever: LightRetriever, documents: Sequence[Document], recipe: ContrastiveRecipe, terms: ProjectedTerms | None
 ) -> EncodedVectors:
-    """Dense and sparse vectors of this process's documents, as far as there are branches."""
+    """Return dense and sparse vectors of this process's documents; None for a branch that the model lacks."""
 
     def encode(framed: Sequence[Framed]) -> EncodedVectors:
         length = retriever.contract.document.max_tokens if recipe.model.compile else None
@@ -81,7 +83,7 @@ def document_vectors(
 
 
 def _packed_states(retriever: LightRetriever, batch: TextBatch, recipe: ContrastiveRecipe) -> Tensor | None:
-    """The batch's last hidden states, computed in rows that texts share; None where the recipe pads."""
+    """Return the batch's last hidden states, computed in rows that texts share; None if the recipe pads."""
     if not recipe.optimisation.packed_tokens:
         return None
     attention = packed_attention(recipe.optimisation, recipe.model)
@@ -90,7 +92,7 @@ def _packed_states(retriever: LightRetriever, batch: TextBatch, recipe: Contrast
 
 
 def full_query_vectors(retriever: LightRetriever, share: ProcessShare, recipe: ContrastiveRecipe) -> EncodedVectors:
-    """Dense and sparse vectors of this process's queries through the whole model; None where no loss wants them."""
+    """Return dense and sparse vectors of this process's queries through the whole model; None if no loss reads them."""
     dense, sparse = recipe.losses.symmetric > 0, recipe.losses.symmetric_sparse > 0
     if not (dense or sparse):
         return None, None
@@ -108,7 +110,7 @@ def full_query_vectors(retriever: LightRetriever, share: ProcessShare, recipe: C
 
 
 def light_query_vectors(retriever: LightRetriever, share: ProcessShare, recipe: ContrastiveRecipe) -> Tensor:
-    """(n, H) means of token vectors; each distinct token behind an instruction is encoded once."""
+    """Return (n, H) means of token vectors; each distinct token behind an instruction is encoded once."""
     groups = by_instruction(share.instructions)
     blocks = [
         _light_vectors(retriever, [share.queries[row] for row in rows], instruction, recipe)
@@ -125,37 +127,37 @@ def _light_vectors(
     pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
     tokens, mixing = token_means(term_ids)
 
-    def encode(some: Tensor) -> EncodedVectors:
-        return (retriever.token_vectors(some, instruction=instruction, pad_to=pad_to),)
+    def encode(piece: Tensor) -> EncodedVectors:
+        return (retriever.token_vectors(piece, instruction=instruction, pad_to=pad_to),)
 
     (rows,) = in_pieces(encode, tokens, size=recipe.optimisation.gradient_cache * BLOCKS_PER_ROW)
-    assert rows is not None  # token_vectors gives a tensor
+    assert rows is not None  # token_vectors returns a tensor
     return mixed(mixing, rows)
 
 
 def by_instruction(instructions: Sequence[str]) -> dict[str, list[int]]:
-    """Which queries have each instruction."""
-    found: dict[str, list[int]] = {}
+    """Return the positions of the queries with each instruction."""
+    rows: dict[str, list[int]] = {}
     for row, instruction in enumerate(instructions):
-        found.setdefault(instruction, []).append(row)
-    return found
+        rows.setdefault(instruction, []).append(row)
+    return rows
 
 
 def framed_queries(retriever: LightRetriever, queries: Sequence[str], instructions: Sequence[str]) -> list[Framed]:
-    """Each query behind the prompt of its own instruction, as `frame_queries` frames it."""
+    """Frame each query behind the prompt of its own instruction."""
     framed: dict[int, Framed] = {}
     for instruction, rows in by_instruction(instructions).items():
-        some = retriever.frame_queries([queries[row] for row in rows], instruction=instruction)
-        framed.update(zip(rows, some, strict=True))
+        group = retriever.frame_queries([queries[row] for row in rows], instruction=instruction)
+        framed.update(zip(rows, group, strict=True))
     return [framed[row] for row in range(len(queries))]
 
 
 def full_query_states(
     retriever: LightRetriever, framed: Sequence[Framed], recipe: ContrastiveRecipe
 ) -> tuple[Tensor, TextBatch]:
-    """Framed queries' last hidden states through the whole model, and the batch that they are of.
+    """Return framed queries' last hidden states through the whole model, and their batch.
 
-    They share rows where documents do.
+    Queries share rows if the recipe packs documents.
     """
     longest = max(len(ids) for ids, _, _ in framed)
     batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
@@ -164,7 +166,7 @@ def full_query_states(
 
 
 def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:
-    """(n, V) float32 sparse queries (Eq. 7) on the model's device."""
+    """Return (n, V) float32 sparse queries (Eq. 7) on the model's device."""
     policy, weights = retriever.contract.query, retriever.heads.term_weights
     term_ids = query_term_ids(retriever.backbone.tokenizer, policy, queries)
     rows = sparse_queries(

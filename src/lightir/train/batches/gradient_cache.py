@@ -13,16 +13,16 @@ EncodedVectors = tuple[Tensor | None, ...]
 
 
 def in_pieces(encode: Callable[[Any], EncodedVectors], items: Sequence[Any] | Tensor, *, size: int) -> EncodedVectors:
-    """What `encode` makes of all items, piece by piece, one piece's activations at a time; gradients are the same.
+    """Encode all items piece by piece, with the activations of one piece in memory; gradients are the same.
 
-    A contrastive loss needs the vectors of the whole batch, but not how they came about: each piece is encoded without
-    keeping its activations, and once more when the backward pass has the gradient of its vectors. Dropout falls alike
-    in both.
+    A contrastive loss needs the vectors of the whole batch but not their activations: each piece is encoded without
+    keeping activations, and again when the backward pass has the gradient of its vectors. Dropout is the same in both.
 
     Args:
-        encode: items to vectors with a row an item (any of them may be None), whatever other items are there.
-        items: a sequence or tensor, n of them.
-        size: of a piece; 0 encodes all at once and keeps everything.
+        encode: function from items to vectors with one row per item (any of them may be None); a row must not depend on
+            other items.
+        items: sequence or tensor of n items.
+        size: number of items in a piece; 0 encodes all at once and keeps all activations.
     """
     if not size:
         return encode(items)

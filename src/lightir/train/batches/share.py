@@ -1,4 +1,4 @@
-"""One process's share of a batch: what it encodes, and where that stands in the gathered whole."""
+"""A process's share of a batch, and the positions of its texts in the gathered batch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lightir.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """What one process encodes of a batch, and how the gathered whole is laid out.
+    """The texts that one process encodes, and the layout of the gathered batch.
 
     Attributes:
-        queries: this process's.
-        instructions: theirs.
-        documents: their positives, then their negatives.
-        positives: (n,) int64, each query's positive among the gathered documents.
-        excluded: (n, D) bool over the gathered documents.
-        scores: (n, D) float32 over the gathered documents, or None.
+        queries: this process's queries.
+        instructions: the queries' instructions.
+        documents: the queries' positives, then their negatives.
+        positives: (n,) int64, position of each query's positive among the gathered documents.
+        excluded: (n, D) bool, pairs of queries and gathered documents left out of the loss.
+        scores: (n, D) float32 teacher scores of the gathered documents, or None.
     """
 
     queries: tuple[str, ...]
@@ -33,7 +33,7 @@ class ProcessShare:
 
 
 def share_of(batch: TrainingBatch, *, process: int, processes: int) -> ProcessShare:
-    """One process's share: consecutive queries with all their documents.
+    """Return one process's share: consecutive queries with all their documents.
 
     Raises:
         InvalidInput: the queries don't divide among the processes.

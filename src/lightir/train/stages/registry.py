@@ -1,4 +1,4 @@
-"""The training stages by name: a recipe file says which one it is of."""
+"""The training stages by the name that a recipe file gives under `stage`."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightir.models  # noqa: F401 - first, as it says what to install where torch is not there
+import lightir.models  # noqa: F401 - first: without torch, it says what to install
 from lightir.contract import from_json, shorten
 from lightir.errors import FormatError
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.likelihood_recipe import LikelihoodRecipe
+from lightir.train.recipes.packed_text_recipes import AdaptationRecipe, MaskedRecipe
 from lightir.train.recipes.recipe_files import recipe_content
+from lightir.train.recipes.run_recipe import RunRecipe
 from lightir.train.recipes.sidr_recipe import SidrRecipe
 from lightir.train.stages import adaptation, contrastive, masked, query_likelihood, sidr
 
 
 @dataclass(frozen=True, slots=True)
 class StageKind:
-    """One stage.
+    """A training stage.
 
     Attributes:
-        recipe: its dataclass.
-        train: (recipe, out, resume=, device=) -> the model folder.
-        after: the command that comes next, with {model} for the folder; of a first stage, the stage after it.
+        recipe: the stage's recipe class.
+        train: function (recipe, out, resume=, device=) that trains and returns the model folder.
+        after: next command, with {model} for the folder; for a first stage, the command of the second.
     """
 
-    recipe: type[Any]
+    recipe: type[RunRecipe]
     train: Callable[..., Path]
     after: str = "lightir cache {model}"
 
 
-FROM_HERE = "lightir train CONTRASTIVE-RECIPE --set model.address={model}"
+_SECOND_STAGE = "lightir train CONTRASTIVE-RECIPE --set model.address={model}"
 STAGES = {
-    "adaptation": StageKind(adaptation.AdaptationRecipe, adaptation.train, FROM_HERE),
     "contrastive": StageKind(ContrastiveRecipe, contrastive.train),
-    "masked_next_token": StageKind(masked.MaskedRecipe, masked.train, FROM_HERE),
-    "query_likelihood": StageKind(query_likelihood.LikelihoodRecipe, query_likelihood.train, FROM_HERE),
+    "adaptation": StageKind(AdaptationRecipe, adaptation.train, _SECOND_STAGE),
+    "masked_next_token": StageKind(MaskedRecipe, masked.train, _SECOND_STAGE),
+    "query_likelihood": StageKind(LikelihoodRecipe, query_likelihood.train, _SECOND_STAGE),
     "sidr": StageKind(SidrRecipe, sidr.train),
 }
 
 
 def read_recipe(path: Path | str, *, overrides: Sequence[str] = ()) -> tuple[StageKind, Any]:
-    """The stage that a recipe file names under `stage` (contrastive where it doesn't), and the recipe, checked.
+    """Read a recipe file, apply overrides, check it, and return its stage (by default contrastive) and the recipe.
 
     Raises:
-        NotFound: there is no such file.
-        FormatError: not YAML, no such stage, an unknown key, a wrong type; the place is named.
-        InvalidInput: an override without "=", or a value that makes no sense.
+        NotFound: the file does not exist.
+        FormatError: not YAML, an unknown stage or key, or a wrong type; the message names the key.
+        InvalidInput: an override without "=", or a value out of range.
     """
     content = recipe_content(path, overrides=overrides)
     name = content.get("stage", "contrastive") if isinstance(content, dict) else "contrastive"
@@ -65,6 +68,20 @@ def train_file(
     resume: bool = False,
     device: str = "auto",
 ) -> Path:
-    """Train what a recipe file describes, whatever its stage, and write the model folder; its path comes back."""
+    """Train the recipe in a file, of any stage; write the model folder and return its path.
+
+    Args:
+        path: recipe file (YAML).
+        out: model folder to write.
+        overrides: changes to single keys of the recipe, `key.key=value`.
+        resume: continue from the last checkpoint in `<out>.run`.
+        device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
+
+    Raises:
+        AlreadyExists: `out` exists, or an unfinished run exists and resume is off.
+        NotFound: the recipe, a data set, or a checkpoint to resume from, is missing.
+        FormatError: the recipe is not YAML, or has an unknown key.
+        InvalidInput: a value of the recipe is out of range.
+    """
     kind, recipe = read_recipe(path, overrides=overrides)
     return kind.train(recipe, Path(out), resume=resume, device=device)

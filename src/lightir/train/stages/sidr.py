@@ -1,13 +1,13 @@
-"""SiDR: a parametric vocabulary vector on both sides, trained against bag-of-tokens vectors as well.
+"""The SiDR stage: a parametric vocabulary vector on both sides, also trained against bag-of-tokens vectors.
 
 Each step searches a fixed bag-of-tokens index of the training corpora with the queries as they are encoded now, and
-draws one hard negative a query from what it finds: nothing is ever indexed again.
+draws one hard negative per query from the results; nothing is indexed again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,118 +16,258 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.contract import BackboneRecord, Contract, Fusion, SparseHead
+from lightir.data import TrainingBatch
+from lightir.models.bags import mixed, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
-from lightir.models.own_weights import all_weights
+from lightir.models.heads import top_k_weights
+from lightir.models.pooling import at_least_fp32
+from lightir.text import query_term_ids
 from lightir.train.batches.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
-from lightir.train.recipes.settings import WANTED
-from lightir.train.recipes.sidr_recipe import SidrRecipe
+from lightir.train.batches.gradient_cache import EncodedVectors, in_pieces
+from lightir.train.batches.share import share_of
+from lightir.train.recipes.sidr_recipe import SidrHeadRecipe, SidrRecipe
 from lightir.train.run.loop import run_stage
-from lightir.train.run.processes import autocast
+from lightir.train.run.processes import gather, rank, world_size
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.development import Development, measured, ndcg
-from lightir.train.stages.losses import similarity
-from lightir.train.stages.sidr_batch import bag_of_tokens, batch_losses, light_queries, parametric, pruned
+from lightir.train.stages.head_fitting import fit_heads
+from lightir.train.stages.losses import similarity, two_way_loss
 from lightir.train.stages.sidr_retrieval import BagOfTokens
 from lightir.train.stages.stage_data import StageData
-from lightir.train.stages.stage_model import fit_heads, load_trainable, prepare_layers, save_shipped, training_policies
-
-logger = logging.getLogger(__name__)
+from lightir.train.stages.stage_model import ModelStage, build_model
 
 
 def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
-    """Train SiDR and write its model folder; as `lightir.train.stages.contrastive.train`."""
+    """Train SiDR, write its model folder and return its path.
+
+    Args:
+        recipe: the run's recipe.
+        out: model folder to write.
+        resume: continue from the last checkpoint in `<out>.run`.
+        device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
+
+    Raises:
+        AlreadyExists: `out` exists, or an unfinished run exists and resume is off.
+        NotFound: a data set, or a checkpoint to resume from, is missing.
+    """
     out = Path(out)
     return run_stage(
         recipe, out, lambda device: Sidr(recipe, out.parent / "negatives", device), resume=resume, device=device
     )
 
 
-class Sidr:
-    """The stage: its data with their bag-of-tokens indexes, its model, its loss."""
+class Sidr(ModelStage[SidrRecipe]):
+    """The SiDR stage: training sets with their bag-of-tokens indexes, model and loss."""
 
     def __init__(self, recipe: SidrRecipe, negatives: Path, device: str) -> None:
-        """Open and clean the data, index them, build the model and fit its bias."""
-        self.recipe, self.device = recipe, device
+        """Open and clean the data, build the model, fit its bias, and index the data."""
         self.data = StageData(recipe, negatives=negatives)
-        contract = training_policies(shipped_contract(recipe), recipe)
-        self.retriever = load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
-        fit_heads(self.retriever, recipe, self.data.sets)
-        prepare_layers(self.retriever, recipe.model)
-        self.trunk = self.retriever.trunk
-        self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
-        self.parameters = {n: p for n, p in all_weights(self.retriever.backbone).items() if p.requires_grad}
-        wanted = recipe.retrieval.top_m > 0
-        self.indexes = {each.name: BagOfTokens(each, self.retriever) for each in self.data.sets} if wanted else {}
+        retriever = build_model(recipe, device=device)
+        fit_heads(retriever, recipe, self.data.sets)
+        super().__init__(recipe, retriever, device)
+        indexed = self.data.sets if recipe.retrieval.top_m > 0 else []
+        self.indexes = {training.name: BagOfTokens(training, retriever) for training in indexed}
 
     @property
     def fixed(self) -> dict[str, Tensor]:
-        """The term bias, where there is one."""
+        """The term bias, if there is one."""
         bias = self.retriever.heads.term_bias
         return {} if bias is None else {"term_bias": bias}
 
     @property
     def texts_per_step(self) -> int:
-        """Positives, mined and retrieved negatives."""
+        """Number of positives, mined and retrieved negatives of a step."""
         settings = self.recipe.optimisation
         return settings.batch_size * (1 + settings.negatives + bool(self.indexes)) * settings.accumulation
 
     def restore(self, fixed: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's bias."""
+        """Restore a checkpoint's bias."""
         self.retriever.heads = dataclasses.replace(self.retriever.heads, **fixed)
 
     def losses(self, number: int, *, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """L_final over the mixture's batch and what the queries retrieve."""
+        """Return L_final over batch `number` of the mixture and the negatives that its queries retrieve."""
+        del step
         batch = self.data.mixture.batch(number)
         generator = np.random.default_rng([self.recipe.optimisation.seed, 4, number])
-        with autocast(self.device, self.retriever.backbone.model.dtype):
-            parts, monitored = batch_losses(
-                self.retriever, batch, self.recipe, index=self.indexes.get(batch.dataset), generator=generator
-            )
+        index = self.indexes.get(batch.dataset)
+        with self.autocast():
+            parts, monitored = batch_losses(self.retriever, batch, self.recipe, index=index, generator=generator)
         return parts, {**monitored, "dataset": batch.dataset}
 
     def evaluate(self) -> DevelopmentResult | None:
-        """nDCG@10 of full and beta search on every development set, and the mean."""
+        """Return nDCG@10 of full and beta search on every development set, and the mean."""
         if not self.data.development:
             return None
-        with autocast(self.device, self.retriever.backbone.model.dtype):
-            per_set = {each.name: measure(self.retriever, each, self.recipe) for each in self.data.development}
+        with self.autocast():
+            per_set = {
+                development.name: measure(self.retriever, development, self.recipe)
+                for development in self.data.development
+            }
         return measured(per_set, by=self.recipe.evaluation.by)
 
-    def save(self, folder: Path) -> None:
-        """Write the model under the contract that the recipe describes."""
-        save_shipped(self.retriever, self.recipe, folder)
-
     def records(self) -> dict[str, object]:
-        """What was trained on, and what was left out of it."""
+        """Return facts about the training data and its decontamination."""
         return self.data.records()
 
 
-def shipped_contract(recipe: SidrRecipe) -> Contract:
-    """The contract that the recipe describes, with an empty backbone record."""
-    heads = recipe.heads
-    return Contract(
-        method="sidr",
-        backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
-        query=recipe.query,
-        document=recipe.documents.policy,
-        dense=None,
-        sparse=SparseHead(
-            "elu1p",
-            bias_hash=WANTED if heads.calibrate else "",
-            top_k=heads.top_k,
-            scale=heads.scale,
-            projection=heads.projection,
-            own_terms=heads.own_terms,
-        ),
-        attention=recipe.model.attention,
-        fusion=Fusion(weights={"sparse": 0.5, "tokens": 0.5}),
-    )
+def parametric(retriever: LightRetriever, framed: Sequence[Framed], *, pad_to: int = 1) -> Tensor:
+    """Return V_θ before top-k: (n, V) float32, above 0 everywhere; 0 for a text without tokens.
+
+    Args:
+        retriever: the model.
+        framed: texts in their frames.
+        pad_to: the length is padded to a multiple of this, so that compiled layers get few shapes.
+    """
+    longest = max((len(ids) for ids, _, _ in framed), default=1)
+    batch = retriever.batch(framed, length=-(-max(longest, 1) // pad_to) * pad_to)
+    return retriever.sparse_from(retriever.states(batch), batch)
+
+
+def bag_of_tokens(framed: Sequence[Framed], *, vocab_size: int, device: torch.device) -> Tensor:
+    """Return V_BoT: (n, V) float32, 1 for a term among the text's own tokens (no frame), else 0."""
+    own = [ids[start:stop] for ids, start, stop in framed]
+    rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(ids) for ids in own], dtype=torch.int64))
+    terms = torch.tensor([term for ids in own for term in ids], dtype=torch.int64)
+    bags = torch.zeros(len(framed), vocab_size, device=device)
+    bags[rows.to(device), terms.to(device)] = 1.0  # one copy to the GPU: a copy per row would block
+    return bags
+
+
+def pruned(weights: Tensor, bags: Tensor, heads: SidrHeadRecipe, *, k: int = 0) -> Tensor:
+    """Return the top-k of V_θ, and the text's own terms if the recipe keeps them; k = 0 uses the recipe's."""
+    return top_k_weights(weights, k or heads.top_k, own=bags > 0 if heads.own_terms else None)
+
+
+def light_queries(
+    retriever: LightRetriever,
+    queries: Sequence[str],
+    *,
+    instruction: str | None = None,
+    pad_to: int = 1,
+) -> Tensor:
+    """Return (n, V) float32: the mean over a query's tokens t of t's and the strongest terms of V_θ(Inst; t).
+
+    A token's row depends on the token alone, so it can be cached: LightRetriever's idea on SiDR's query side. A query
+    without tokens is 0.
+    """
+    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
+    unique, mixing = token_means(term_ids)
+    columns, weights = retriever.token_expansions(unique, instruction=instruction, pad_to=pad_to)
+    weights = weights.to(at_least_fp32(weights.dtype))
+    empty = torch.zeros(len(unique), retriever.backbone.vocab_size, dtype=weights.dtype, device=weights.device)
+    return mixed(mixing, empty.scatter(1, columns, weights))
+
+
+def batch_losses(
+    retriever: LightRetriever,
+    batch: TrainingBatch,
+    recipe: SidrRecipe,
+    *,
+    index: BagOfTokens | None = None,
+    generator: np.random.Generator,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return L_final = L(V_θ(q), V_θ(d)) + ½ L(V_θ(q), V_BoT(d)) + ½ L(V_BoT(q), V_θ(d)), each part weighted.
+
+    Each L is two-way. The first part is the mean of two: top-k applied to the queries, and to the documents. Queries
+    and documents are divided among the processes, and their vectors gathered with their gradients.
+
+    Args:
+        retriever: the model.
+        batch: the whole batch, the same on every process.
+        recipe: the run's recipe.
+        index: index in which each query retrieves one more negative; None for no retrieval.
+        generator: generator that draws the negative, in the same state on every process.
+
+    Returns:
+        The parts of the loss, and values for the log: the share of queries with a retrieved negative, and the seconds
+        of searching and drawing.
+    """
+    device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
+    own, instruction = share_of(batch, process=rank(), processes=world_size()).queries, batch.instructions[0]
+    framed = retriever.frame_queries(own, instruction=instruction)
+    pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
+    queries = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
+    query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    monitored = {"retrieved": 0.0, "retrieval_seconds": 0.0}
+    if index is not None:
+        batch, monitored = _with_retrieved(index, batch, queries.detach(), query_bags, recipe, generator)
+    share = share_of(batch, process=rank(), processes=world_size())
+    framed = retriever.frame_documents(share.documents)
+    documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
+    bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    positives = torch.from_numpy(share.positives).to(device)
+    excluded = torch.from_numpy(share.excluded).to(device)
+
+    def loss(a: Tensor, b: Tensor, *, temperature: float = recipe.losses.temperature) -> Tensor:
+        return two_way_loss(similarity(a, b) / temperature, positives, excluded=excluded)
+
+    parts: dict[str, Tensor] = {}
+    top_queries, top_documents = pruned(queries, query_bags, recipe.heads), pruned(documents, bags, recipe.heads)
+    if recipe.losses.parametric > 0:
+        parts["parametric"] = (
+            recipe.losses.parametric * (loss(top_queries, documents) + loss(queries, top_documents)) / 2
+        )
+    if recipe.losses.semi_parametric > 0:
+        parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
+        parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
+    if recipe.losses.light > 0:
+        light = gather(_encoded_light(retriever, own, instruction, recipe, pad_to=tokens))
+        temperature = recipe.losses.light_temperature or recipe.losses.temperature
+        parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
+        parts["light_documents"] = recipe.losses.light * loss(light, top_documents, temperature=temperature)
+    return parts, monitored
+
+
+def _with_retrieved(
+    index: BagOfTokens,
+    batch: TrainingBatch,
+    queries: Tensor,
+    query_bags: Tensor,
+    recipe: SidrRecipe,
+    generator: np.random.Generator,
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """Return the batch with one more negative per query, retrieved by its V_θ (n, V), and values for the log."""
+    start = _now(queries.device)
+    weights = pruned(queries, query_bags, recipe.heads, k=recipe.retrieval.query_terms)
+    retrieved, n_retrieved = index.draw(batch, weights, recipe.retrieval, generator)
+    batch = index.extended(batch, retrieved)
+    return batch, {"retrieved": n_retrieved / len(batch.queries), "retrieval_seconds": _now(queries.device) - start}
+
+
+def _now(device: torch.device) -> float:
+    """Return the time in seconds after the device has finished its work, which is then not part of what is timed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _encoded(retriever: LightRetriever, framed: Sequence[Framed], recipe: SidrRecipe, *, pad_to: int) -> Tensor:
+    """Return V_θ (see `parametric`), encoded in pieces as the recipe says."""
+
+    def encode(piece: Sequence[Framed]) -> EncodedVectors:
+        return (parametric(retriever, piece, pad_to=pad_to),)
+
+    (weights,) = in_pieces(encode, framed, size=recipe.optimisation.gradient_cache)
+    assert weights is not None  # parametric returns a tensor
+    return weights
+
+
+def _encoded_light(
+    retriever: LightRetriever, queries: Sequence[str], instruction: str, recipe: SidrRecipe, *, pad_to: int
+) -> Tensor:
+    """Return `light_queries`, encoded in pieces as the recipe says."""
+
+    def encode(piece: Sequence[str]) -> EncodedVectors:
+        return (light_queries(retriever, piece, instruction=instruction, pad_to=pad_to),)
+
+    (weights,) = in_pieces(encode, queries, size=recipe.optimisation.gradient_cache)
+    assert weights is not None  # light_queries returns a tensor
+    return weights
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: SidrRecipe) -> dict[str, float]:
-    """nDCG@10 on a development set in memory: full and beta search, both with light queries, token overlap."""
+    """Return nDCG@10 on a development set in memory: full and beta search, both with light queries, token overlap."""
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 

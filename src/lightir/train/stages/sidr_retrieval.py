@@ -1,11 +1,10 @@
-"""In-training retrieval: hard negatives out of a bag-of-tokens index that is built once and never again (SiDR)."""
+"""In-training retrieval of hard negatives from a fixed bag-of-tokens index (SiDR)."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -15,54 +14,43 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.bag_search import BagSearch, DeviceSearch, KernelSearch, corpus_bags
+from lightir.train.recipes.sidr_recipe import RetrievalRecipe
 from lightir.types import Document
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalRecipe:
-    """Negatives that the model finds for itself in training.
-
-    Attributes:
-        top_m: of the bag-of-tokens index, one of which is drawn; 0 retrieves none.
-        skip_answers: leave out documents that hold one of the query's answers, where the data set names them.
-        query_terms: strongest terms of a query that are searched with; 0 for as many as the head keeps.
-    """
-
-    top_m: int = 20
-    skip_answers: bool = True
-    query_terms: int = 0
-
-
 class BagOfTokens:
-    """The fixed index of a training set's corpus: which terms stand in each document, as the model reads it."""
+    """A fixed index of a training set's corpus: the terms of each document, as the model reads it."""
 
     def __init__(self, training: TrainingSet, retriever: LightRetriever, *, on_device: bool | None = None) -> None:
-        """Tokenise the corpus once.
+        """Tokenize the corpus.
 
-        `on_device`: it is searched by a sparse product on the model's device, not by the kernel; None does so on a GPU.
+        Args:
+            training: training set with the corpus.
+            retriever: model whose tokenizer and frame are used.
+            on_device: search by a sparse product on the model's device instead of the kernel; None does so on a GPU.
         """
         self.doc_ids = sorted(training.documents)
         self._documents = training.documents
-        self._examples: dict[str, TrainingExample] = {each.query_id: each for each in training.examples}
+        self._examples: dict[str, TrainingExample] = {example.query_id: example for example in training.examples}
         bags = corpus_bags([training.documents[doc_id] for doc_id in self.doc_ids], retriever)
         device = retriever.backbone.device
         on_device = device.type == "cuda" if on_device is None else on_device
         self._bags: BagSearch = DeviceSearch(bags, device) if on_device else KernelSearch(bags)
 
     def search(self, weights: Tensor, *, m: int) -> list[list[str]]:
-        """Beta search: each query's m best documents by <V_θ(q), V_BoT(d)>, from rows of weights (n, V) >= 0."""
-        found, doc_ords, _ = self._bags.top(weights, k=m)
-        return [[self.doc_ids[doc_ord] for doc_ord in doc_ords[a:b]] for a, b in itertools.pairwise(found)]
+        """Return each query's m best documents by <V_θ(q), V_BoT(d)> (beta search), from weights (n, V) >= 0."""
+        bounds, doc_ords, _ = self._bags.top(weights, k=m)
+        return [[self.doc_ids[doc_ord] for doc_ord in doc_ords[a:b]] for a, b in itertools.pairwise(bounds)]
 
     def draw(
         self, batch: TrainingBatch, weights: Tensor, retrieval: RetrievalRecipe, generator: np.random.Generator
     ) -> tuple[list[Document], int]:
-        """One negative for each query, and for how many queries the search gave one.
+        """Draw one negative for each query; return them, and the number of queries with a retrieved one.
 
-        Drawn evenly from the top m without relevant documents, their copies, and documents that hold an answer; where
-        nothing is left, from the whole corpus.
+        The draw is uniform over the top m without relevant documents, their copies, and documents that contain an
+        answer; if none is left, over the whole corpus.
         """
-        drawn, found = [], 0
+        drawn, n_retrieved = [], 0
         for row, doc_ids in enumerate(self.search(weights, m=retrieval.top_m)):
             example = self._examples[batch.query_ids[row]]
             answers = example.answers if retrieval.skip_answers else ()
@@ -72,13 +60,13 @@ class BagOfTokens:
                 if not self._relevant(doc_id, example, batch.documents[row])
                 and not holds_answer(self._documents[doc_id].full_text(), answers)
             ]
-            found += bool(wrong)
+            n_retrieved += bool(wrong)
             chosen = wrong[generator.integers(len(wrong))] if wrong else self._any(example, generator)
             drawn.append(self._documents[chosen])
-        return drawn, found
+        return drawn, n_retrieved
 
     def extended(self, batch: TrainingBatch, retrieved: Sequence[Document]) -> TrainingBatch:
-        """The batch with one negative more for each query, behind its others."""
+        """Return the batch with one more negative for each query, behind its others."""
         n = len(batch.queries)
         negatives = len(batch.documents) // n - 1
         columns = list(range(n))
@@ -93,11 +81,11 @@ class BagOfTokens:
             batch,
             documents=tuple(documents[column] for column in columns),
             false_negatives=np.concatenate([batch.false_negatives, new], axis=1)[:, columns],
-            scores=None,  # no loss of this stage reads them
+            scores=None,  # this stage's losses read no scores
         )
 
     def _relevant(self, doc_id: str, example: TrainingExample, positive: Document) -> bool:
-        """Whether a document is judged relevant to a query, or a copy of the positive at hand."""
+        """Return whether a document is relevant to a query, or a copy of the batch's positive."""
         document = self._documents[doc_id]
         return doc_id in example.positive_ids or (document.title, document.text) == (positive.title, positive.text)
 
@@ -106,4 +94,4 @@ class BagOfTokens:
             doc_id = self.doc_ids[generator.integers(len(self.doc_ids))]
             if doc_id not in example.positive_ids:
                 return doc_id
-        raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} leaves no document to be a negative")
+        raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} has no document left to be a negative")

@@ -1,4 +1,4 @@
-"""What a stage with queries trains on and is measured on: training sets, cleaned and mixed, and development sets."""
+"""The data of a stage with queries: training sets, cleaned and mixed, and development sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from lightir.errors import InvalidInput
 from lightir.eval.runs import read_run
 from lightir.train.mining.miner import negatives_files
 from lightir.train.recipes.data_names import brings_examples, data_folder, examples_file
-from lightir.train.recipes.settings import DataRecipe, DataStage, QueryStage
+from lightir.train.recipes.run_recipe import QueryRunRecipe
+from lightir.train.recipes.settings import DataRecipe
 from lightir.train.run.processes import barrier, is_first
 from lightir.train.stages.development import load_development
 from lightir.types import Run
@@ -32,43 +33,45 @@ logger = logging.getLogger(__name__)
 
 
 class StageData:
-    """A stage's cleaned training sets, their batches, what was left out, and its development sets, all in memory.
+    """A stage's cleaned training sets, their batches, and its development sets, all in memory.
 
     Attributes:
-        sets: training sets.
-        report: of the decontamination; None without held-out sets.
-        mixture: the batches over the sets.
-        development: reduced sets to measure on.
+        sets: cleaned training sets.
+        report: report of the decontamination; None without held-out sets.
+        mixture: batches over the sets.
+        development: reduced development sets.
     """
 
-    def __init__(self, recipe: QueryStage, *, negatives: Path | None) -> None:
-        """Open and clean the data; what is to be mined is mined into the folder `negatives`, None for no negatives."""
+    def __init__(self, recipe: QueryRunRecipe, *, negatives: Path | None) -> None:
+        """Open and clean the data; mine negatives into the folder `negatives`, unless it is None."""
         files = [None] * len(recipe.data) if negatives is None else _mined_once(recipe, negatives)
         self.sets, self.report = open_sets(recipe, negatives=files)
         if self.report is not None:
             logger.info("decontamination:\n%s", self.report.to_markdown())
         self.mixture = make_mixture(recipe, self.sets)
         self.development = [
-            load_development(Dataset.open(data_folder(d.name)), d.split, queries=d.queries, documents=d.documents)
-            for d in recipe.evaluation.sets
+            load_development(
+                Dataset.open(data_folder(dev.name)), dev.split, queries=dev.queries, documents=dev.documents
+            )
+            for dev in recipe.evaluation.sets
         ]
 
     def records(self) -> dict[str, object]:
-        """What was trained on (counts, and a fingerprint over ids and texts of each set), and what was left out."""
+        """Return counts and a fingerprint of ids and texts for each set, and the report of the decontamination."""
         facts = {
-            each.name: {
-                "examples": len(each),
-                "documents": len(each.documents),
-                "batches_per_epoch": self.mixture.batches_per_set[each.name],
-                "fingerprint": each.fingerprint(),
+            training.name: {
+                "examples": len(training),
+                "documents": len(training.documents),
+                "batches_per_epoch": self.mixture.batches_per_set[training.name],
+                "fingerprint": training.fingerprint(),
             }
-            for each in self.sets
+            for training in self.sets
         }
         return {"data": facts} if self.report is None else {"data": facts, "decontamination": self.report.to_json()}
 
 
-def _mined_once(recipe: DataStage, folder: Path) -> list[Path | None]:
-    """Each set's file of negatives: one process mines, the others find the files."""
+def _mined_once(recipe: QueryRunRecipe, folder: Path) -> list[Path | None]:
+    """Return each set's file of negatives: process 0 mines, the others read."""
     if is_first():
         negatives_files(recipe, folder)
     barrier()
@@ -76,37 +79,41 @@ def _mined_once(recipe: DataStage, folder: Path) -> list[Path | None]:
 
 
 def open_sets(
-    recipe: DataStage, *, negatives: Sequence[Path | None]
+    recipe: QueryRunRecipe, *, negatives: Sequence[Path | None]
 ) -> tuple[list[TrainingSet], DecontaminationReport | None]:
-    """The recipe's training sets, cleaned of what is close to the held-out ones; no report without held-out sets.
+    """Open the recipe's training sets and drop queries close to held-out ones; return them and the report.
+
+    There is no report without held-out sets.
 
     Args:
-        recipe: data, held_out and held_out_documents are read.
+        recipe: recipe with the training sets and held-out sets.
         negatives: each set's file of mined negatives, or None.
 
     Raises:
-        InvalidInput: cleaning left a set without examples.
+        InvalidInput: all examples of a set were dropped.
     """
     sets = [
-        open_set(each, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
-        for each, mined in zip(recipe.data, negatives, strict=True)
+        open_set(data, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
+        for data, mined in zip(recipe.data, negatives, strict=True)
     ]
     if not recipe.held_out:
         return sets, None
     held_out = [Dataset.open(data_folder(name)) for name in recipe.held_out]
     cleaned, report = decontaminate_sets(sets, held_out, shared_documents=recipe.held_out_documents)
-    for each in cleaned:
-        if not len(each):
-            raise InvalidInput(f"training set {each.name!r}: every query is too close to a held-out one; leave it out")
+    for training in cleaned:
+        if not len(training):
+            raise InvalidInput(
+                f"training set {training.name!r}: every query is too close to a held-out one; leave it out"
+            )
     return cleaned, report
 
 
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
-    """One training set as its recipe describes it."""
+    """Open one training set as its recipe describes it."""
     if brings_examples(data.name):
         return _open_examples(data, data.instructions or (default_instruction,))
     if data.scores and data.pairs != "judged":
-        raise InvalidInput(f"data set {data.name!r}: scores are of judged queries, not of {data.pairs}")
+        raise InvalidInput(f"data set {data.name!r}: scores require pairs 'judged', not {data.pairs!r}")
     folder = data_folder(data.name)
     listed = data.instructions == ("listed",)
     instructions = None if listed else data.instructions or (default_instruction,)
@@ -120,32 +127,32 @@ def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | No
 
 
 def _open_examples(data: DataRecipe, instructions: tuple[str, ...]) -> TrainingSet:
-    """A set that brings positives, negatives and perhaps scores with it."""
+    """Open a set whose examples bring positives, negatives and perhaps scores."""
     if data.pairs != "judged" or instructions == ("listed",) or data.negatives or data.scores:
         raise InvalidInput(
-            f"data set {data.name!r} brings whole examples: pairs, negatives, scores and listed instructions are not "
-            "to be chosen"
+            f"data set {data.name!r} has whole examples: leave out pairs, negatives, scores and listed instructions"
         )
     file = examples_file(data.name)
     if file is None:
         return open_hub(data.name, split=data.split, instructions=instructions)
     if data.split != "train":
-        raise InvalidInput(f"data set {data.name!r} is a file of examples, which has no split {data.split!r}")
+        raise InvalidInput(f"data set {data.name!r} is a file of examples, without a split {data.split!r}")
     if file.name.removesuffix(".gz").endswith(".tsv"):
         return open_triples(file, instructions=instructions)
     return TrainingSet.open_jsonl(file, instructions=instructions)
 
 
 def run_scores(run: Run) -> dict[str, dict[str, float]]:
-    """A run's scores by query and document id."""
+    """Return a run's scores by query id and document id."""
     return {
-        query_id: dict(zip(found.doc_ids, map(float, found.scores), strict=True)) for query_id, found in run.items()
+        query_id: dict(zip(ranking.doc_ids, map(float, ranking.scores), strict=True))
+        for query_id, ranking in run.items()
     }
 
 
-def make_mixture(recipe: DataStage, sets: Sequence[TrainingSet]) -> Mixture:
-    """The batches over the sets."""
-    ratios = {each.name: data.ratio for each, data in zip(sets, recipe.data, strict=True)}
+def make_mixture(recipe: QueryRunRecipe, sets: Sequence[TrainingSet]) -> Mixture:
+    """Return the batches over the sets."""
+    ratios = {training.name: data.ratio for training, data in zip(sets, recipe.data, strict=True)}
     settings = recipe.optimisation
     return Mixture(
         sets,

@@ -1,51 +1,125 @@
-"""A recipe's model, made ready for the loop: adapter, contract, layers, and what is fitted before the first step."""
+"""The model that a stage trains: backbone with adapter, prepared layers, and the model folder that it is saved to."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import logging
 import os
-import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 import torch._dynamo.config as dynamo_config
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightir.addresses import resolve_local
-from lightir.contract import FILE_NAME, BackboneRecord, Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.data import TrainingSet
+from lightir.contract import FILE_NAME, BackboneRecord, Contract, DocumentPolicy
 from lightir.errors import InvalidInput
 from lightir.models.adapters import add_lora, continue_adapter, load_adapter, merge_adapter
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.compilation import compile_layers
 from lightir.models.devices import fast_dtype
 from lightir.models.encoder import LightRetriever
-from lightir.models.heads import calibrate_bias
 from lightir.models.liger import use_liger
 from lightir.models.model_folder import backbone_attention, backbone_record, contract_backbone
 from lightir.models.own_ends import add_ends, fresh_ends, own_ends
-from lightir.models.own_weights import train_all
-from lightir.text import TextTokenizer
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
-from lightir.train.recipes.settings import WANTED, DataStage, FittedStage, ModelRecipe
+from lightir.models.own_weights import all_weights, train_all
+from lightir.train.recipes.run_recipe import RunRecipe
+from lightir.train.recipes.settings import ModelRecipe
+from lightir.train.run.processes import autocast
+from lightir.train.run.stage import DevelopmentResult
 
 logger = logging.getLogger(__name__)
 
-DOCUMENTS_FOR_IDF = 20_000
-"""Documents of one set that term weights are counted over; more change them by little."""
+COMPILED_SHAPES = 64
+"""Limit of shapes and modes of compiled layers; beyond its default of 8, torch silently runs uncompiled."""
 
-SHAPES = 64
-"""Shapes and modes that compiled layers may meet; beyond its default of 8 torch silently runs uncompiled."""
+
+RecipeT = TypeVar("RecipeT", bound=RunRecipe)
+
+
+class ModelStage(Generic[RecipeT]):
+    """What all stages share: a model with prepared layers and trained parameters, and how it is saved.
+
+    Attributes:
+        recipe: the run's recipe.
+        retriever: the model.
+        device: device of the model.
+        trunk: module that switches between training and evaluation.
+        parameters: trained tensors by name.
+    """
+
+    def __init__(self, recipe: RecipeT, retriever: LightRetriever, device: str) -> None:
+        """Prepare the layers of a model that `build_model` made, with fitted heads."""
+        self.recipe, self.retriever, self.device = recipe, retriever, device
+        prepare_layers(retriever, recipe.model)
+        self.trunk = retriever.trunk
+        self.trunk.train(recipe.model.lora_dropout > 0 or recipe.model.gradient_checkpointing)
+        self.parameters = {
+            name: weights for name, weights in all_weights(retriever.backbone).items() if weights.requires_grad
+        }
+
+    @property
+    def fixed(self) -> Mapping[str, Tensor]:
+        """No further tensors."""
+        return {}
+
+    def restore(self, fixed: Mapping[str, Tensor]) -> None:
+        """Do nothing: there are no further tensors."""
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Run the model's forward passes in the precision of its device."""
+        with autocast(self.device, self.retriever.backbone.model.dtype):
+            yield
+
+    def evaluate(self) -> DevelopmentResult | None:
+        """Return None: there are no development sets."""
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Write the model under the recipe's own policies: searches do not cut texts as training does."""
+        shipped = self.recipe.contract
+        self.retriever.contract = dataclasses.replace(
+            self.retriever.contract, document=shipped.document, query=shipped.query
+        )
+        self.retriever.save(folder)
+
+
+def build_model(recipe: RunRecipe, *, device: str, require: Callable[[Backbone], None] | None = None) -> LightRetriever:
+    """Load the recipe's backbone with its adapter, fresh or trained, under the training contract; heads are not fitted.
+
+    Args:
+        recipe: recipe of any stage.
+        device: device of the model.
+        require: raises if the stage cannot train such a backbone.
+
+    Raises:
+        InvalidInput: the contract has a sparse branch, but the backbone has no language-modelling head.
+    """
+    backbone, record = trainable_backbone(recipe.model, seed=recipe.optimisation.seed, device=device)
+    if require is not None:
+        require(backbone)
+    contract = recipe.training_contract
+    if backbone.head is None and contract.sparse is not None and contract.sparse.projection == "head":
+        raise InvalidInput(
+            f"{recipe.model.address} has no language-modelling head: set heads.sparse to false, or in SiDR's stage "
+            "heads.projection to embeddings"
+        )
+    backbone = _with_ends(backbone, contract.document)
+    retriever = LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
+    if recipe.model.lora_rank == 0:
+        retriever.backbone = train_all(retriever.backbone)
+    return retriever
 
 
 def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
-    """The frozen weights' type: bfloat16 under "auto" where the device multiplies it faster than float32."""
+    """Return the type of the frozen weights: under "auto" bfloat16 if the device multiplies it faster than float32."""
     if model.lora_rank == 0 and model.dtype == "auto":
         return torch.float32  # a small learning rate's steps are lost in bfloat16
     if model.dtype != "auto":
@@ -53,33 +127,8 @@ def base_dtype(model: ModelRecipe, device: str) -> torch.dtype:
     return fast_dtype(device)
 
 
-def build_model(recipe: ContrastiveRecipe, *, device: str) -> LightRetriever:
-    """The backbone with its adapter under the training contract; heads are not fitted yet."""
-    contract = training_policies(shipped_contract(recipe), recipe)
-    return load_trainable(recipe.model, contract, seed=recipe.optimisation.seed, device=device)
-
-
-def load_trainable(model: ModelRecipe, contract: Contract, *, seed: int, device: str) -> LightRetriever:
-    """The recipe's backbone with its adapter, fresh or trained, under a contract whose backbone record is filled in.
-
-    Raises:
-        InvalidInput: a sparse branch is wanted, but the backbone has no language-modelling head.
-    """
-    backbone, record = trainable_backbone(model, seed=seed, device=device)
-    if backbone.head is None and contract.sparse is not None and contract.sparse.projection == "head":
-        raise InvalidInput(
-            f"{model.address} has no language-modelling head: set heads.sparse to false, or in SiDR's stage "
-            "heads.projection to embeddings"
-        )
-    backbone = _with_ends(backbone, contract.document)
-    retriever = LightRetriever(backbone, dataclasses.replace(contract, backbone=record)).to(device)
-    if model.lora_rank == 0:
-        retriever.backbone = train_all(retriever.backbone)
-    return retriever
-
-
 def _with_ends(backbone: Backbone, policy: DocumentPolicy) -> Backbone:
-    """The backbone with trainable end tokens of its own, those that it has or fresh ones, if the policy wants some."""
+    """Return the backbone with trainable end tokens, its own or fresh ones, if the policy has some."""
     ends = own_ends(backbone)
     if not policy.ends_hash:
         if ends is not None:
@@ -91,20 +140,20 @@ def _with_ends(backbone: Backbone, policy: DocumentPolicy) -> Backbone:
 
 
 def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[Backbone, BackboneRecord]:
-    """The backbone with the adapter to be trained, and its record without.
+    """Load the backbone with the adapter to train; return it with its record, which excludes the adapter.
 
-    The adapter is fresh; where the address is a model folder of ours with an adapter, that one is trained on. With
-    lora_rank 0 there is none: a trained one is added into the weights.
+    The adapter is fresh, or that of the model folder that the address names. With lora_rank 0 there is no adapter: a
+    trained one is merged into the weights.
 
     Args:
-        model: which backbone, and what of it is trained.
-        seed: of fresh matrices.
-        device: for the weights' type; they stay in memory.
+        model: the backbone, and which of its weights are trained.
+        seed: seed of fresh matrices.
+        device: device that decides the weights' type; they stay in main memory.
 
     Raises:
-        ContractMismatch: the model folder's backbone is not the one that it was trained on.
-        InvalidInput: its adapter is not as the recipe says, or Liger's kernels are wanted and cannot be had.
-        MissingExtra: they are not installed.
+        ContractMismatch: the model folder was trained on another backbone.
+        InvalidInput: the folder's adapter differs from the recipe's, or Liger's kernels do not run on the device.
+        MissingExtra: Liger is not installed.
     """
     if model.liger and torch.device(device).type != "cuda":
         raise InvalidInput(
@@ -133,114 +182,23 @@ def trainable_backbone(model: ModelRecipe, *, seed: int, device: str) -> tuple[B
     return add_lora(backbone, dropout=model.lora_dropout, **shape), record
 
 
-def shipped_contract(recipe: ContrastiveRecipe) -> Contract:
-    """The contract that the recipe describes, with an empty backbone record."""
-    heads = recipe.heads
-    sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
-    return Contract(
-        method=recipe.method,
-        backbone=BackboneRecord(recipe.model.address, "causal", "", "", "", 0, 0),
-        query=recipe.query,
-        document=recipe.documents.policy,
-        dense=DenseHead(heads.pooling, WANTED if heads.standardize else "") if heads.dense else None,
-        sparse=sparse if heads.sparse else None,
-        attention=recipe.model.attention,
-        fusion=recipe.fusion,
-    )
-
-
-def training_policies(contract: Contract, recipe: DataStage) -> Contract:
-    """The contract with queries and documents cut to what training sees of them."""
-    document, query = contract.document, contract.query
-    document = dataclasses.replace(document, max_tokens=recipe.documents.train_tokens or document.max_tokens)
-    query = dataclasses.replace(query, max_tokens=recipe.optimisation.query_tokens or query.max_tokens)
-    return dataclasses.replace(contract, document=document, query=query)
-
-
-def save_shipped(retriever: LightRetriever, recipe: DataStage, folder: Path) -> None:
-    """Write the model under the recipe's own policies: what is searched is not cut as training was."""
-    document, query = recipe.documents.policy, recipe.query
-    retriever.contract = dataclasses.replace(retriever.contract, document=document, query=query)
-    retriever.save(folder)
-
-
 def prepare_layers(retriever: LightRetriever, model: ModelRecipe) -> None:
-    """Gradient checkpointing and compilation, as far as the recipe asks for them."""
-    retriever.backbone.model.config.use_cache = False  # nobody reads keys and values of a training forward
+    """Enable gradient checkpointing and compilation as the recipe says."""
+    retriever.backbone.model.config.use_cache = False  # training never reads a forward's keys and values
     if model.gradient_checkpointing:
         recompute_activations(retriever.backbone.model)
     if model.compile:
         on_cpu = retriever.backbone.device.type == "cpu"
         if on_cpu and shutil.which(os.environ.get("CXX", "g++")) is None:
-            logger.warning("no C++ compiler was found: layers run uncompiled, about half as fast")
+            logger.warning("no C++ compiler found: layers run uncompiled, about half as fast")
             return
-        dynamo_config.recompile_limit = SHAPES
+        dynamo_config.recompile_limit = COMPILED_SHAPES
         compile_layers(retriever.backbone)
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Switch gradient checkpointing on, under the name that the transformers here have for it."""
+    """Enable gradient checkpointing under the name that the installed transformers has for it."""
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # the second one is older
     enable = next(getattr(model, name) for name in names if hasattr(model, name))
     arguments = [name for name in inspect.signature(enable).parameters if name.endswith("_kwargs")]
     enable(**{arguments[0]: {"use_reentrant": False}})
-
-
-def fit_heads(retriever: LightRetriever, recipe: FittedStage, sets: Sequence[TrainingSet]) -> None:
-    """Fit standardisation, term bias and term weights on documents of the training corpora, as far as asked for."""
-    heads, contract = recipe.heads, retriever.contract
-    standardized = contract.dense is not None and contract.dense.standardized
-    if standardized or (contract.sparse is not None and contract.sparse.bias_hash):
-        sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
-        retriever.calibrate(sample, quantile=heads.calibrate or 0.5)
-    if recipe.query.term_weights == "idf":
-        weights = idf_weights(retriever, sets)
-        retriever.heads = dataclasses.replace(retriever.heads, term_weights=weights.to(retriever.backbone.device))
-
-
-def refit_bias(retriever: LightRetriever, recipe: ContrastiveRecipe, sets: Sequence[TrainingSet]) -> None:
-    """Fit the term bias to the trained model, as far as the recipe asks for it; the standardisation stays."""
-    heads = recipe.heads
-    if not (heads.calibrate and heads.recalibrate) or retriever.contract.sparse is None:
-        return
-    sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
-    framed = retriever.frame_documents(sample)
-    length = retriever.contract.document.max_tokens if recipe.model.compile else None
-    maxima = []
-    with torch.no_grad():
-        for start in range(0, len(framed), recipe.optimisation.batch_size):
-            batch = retriever.batch(framed[start : start + recipe.optimisation.batch_size], length=length)
-            maxima.append(retriever.maxima(retriever.states(batch), batch))
-    bias = calibrate_bias(maxima, quantile=heads.calibrate).to(retriever.backbone.device)
-    retriever.heads = dataclasses.replace(retriever.heads, term_bias=bias)
-
-
-def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:
-    """About n documents' texts with titles, the same number of each set, drawn from the seed."""
-    generator = random.Random(seed)
-    texts: list[str] = []
-    for each in sets:
-        ids = each.doc_ids if each.digest else sorted(each.documents)
-        chosen = generator.sample(ids, min(len(ids), -(-n // len(sets))))
-        texts += [each.documents[doc_id].full_text() for doc_id in chosen]
-    return texts
-
-
-def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch.Tensor:
-    """(V,) float32 in (0, 1]: ln(1 + N / (df + 0.5)) over the training corpora, a term never seen being 1."""
-    policy = retriever.contract.query
-    tokenizer: TextTokenizer = retriever.backbone.tokenizer
-    frequency = np.zeros(retriever.backbone.vocab_size, dtype=np.int64)
-    n_documents = 0
-    seen: set[str] = set()
-    for each in sets:
-        some = [d for d in itertools.islice(each.documents.values(), DOCUMENTS_FOR_IDF) if d.doc_id not in seen]
-        texts = [policy.prepare(document.full_text()) for document in some]
-        seen.update(document.doc_id for document in some)
-        for start in range(0, len(texts), 512):
-            rows = tokenizer.term_ids(texts[start : start + 512], max_tokens=policy.max_tokens)
-            for row in range(len(rows)):
-                frequency[np.unique(rows.row(row))] += 1
-        n_documents += len(texts)
-    raw = np.log1p(n_documents / (frequency + 0.5))
-    return torch.from_numpy((raw / np.log1p(n_documents / 0.5)).astype(np.float32))

@@ -1,0 +1,84 @@
+"""Heads that are fitted to documents: standardization, the sparse head's term bias, and query term weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lightir.data import TrainingSet
+from lightir.models.encoder import LightRetriever
+from lightir.models.heads import calibrate_bias
+from lightir.text import TextTokenizer
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.sidr_recipe import SidrRecipe
+
+RecipeWithHeads = ContrastiveRecipe | SidrRecipe
+
+DOCUMENTS_FOR_IDF = 20_000
+"""Maximum number of documents of a set that term weights are counted over; more hardly change them."""
+
+
+def fit_heads(retriever: LightRetriever, recipe: RecipeWithHeads, sets: Sequence[TrainingSet]) -> None:
+    """Fit standardization, term bias and term weights to documents of the training corpora, as the recipe says."""
+    heads, contract = recipe.heads, retriever.contract
+    standardized = contract.dense is not None and contract.dense.standardized
+    if standardized or (contract.sparse is not None and contract.sparse.bias_hash):
+        sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
+        retriever.calibrate(sample, quantile=heads.calibrate or 0.5)
+    if recipe.query.term_weights == "idf":
+        weights = idf_weights(retriever, sets)
+        retriever.heads = dataclasses.replace(retriever.heads, term_weights=weights.to(retriever.backbone.device))
+
+
+def refit_bias(retriever: LightRetriever, recipe: ContrastiveRecipe, sets: Sequence[TrainingSet]) -> None:
+    """Fit the term bias to the trained model, if the recipe says so; the standardization stays."""
+    heads = recipe.heads
+    if not (heads.calibrate and heads.recalibrate) or retriever.contract.sparse is None:
+        return
+    sample = sample_documents(sets, heads.calibration_documents, seed=recipe.optimisation.seed)
+    framed = retriever.frame_documents(sample)
+    length = retriever.contract.document.max_tokens if recipe.model.compile else None
+    maxima = []
+    with torch.no_grad():
+        for start in range(0, len(framed), recipe.optimisation.batch_size):
+            batch = retriever.batch(framed[start : start + recipe.optimisation.batch_size], length=length)
+            maxima.append(retriever.maxima(retriever.states(batch), batch))
+    bias = calibrate_bias(maxima, quantile=heads.calibrate).to(retriever.backbone.device)
+    retriever.heads = dataclasses.replace(retriever.heads, term_bias=bias)
+
+
+def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:
+    """Return about n documents' texts with titles, the same number of each set, drawn from the seed."""
+    generator = random.Random(seed)
+    texts: list[str] = []
+    for training in sets:
+        ids = training.doc_ids if training.digest else sorted(training.documents)
+        chosen = generator.sample(ids, min(len(ids), -(-n // len(sets))))
+        texts += [training.documents[doc_id].full_text() for doc_id in chosen]
+    return texts
+
+
+def idf_weights(retriever: LightRetriever, sets: Sequence[TrainingSet]) -> torch.Tensor:
+    """Return (V,) float32 in (0, 1]: ln(1 + N / (df + 0.5)) over the training corpora, scaled to 1 for df = 0."""
+    policy = retriever.contract.query
+    tokenizer: TextTokenizer = retriever.backbone.tokenizer
+    frequency = np.zeros(retriever.backbone.vocab_size, dtype=np.int64)
+    n_documents = 0
+    seen: set[str] = set()
+    for training in sets:
+        first = itertools.islice(training.documents.values(), DOCUMENTS_FOR_IDF)
+        new = [document for document in first if document.doc_id not in seen]
+        texts = [policy.prepare(document.full_text()) for document in new]
+        seen.update(document.doc_id for document in new)
+        for start in range(0, len(texts), 512):
+            rows = tokenizer.term_ids(texts[start : start + 512], max_tokens=policy.max_tokens)
+            for row in range(len(rows)):
+                frequency[np.unique(rows.row(row))] += 1
+        n_documents += len(texts)
+    raw = np.log1p(n_documents / (frequency + 0.5))
+    return torch.from_numpy((raw / np.log1p(n_documents / 0.5)).astype(np.float32))
