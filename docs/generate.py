@@ -202,10 +202,11 @@ def recipe_page() -> str:
         "# A training recipe",
         NOTE,
         "",
-        "A recipe is one YAML file. `lightir train RECIPE --set key=value` changes single keys, with dots for nested keys;",
-        "`lightir train RECIPE --show` prints every field. Unknown keys are refused. The recipe is saved with the model.",
-        "`base: other.yaml` inherits the keys of another file beside it: objects are merged key by key, lists and values",
-        f"are replaced. `stage` selects the stage: {', '.join(sorted(STAGES))} (default contrastive).",
+        "A recipe is one YAML file. `lightir train RECIPE --set key=value` changes single keys, with dots for nested",
+        "keys; `--show` prints every field. Unknown keys are refused. The recipe is saved with the model.",
+        "`base: other.yaml` inherits the keys of another file beside it: objects are merged key by key, lists and",
+        "values are replaced. `stage` selects the stage (default contrastive):",
+        f"{', '.join(sorted(STAGES))}.",
         "",
     ]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])

@@ -320,7 +320,7 @@ def test_the_straight_through_gradient_changes_no_value(plain: ContrastiveRecipe
         ({}, {"standardize": True}, "standardize false"),
         ({"sparse_terms": 9}, {}, "must be 0"),
         ({"symmetric_sparse": 0.0}, {}, "method csplade"),
-        ({}, {"activation": "elu1p", "straight_through": True}, "for the activation"),
+        ({}, {"activation": "elu1p", "straight_through": True}, "requires the activation"),
         ({"symmetric_sparse": 0.0, "sparse": 0.0, "query_flops": 0.0}, {}, "must be above 0"),
     ],
 )

@@ -261,7 +261,7 @@ def test_the_development_set_decides(likelihood: LikelihoodRecipe, tmp_path: Pat
         ({"data": ()}, "at least one training set"),
         ({"corruption": CorruptionRecipe(ratio=1.5)}, "ratio is 1.5"),
         ({"documents": DocumentRecipe(eos=False)}, "eos must be true"),
-        ({"model": ModelRecipe("x", attention="bidirectional")}, "must be causal"),
+        ({"model": ModelRecipe("x", attention="bidirectional")}, "expected causal"),
     ],
 )
 def test_what_makes_no_sense_is_refused(likelihood: LikelihoodRecipe, change: dict[str, object], message: str) -> None:

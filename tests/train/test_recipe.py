@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from lightir.cli import main
 from lightir.cli.app import build_parser
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
@@ -285,6 +288,34 @@ def test_full_scale_recipes_have_tiny_twins_and_names_without_slips_of_yaml() ->
     for name in sorted(full):
         _, given = read_recipe(RECIPES / f"{name}.yaml")
         assert not [held for held in getattr(given, "held_out", ()) if re.search(r"\s", held)]  # a name broken in two
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_states_whether_it_ran(path: Path) -> None:
+    header = list(itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines()))
+    assert [line for line in header if re.match(r"# (Ran \d{4}-\d{2}-\d{2} on |Not run at full scale\.)", line)]
+
+
+def differences_from_base(own: Any, base: Any) -> bool:
+    """Whether every key of a file differs from its base's."""
+    if isinstance(own, dict) and isinstance(base, dict):
+        return all(key not in base or differences_from_base(value, base[key]) for key, value in own.items())
+    return bool(own != base)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_does_not_repeat_its_base(path: Path) -> None:
+    own = yaml.safe_load(path.read_text())
+    base = own.pop("base", None)
+    assert base is None or differences_from_base(own, recipe_content(path.parent / base))
+
+
+def test_show_prints_every_field_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = RECIPES / "csplade-echo-llama-3.1-8b.yaml"
+    assert main(["train", str(path), "--set", "optimisation.seed=7", "--show"]) == 0
+    shown = load_recipe(written(tmp_path, capsys.readouterr().out))
+    assert shown == load_recipe(path, overrides=["optimisation.seed=7"])
+    assert (shown.model.lora_rank, shown.documents.max_tokens, shown.losses.symmetric_sparse) == (16, 384, 1.0)
 
 
 def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train a model from a recipe; while it runs, its log and checkpoints lie in MODEL.run, where --resume goes on."""
+"""Train a model from a recipe; during training, MODEL.run holds the log and the checkpoints that --resume continues."""
 
 from __future__ import annotations
 
@@ -9,35 +9,45 @@ from lightir.cli.arguments import add_device, add_json
 from lightir.cli.terminal import print_json, say
 
 HELP = "train a model from a recipe (needs lightir[train])"
-STAYS = "the checkpoints are in MODEL.run, and the same command with --resume goes on from the last one"
+STAYS = "the checkpoints are in MODEL.run; the same command with --resume continues from the last one"
 EXAMPLES = """
   lightir train recipes/lightretriever-smollm2-135m.yaml --out model
   lightir train recipe.yaml --out model --set optimisation.steps=200 --set model.lora_rank=8
   lightir train recipe.yaml --out model --resume
+  lightir train recipes/csplade-echo-llama-3.1-8b.yaml --show
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file; docs/recipe.md lists its keys")
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe file (YAML); docs/recipe.md lists its keys")
     parser.add_argument("-o", "--out", metavar="MODEL", help="model folder to write (default: the recipe's name)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; again for more"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; may be repeated"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint; Ctrl-C and SIGTERM write one"
+        "--resume", action="store_true", help="continue from the last checkpoint; Ctrl-C and SIGTERM write one"
+    )
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="print the recipe with every field, bases and --set applied, and exit",
     )
     add_device(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train and name the model's folder."""
+    """Train and print the model folder, or print the recipe."""
+    from lightir.train.recipes.recipe_files import recipe_yaml
     from lightir.train.run.processes import is_first
     from lightir.train.stages.registry import read_recipe
 
-    out = args.out or Path(args.recipe).stem
     kind, recipe = read_recipe(args.recipe, overrides=args.set)
+    if args.show:
+        print(recipe_yaml(recipe), end="")
+        return
+    out = args.out or Path(args.recipe).stem
     model = kind.train(recipe, Path(out), resume=args.resume, device=args.device)
     if not is_first():
         return
