@@ -88,7 +88,7 @@ def test_packing_equals_one_forward_for_each_piece(name: str) -> None:
 
 def test_packing_is_refused_for_encoders() -> None:
     batch = PackedTexts(numbered([8]), length=4, seed=0).batch(0, rows=1)
-    with pytest.raises(InvalidInput, match="not for encoders"):
+    with pytest.raises(InvalidInput, match="not an encoder"):
         packed_states(tiny_backbone("bert"), batch)
 
 
