@@ -33,7 +33,7 @@ from lightir.index import Index, IndexWriter
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.queue import Queue
 from lightir.provenance import provenance
-from lightir.search import LateSearcher, Searcher, SearchOptions
+from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run
 
@@ -103,7 +103,7 @@ def one_pass(dataset: Dataset, vectors: Path, encoder: Stored, m: int, seed: int
     order = np.random.default_rng(seed).permutation(len(queries))
     with pending(vectors, encoder) as folder, Index.open(folder) as index:
         searcher = Searcher(index)
-        late = LateSearcher(searcher, encoder, m=m, budget_ms=NO_LIMIT_MS)
+        late = LateSearcher(searcher, encoder, LateOptions(m=m, budget_ms=NO_LIMIT_MS))
         first: Run = {}
         for place in tqdm(order.tolist(), f"{dataset.name}, m = {m}", disable=None):
             late.encode_for(queries[place].text)

@@ -13,7 +13,7 @@ import pytest
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.pending import Queue, WorkOptions, failures_of, work
-from lightir.search import LateSearcher, Searcher, SearchOptions
+from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
 from small_collections import GivenVectors, word_contract
@@ -62,7 +62,7 @@ def encoder_on(clock: Clock, *, s_a_character: float) -> FakeEncoder:
 
 def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(searcher: Searcher) -> None:
     encoder = FakeEncoder()
-    late = LateSearcher(searcher, encoder, m=7, budget_ms=60_000)
+    late = LateSearcher(searcher, encoder, LateOptions(m=7, budget_ms=60_000))
     best = list(searcher.search(["the cat 7 runs"], 7, SearchOptions(mode="tokens"))["0"].doc_ids)
     hits, report = late.hits("the cat 7 runs", options=SearchOptions(mode="dense"))
     assert list(report.encoded) == best
@@ -86,7 +86,7 @@ def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(s
 def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher, budget_ms: int) -> None:
     clock = Clock()
     encoder = encoder_on(clock, s_a_character=0.004)
-    late = LateSearcher(searcher, encoder, m=8, budget_ms=budget_ms, clock=clock)
+    late = LateSearcher(searcher, encoder, LateOptions(m=8, budget_ms=budget_ms), clock=clock)
     for number, query in enumerate(["the cat 3 runs", "cat 11 runs", "12 runs runs", "30 the"]):
         best = searcher.search([query], 8, SearchOptions(mode="tokens"))["0"].doc_ids
         pending = [document for document in searcher.index.documents(best) if document.doc_id not in encoder.encoded]
@@ -117,7 +117,7 @@ def test_a_document_that_is_deleted_between_the_search_and_the_encoding_is_passe
         return found
 
     monkeypatch.setattr(searcher, "search", searched)
-    report = LateSearcher(searcher, FakeEncoder(), m=3, budget_ms=60_000).encode_for("the cat 7 runs")
+    report = LateSearcher(searcher, FakeEncoder(), LateOptions(m=3, budget_ms=60_000)).encode_for("the cat 7 runs")
     assert (len(report.encoded), report.left) == (2, 0)
 
 
@@ -127,13 +127,13 @@ def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path)
     clock = Clock()
     with Index.open(folder) as index:
         encoder = FakeEncoder(watch=lambda batch: setattr(clock, "now", clock.now + 0.1))
-        late = LateSearcher(Searcher(index, AnyQuery()), encoder, m=2, budget_ms=1e6, clock=clock)
+        late = LateSearcher(Searcher(index, AnyQuery()), encoder, LateOptions(m=2, budget_ms=1e6), clock=clock)
         late.encode_for("cat 7")
         assert set(late.encode_for("whale").encoded) == {"long", "short"}
 
 
 def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, searcher: Searcher) -> None:
-    late = LateSearcher(searcher, FakeEncoder(), m=5, budget_ms=60_000)
+    late = LateSearcher(searcher, FakeEncoder(), LateOptions(m=5, budget_ms=60_000))
     with Queue.open(folder) as queue:
         claimed = queue.claim(searcher.index, 39)
         assert len(claimed.keys) == 39
@@ -144,7 +144,7 @@ def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, search
 
 def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder: Path, searcher: Searcher) -> None:
     encoder = FakeEncoder()
-    late = LateSearcher(searcher, encoder, m=3, budget_ms=60_000)
+    late = LateSearcher(searcher, encoder, LateOptions(m=3, budget_ms=60_000))
     with IndexWriter.open(folder):
         hits, report = late.hits("cat 7", options=SearchOptions(mode="tokens"))
         assert (report.encoded, len(report.parked)) == ((), 3)
@@ -161,7 +161,7 @@ def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: 
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("bad", f"cat {POISON}")])
     with Index.open(folder) as index:
-        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=2, budget_ms=60_000)
+        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), LateOptions(m=2, budget_ms=60_000))
         hits, report = late.hits(POISON, options=SearchOptions(mode="tokens"))
         assert [hit.doc_id for hit in hits] == ["bad"]
         assert report.failed == {"bad": "ValueError: cannot read ['bad']"}
@@ -173,7 +173,7 @@ def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) 
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document(f"m{i}", "a marked cat", metadata={"n": i}) for i in range(4)])
     with Index.open(folder) as index:
-        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), m=20, budget_ms=60_000)
+        late = LateSearcher(Searcher(index, AnyQuery()), FakeEncoder(), LateOptions(m=20, budget_ms=60_000))
         hits, report = late.hits(
             "marked", options=SearchOptions(mode="tokens", filter={"n": {"gte": 2}}, exclude=["m2"])
         )
@@ -183,7 +183,7 @@ def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) 
 
 def test_a_busy_queue_costs_the_encoding_and_not_the_answer(folder: Path, searcher: Searcher) -> None:
     Queue.open(folder).close()
-    late = LateSearcher(searcher, FakeEncoder(), m=3, budget_ms=20)
+    late = LateSearcher(searcher, FakeEncoder(), LateOptions(m=3, budget_ms=20))
     busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
     busy.execute("BEGIN IMMEDIATE")
     hits, report = late.hits("cat 7", options=SearchOptions(mode="tokens"))
@@ -206,8 +206,8 @@ def test_nothing_is_done_where_nothing_is_pending(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_refused(searcher: Searcher, tmp_path: Path) -> None:
     for options in ({"m": 0}, {"budget_ms": 0}, {"budget_ms": float("nan")}):
-        with pytest.raises(InvalidInput, match="at least one document and some time"):
-            LateSearcher(searcher, FakeEncoder(), **options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="both must be above 0"):
+            LateOptions(**options)
     with pytest.raises(ContractMismatch, match="attention is 'causal' in the index but 'bidirectional' in the model"):
         LateSearcher(searcher, FakeEncoder(contract=word_contract(attention="bidirectional")))
     build_index(document_shards(documents(3)), tmp_path / "plain", progress=False)

@@ -144,10 +144,10 @@ def run(args: argparse.Namespace) -> None:
 def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
     """The searcher with the index's model loaded."""
     from lightir.encode.model_encoder import encoder_for
-    from lightir.search import LateSearcher
+    from lightir.search import LateOptions, LateSearcher
 
     encoder = encoder_for(searcher.index, args.model)
-    return LateSearcher(searcher, encoder, m=args.late_m, budget_ms=args.budget_ms or BUDGET_MS)
+    return LateSearcher(searcher, encoder, LateOptions(m=args.late_m, budget_ms=args.budget_ms or BUDGET_MS))
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Late re-ranking (SiDR): the best of the documents that lack vectors are encoded while their query waits, once."""
+"""Late search (SiDR): encode the pending documents among a query's best within a time limit, then rank with them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,42 @@ from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder
 from lightir.types import Document, Hit
 
-CHARACTERS_A_TOKEN = 6
-"""Characters of a document beyond this many for each token of the model's longest input are cut, and cost nothing."""
+CHARACTERS_PER_TOKEN = 6
+"""Upper estimate of a token's length. Text beyond this many characters per token of the model's limit is cut."""
 
-MEMORY = 0.9
-"""How much each further document leaves of what was measured of the encoder's speed before."""
+DECAY = 0.9
+"""Factor by which each new measurement of the encoder's speed lowers the weight of earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateOptions:
+    """Which documents late search encodes, and how long it may take.
+
+    Attributes:
+        m: number of the query's best documents whose pending ones are encoded.
+        budget_ms: time limit in milliseconds, from the start of the first search to the last commit. A document that
+            would exceed it, judged by the documents before, is not encoded; the first one ever is always encoded.
+    """
+
+    m: int = 20
+    budget_ms: float = 500.0
+
+    def __post_init__(self) -> None:
+        """Refuse fewer than one document and a limit that is not positive."""
+        if self.m < 1 or not self.budget_ms > 0:
+            raise InvalidInput(f"m is {self.m} and budget_ms {self.budget_ms:g}; both must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class LateReport:
-    """What was done for one query.
+    """Outcome of late encoding for one query.
 
     Attributes:
         encoded: ids of the documents that were encoded and committed; the query is ranked with their vectors.
-        parked: ids of those whose vectors wait for the writer's lock; the query is ranked without them.
-        failed: doc_id -> error of those that were set aside.
-        left: how many of the m best are pending still: no time, or another worker has them.
-        seconds: for finding, encoding and committing them.
+        parked: ids of the documents whose vectors wait for the writer's lock; the query is ranked without them.
+        failed: error message for the id of each document that could not be encoded.
+        left: number of documents among the m best that are still pending for lack of time or claimed by a worker.
+        seconds: time of the first search, the encoding and the commit.
     """
 
     encoded: tuple[str, ...] = ()
@@ -44,50 +63,44 @@ class LateReport:
     seconds: float = 0.0
 
     def marked(self, hits: Sequence[Hit]) -> list[Hit]:
-        """The hits, those late that were encoded for the query."""
+        """Return the hits with `late` set on those that were encoded for the query."""
         return [dataclasses.replace(hit, late=hit.doc_id in self.encoded) for hit in hits]
 
 
 class LateSearcher:
-    """A searcher that first encodes what is pending among a query's best documents, within a budget of time.
+    """Searches in two stages, and encodes pending documents between them.
 
-    The first stage, the tokens branch by default, finds the m best documents. Those that are pending are encoded and
-    committed, so that every later search has their vectors; where another writer has the lock they are parked, and
-    whoever commits next commits them. The last stage ranks the index as any search does.
+    The first stage, the tokens branch by default, finds the m best documents. The pending ones among them are encoded
+    and committed, so every later search has their vectors too. If another writer has the lock, the vectors are parked,
+    and the next process that delivers commits them. The last stage is a search of the updated index.
     """
 
     def __init__(
         self,
         searcher: Searcher,
         encoder: DocumentEncoder,
+        late: LateOptions | None = None,
         *,
-        m: int = 20,
-        budget_ms: float = 500.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Put a searcher and a document encoder together.
+        """Combine a searcher and a document encoder.
 
         Args:
-            searcher: whose index can be written.
-            encoder: of the index's model.
-            m: how many of a query's best documents are looked at.
-            budget_ms: from the start of the first search to the last commit. No document is begun that would take
-                longer, judged by those before; only the very first one is begun on trust.
-            clock: seconds.
+            searcher: searcher of both stages; its index must be writable.
+            encoder: encoder of the index's model.
+            late: which documents are encoded, and the time limit; None for the defaults.
+            clock: function that returns the time in seconds.
 
         Raises:
-            InvalidInput: m is below 1, the budget not above 0, or the index has no contract.
+            InvalidInput: the index has no contract.
             ContractMismatch: the encoder is of another model; each differing field with both values.
         """
-        if m < 1 or not budget_ms > 0:
-            raise InvalidInput(f"m is {m} and budget_ms {budget_ms:g}; at least one document and some time are needed")
         require_fit(searcher.index.view, encoder.contract)
         self.searcher = searcher
         self.encoder = encoder
-        self.m = m
-        self.budget_s = budget_ms / 1000
+        self.late = late or LateOptions()
         self._clock = clock
-        self._longest = CHARACTERS_A_TOKEN * encoder.contract.document.max_tokens
+        self._max_characters = CHARACTERS_PER_TOKEN * encoder.contract.document.max_tokens
         self._seconds = self._characters = self._commit_s = 0.0
 
     def hits(
@@ -99,20 +112,25 @@ class LateSearcher:
         first: Mode = "tokens",
         explain: bool = False,
     ) -> tuple[list[Hit], LateReport]:
-        """The k best documents, after the pending ones among the m best were encoded, and what was done for it.
+        """Return the k best documents, and what was encoded for the query.
 
         Args:
-            query: its text.
-            k: see `Searcher.hits`, as is all that is not said here.
-            options: options of the last stage; the first stage has their filter and exclusions.
-            first: the mode whose m best documents are looked at.
-            explain: see `Searcher.hits`.
+            query: text of the query.
+            k: number of documents; fewer are returned if fewer match.
+            options: options of the last stage. The first stage has their filter and exclusions.
+            first: mode of the first stage.
+            explain: list the matched terms of each hit.
         """
         report = self.encode_for(query, options, first=first)
         return report.marked(self.searcher.hits(query, k, options, explain=explain)), report
 
     def encode_for(self, query: str, options: SearchOptions = DEFAULT_OPTIONS, *, first: Mode = "tokens") -> LateReport:
-        """Encode and commit the pending ones among a query's m best documents, and move the index to its newest state.
+        """Encode and commit the pending documents among a query's m best, and refresh the index.
+
+        Args:
+            query: text of the query.
+            options: options whose filter and exclusions hold for the first stage.
+            first: mode of the first stage.
 
         Raises:
             WriteFailed: the index cannot be written.
@@ -121,57 +139,61 @@ class LateSearcher:
         start, index = self._clock(), self.searcher.index
         if not index.view.n_pending:
             return LateReport()
-        limits = SearchOptions(mode=first, filter=options.filter, exclude=options.excluded(""))
-        found = self.searcher.search([query], self.m, limits)
-        view = index.view  # perhaps newer than the one that was searched, where threads share the index
-        numbers = [view.doc_ord(doc_id) for doc_id in found["0"].doc_ids]
-        there = [number for number in numbers if number is not None]
-        wanted = keys_of_pending(view, np.array(there, dtype=np.uint32)).tolist()
-        if not wanted:
+        keys = self._pending_among_best(query, options, first)
+        if not keys:
             return LateReport(seconds=self._clock() - start)
+        budget_s = self.late.budget_ms / 1000
         try:
-            with Queue.open(index.folder, busy_s=min(self.budget_s, BUSY_S)) as queue:
-                report = self._encode(queue, wanted, start + self.budget_s)
+            with Queue.open(index.folder, busy_s=min(budget_s, BUSY_S)) as queue:
+                report = self._encode_and_deliver(queue, keys, start + budget_s)
         except WriteFailed as error:
             if not is_busy(error):
                 raise
-            report = LateReport(left=len(wanted))
+            report = LateReport(left=len(keys))
         index.refresh()
         return dataclasses.replace(report, seconds=self._clock() - start)
 
-    def _encode(self, queue: Queue, wanted: list[int], deadline: float) -> LateReport:
-        index = self.searcher.index
-        claim = queue.claim(index, len(wanted), only=wanted)
+    def _pending_among_best(self, query: str, options: SearchOptions, first: Mode) -> list[int]:
+        """Return the keys of the pending documents among the m best of the first stage, best first."""
+        first_stage = SearchOptions(mode=first, filter=options.filter, exclude=options.excluded(""))
+        ranking = self.searcher.search([query], self.late.m, first_stage)["0"]
+        view = self.searcher.index.view  # may be newer than the one searched, if threads share the index
+        doc_ords = [doc_ord for doc_id in ranking.doc_ids if (doc_ord := view.doc_ord(doc_id)) is not None]
+        keys: list[int] = keys_of_pending(view, np.array(doc_ords, dtype=np.uint32)).tolist()
+        return keys
+
+    def _encode_and_deliver(self, queue: Queue, keys: Sequence[int], deadline: float) -> LateReport:
+        claim = queue.claim(self.searcher.index, len(keys), only=keys)
         documents = claim.view.store.documents_of(claim.keys)
         encoded = Encoded()
         for key in claim.keys:
             if self._clock() + self._expected_s(documents[key]) + self._commit_s > deadline:
                 break
-            encoded.extend(self._timed(key, documents[key]))
+            encoded.extend(self._encode(key, documents[key]))
         tried = {*encoded.keys, *encoded.errors}
         queue.release([key for key in claim.keys if key not in tried])
         if not tried:
-            return LateReport(left=len(wanted))
-        begun = self._clock()
-        delivery = deliver(index.folder, queue, self.encoder.contract, encoded, wait_s=0.0)
-        self._commit_s = self._clock() - begun
-        ids = {key: document.doc_id for key, document in documents.items()}
+            return LateReport(left=len(keys))
+        start = self._clock()
+        delivery = deliver(self.searcher.index.folder, queue, self.encoder.contract, encoded, wait_s=0.0)
+        self._commit_s = self._clock() - start
         return LateReport(
             encoded=tuple(doc_id for doc_id in encoded.doc_ids if doc_id in delivery.committed),
             parked=tuple(delivery.parked),
-            failed={ids[key]: error for key, error in encoded.errors.items()},
-            left=len(wanted) - len(tried),
+            failed={documents[key].doc_id: error for key, error in encoded.errors.items()},
+            left=len(keys) - len(tried),
         )
 
-    def _timed(self, key: int, document: Document) -> Encoded:
-        begun = self._clock()
-        found = encode_documents(self.encoder, {key: document})
-        self._seconds = MEMORY * self._seconds + self._clock() - begun
-        self._characters = MEMORY * self._characters + self._length(document)
-        return found
+    def _encode(self, key: int, document: Document) -> Encoded:
+        """Encode one document and measure the encoder's speed."""
+        start = self._clock()
+        encoded = encode_documents(self.encoder, {key: document})
+        self._seconds = DECAY * self._seconds + self._clock() - start
+        self._characters = DECAY * self._characters + self._n_characters(document)
+        return encoded
 
     def _expected_s(self, document: Document) -> float:
-        return self._length(document) * self._seconds / self._characters if self._characters else 0.0
+        return self._n_characters(document) * self._seconds / self._characters if self._characters else 0.0
 
-    def _length(self, document: Document) -> int:
-        return min(1 + len(document.title) + len(document.text), self._longest)
+    def _n_characters(self, document: Document) -> int:
+        return min(1 + len(document.title) + len(document.text), self._max_characters)
