@@ -34,8 +34,8 @@ def test_the_command_line_is_built_without_torch():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(("command", "hint"), [("encode", "--resume"), ("demo", "goes on"), ("search", "")])
-def test_an_interrupted_command_says_what_stays(command, hint, monkeypatch, capsys):
+@pytest.mark.parametrize(("command", "hint"), [("encode", "--resume"), ("demo", "to continue"), ("search", "")])
+def test_an_interrupted_command_says_what_is_kept(command, hint, monkeypatch, capsys):
     def interrupted(args):
         raise KeyboardInterrupt
 
@@ -43,9 +43,9 @@ def test_an_interrupted_command_says_what_stays(command, hint, monkeypatch, caps
     arguments = {"encode": ["minilm", "corpus.jsonl", "-o", "v"], "demo": [], "search": ["index", "a question"]}
     assert main([command, *arguments[command]]) == 130
     assert capsys.readouterr().err.rstrip() == (
-        f"lightir: interrupted; {load_command(command).STAYS}" if hint else "lightir: interrupted"
+        f"lightir: interrupted; {load_command(command).ON_INTERRUPT}" if hint else "lightir: interrupted"
     )
-    assert hint in getattr(load_command(command), "STAYS", "")
+    assert hint in getattr(load_command(command), "ON_INTERRUPT", "")
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
@@ -143,7 +143,10 @@ def test_misuse_is_exit_code_2(arguments, capsys):
         (["encode", "m", "c", "--out", "v", "--model", "m"], "unrecognized arguments: --model m\n"),
         (["search", "i", "q", "--fusion", "liner"], "did you mean linear?"),
         (["search", "i", "q", "--zzzz"], "unrecognized arguments: --zzzz\n"),
-        (["search", "i", "how", "do", "vaccines", "work"], "do vaccines work; words that belong together want quotes"),
+        (
+            ["search", "i", "how", "do", "vaccines", "work"],
+            "do vaccines work; put quotes around a query of several words",
+        ),
         (["search", "i", "q", "-k", "many"], "argument -k: 'many' is not an integer"),
         (["search", "i", "q", "--filter", "lang=en"], """expected an object, such as '{"lang": "en"}'"""),
     ],
@@ -190,7 +193,7 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
     [
         (["search", "nowhere", "query"], "nowhere"),
         (["info", "nowhere"], "nowhere does not exist"),
-        (["info", "{tmp}"], "is neither an index nor"),
+        (["info", "{tmp}"], "is not an index, vectors, query-encoder or model folder"),
         (["verify", "nowhere"], "nowhere"),
         (["index", "nowhere.jsonl", "--out", "{tmp}/i"], "nowhere.jsonl"),
         (["evaluate", "nowhere", "--dataset", "{tmp}"], "{tmp}"),
@@ -221,7 +224,7 @@ def test_a_wrong_line_is_named_with_its_file_and_number(tmp_path, capsys):
 def test_an_index_is_not_overwritten_unless_asked(bm25_index, dataset, capsys):
     again = ["index", str(dataset), "--out", str(bm25_index)]
     assert main(again) == 1
-    assert re.search("exists already; .*; --overwrite replaces it\n", capsys.readouterr().err)
+    assert re.search("exists already; .*; use --overwrite to replace it\n", capsys.readouterr().err)
     assert main(["index", str(dataset), "--out", str(dataset), "--overwrite"]) == 1
     shown = capsys.readouterr().err
     assert "is something else and is not replaced" in shown
@@ -254,9 +257,9 @@ def test_depth_bounds_what_a_branch_gives(bm25_index, capsys):
     last = json.loads(capsys.readouterr().out)["hits"][-1]["doc_id"]
     asked = ["search", str(bm25_index), "about the river and bread", "--doc-id", last]
     assert main(asked) == 0
-    assert "not found" not in capsys.readouterr().out
+    assert "not among" not in capsys.readouterr().out
     assert main([*asked, "--depth", "1"]) == 0
-    assert "not found: none of the 1 candidates" in capsys.readouterr().out
+    assert "not among the 1 candidates" in capsys.readouterr().out
 
 
 def test_a_document_is_explained_found_or_not(bm25_index, capsys):
@@ -268,7 +271,7 @@ def test_a_document_is_explained_found_or_not(bm25_index, capsys):
     assert found["score"] == branch["weight"] * branch["normalized"] == branch["score"]
     assert sum(term["score"] for term in branch["terms"]) == pytest.approx(branch["score"])
     assert main(["search", str(bm25_index), "river", "--doc-id", "d-bread"]) == 0
-    assert "not found: none of the 1 candidates" in capsys.readouterr().out
+    assert "not among the 1 candidates" in capsys.readouterr().out
     assert main([*arguments, "nowhere"]) == 1
     assert "no document 'nowhere'" in capsys.readouterr().err
 
@@ -345,11 +348,11 @@ def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
         assert opened.doc_ord("a.md") is None
         (notes / "d.md").unlink()
         assert main(mirror) == 0
-        assert "0 documents put in, 2 unchanged, 1 deleted; it holds 2" in capsys.readouterr().err
+        assert "0 documents added, 2 unchanged, 1 deleted; 2 in total" in capsys.readouterr().err
         assert main(["add", str(index), os.devnull, "--mirror"]) != 0
         (tmp_path / "none.jsonl").touch()
         assert main(["add", str(index), str(tmp_path / "none.jsonl"), "--mirror"]) == 1
-        assert "--mirror would delete all" in capsys.readouterr().err
+        assert "--mirror would delete all documents" in capsys.readouterr().err
         assert opened.refresh()
         assert len(opened) == 2
 
@@ -446,7 +449,7 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     shown = capsys.readouterr()
     assert "topics test: 10 queries" in shown.out
     assert re.search(rf"{good} +1\.0000", shown.out)
-    assert f"against {good}, paired randomisation test, p < 0.05: {bad} below (p 0.0" in shown.out
+    assert f"compared with {good} (paired randomization test, p < 0.05): {bad} worse (p = 0.0" in shown.out
     assert "lacks" not in shown.err
     values = tmp_path / "values.tsv"
     arguments = ["evaluate", str(good), str(bad), "--dataset", str(dataset), "--measures", "ndcg_cut_10,RR@10"]
@@ -474,13 +477,13 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     found = json.loads(shown.out)
     assert found["systems"][str(good)]["RR@10"] == pytest.approx(by_index["RR@10"] * 10 / 11)
     assert (found["dataset"], found["split"], found["n_queries"]) == ("judged.txt", "", 11)
-    assert f"{good} lacks 1 of the 11 judged queries; each of them counts 0" in shown.err
+    assert f"{good} lacks 1 of the 11 judged queries; each scores 0" in shown.err
 
 
 def test_a_model_is_verified_by_its_name_as_info_shows_it(monkeypatch, capsys, tmp_path, bm25_index):
     monkeypatch.setattr("lightir.addresses.shipped_models", lambda: {"shipped": bm25_index})
     assert main(["verify", "shipped"]) == main(["info", "shipped"]) == 0
-    assert "shipped: index, whole" in capsys.readouterr().err
+    assert "shipped: index, no damage found" in capsys.readouterr().err
     assert main(["verify", "nothing"]) == 1
     assert "nothing does not exist" in capsys.readouterr().err
 
@@ -489,10 +492,10 @@ def test_a_run_of_other_documents_than_those_judged_is_told(tmp_path, capsys):
     (tmp_path / "run").write_text("q Q0 MED-1 1 1 x\nq Q0 MED-2 2 .5 x\n")
     (tmp_path / "qrels").write_text("q 0 1 1\nq 0 2 0\n")
     assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")]) == 0
-    assert "no document of it is judged, 'MED-1' for one; the judgements have '1'" in capsys.readouterr().err
+    assert "The run has 'MED-1', the qrels have '1'" in capsys.readouterr().err
     (tmp_path / "qrels").write_text("q 0 1 1\nq 0 MED-2 0\n")
     assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")]) == 0
-    assert "judged" not in capsys.readouterr().err
+    assert "qrels" not in capsys.readouterr().err
 
 
 def test_runs_and_judgements_may_be_pipes(dataset, tmp_path, capsys):
@@ -509,14 +512,14 @@ def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index,
     run.write_text("which-river Q0 d-river 1 1 x\n")
     qrels.write_text("which-river 0 d-river 1\n")
     for said, target, *more in (
-        ("run files want judgements", run),
-        ("run files want judgements", run, "--dataset", dataset, "--qrels", qrels),
-        ("run files want judgements", run, "--split", "test", "--qrels", qrels),
-        ("run files are measured as they are", run, "--dataset", dataset, "-k", "3"),
-        ("run files are measured as they are", run, "--dataset", dataset, "--exact"),
-        ("measured on a --dataset", bm25_index, "--qrels", qrels),
-        ("measured on a --dataset", bm25_index),
-        ("name one index or one model", bm25_index, bm25_index, "--dataset", dataset),
+        ("run files require relevance judgments", run),
+        ("run files require relevance judgments", run, "--dataset", dataset, "--qrels", qrels),
+        ("run files require relevance judgments", run, "--split", "test", "--qrels", qrels),
+        ("run files accept only", run, "--dataset", dataset, "-k", "3"),
+        ("run files accept only", run, "--dataset", dataset, "--exact"),
+        ("requires --dataset", bm25_index, "--qrels", qrels),
+        ("requires --dataset", bm25_index),
+        ("expected one index, one model, or run files", bm25_index, bm25_index, "--dataset", dataset),
     ):
         assert main(["evaluate", str(target), *map(str, more)]) == 2
         assert said in capsys.readouterr().err
@@ -566,7 +569,7 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert main(["add", str(index), str(more)]) == 1
     assert "'n0' is in the index already" in capsys.readouterr().err
     assert main(["add", str(index), str(more), "--replace"]) == 0
-    assert "0 documents put in, 20 unchanged" in capsys.readouterr().err
+    assert "0 documents added, 20 unchanged" in capsys.readouterr().err
     more.write_text(more.read_text().replace("a new river", "a newer river", 1))
     assert main(["add", str(index), str(more), "--replace", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -590,7 +593,7 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert json.loads(capsys.readouterr().out) == {"deleted": 1, "not_there": 1, "documents": 26}
     (tmp_path / "ids").write_text("n1\n\nn2\n")
     assert main(["delete", str(index), "--ids", str(tmp_path / "ids")]) == 0
-    assert "2 documents deleted, 0 not there" in capsys.readouterr().err
+    assert "2 documents deleted, 0 ids not in the index" in capsys.readouterr().err
     assert main(["compact", str(index), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert (info["segments"], info["deleted"], info["documents"]) == (1, 0, 24)
@@ -643,22 +646,28 @@ def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["index", str(corpus), "--out", index]) == 0
     capsys.readouterr()
-    fields = "there are note.by, price, tags"
+    fields = "known fields: note.by, price, tags"
     for wanted, said in (
         ({"prize": {"lt": 9}}, [f"no document has the field 'prize'; did you mean price?; {fields}"]),
-        ({"price": {"lt": "9"}}, ["the field 'price' is compared with \"9\", a text; document 'n0' has 5.5 there"]),
-        ({"tags": {"in": [1, 2]}}, ["the field 'tags' is compared with 1, a number; document 'n0' has [\"a\"] there"]),
+        (
+            {"price": {"lt": "9"}},
+            ["compares the field 'price' with a string, \"9\", but its values have another type: 5.5 in document 'n0'"],
+        ),
+        (
+            {"tags": {"in": [1, 2]}},
+            ["compares the field 'tags' with a number, 1, but its values have another type: [\"a\"] in document 'n0'"],
+        ),
         ({"note.of": "x"}, [f"no document has the field 'note.of'; did you mean note.by?; {fields}"]),
         (
             {"or": [{"year": 1}, {"note.by": 3}]},
-            [f"no document has the field 'year'; {fields}", "'note.by' is compared"],
+            [f"no document has the field 'year'; {fields}", "compares the field 'note.by'"],
         ),
         ({"price": {"gt": 99}}, []),
         ({"not": {"year": 1}, "price": {"gt": 99}, "prize": {"exists": False}}, []),
     ):
         for command in (["search", index, "river", "--json"], ["delete", index]):
             assert main([*command, "--filter", json.dumps(wanted)]) == 0
-            lines = [line for line in capsys.readouterr().err.splitlines() if "0 documents deleted; it" not in line]
+            lines = [line for line in capsys.readouterr().err.splitlines() if "0 documents deleted; " not in line]
             assert len(lines) == len(said)
             assert [expected for expected, line in zip(said, lines, strict=True) if expected not in line] == [], lines
     assert (
@@ -688,7 +697,7 @@ def test_doctor_knows_every_extra_of_the_project(capsys):
     assert doctor.extras() == wanted
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^{extra} +(installed|not installed: pip)", shown, re.MULTILINE) for extra in wanted)
+    assert all(re.search(rf"^  {extra} +(installed|not installed: pip)", shown, re.MULTILINE) for extra in wanted)
 
 
 def test_doctor_tells_what_is_not_installed(monkeypatch, capsys):
@@ -714,7 +723,7 @@ def test_doctor_says_how_each_model_s_queries_are_tokenised(tmp_path, monkeypatc
     assert "WordLevel" in found["odd"]
     assert "no tokenizer.json" in found["none"]
     assert main(["doctor"]) == 0
-    assert f"odd's queries are tokenised by {found['odd']}" in capsys.readouterr().out
+    assert f"queries tokenized by {found['odd']}" in capsys.readouterr().out
 
 
 def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
@@ -832,12 +841,12 @@ def test_the_measures_that_help_names_are_the_default():
 def test_options_that_contradict_each_other_or_would_do_nothing_are_misuse(bm25_index, dataset, tmp_path, capsys):
     out = tmp_path / "out"
     for said, *arguments in (
-        ("--work keeps", "evaluate", bm25_index, "--dataset", dataset, "--work", out),
-        ("--device is for", "evaluate", bm25_index, "--dataset", dataset, "--device", "cpu"),
-        ("--exact is for", "evaluate", tmp_path, "--dataset", dataset, "--exact"),
-        ("--tokens is for", "evaluate", tmp_path, "--dataset", dataset, "--tokens", "dirichlet"),
+        ("--work requires", "evaluate", bm25_index, "--dataset", dataset, "--work", out),
+        ("--device requires", "evaluate", bm25_index, "--dataset", dataset, "--device", "cpu"),
+        ("--exact requires", "evaluate", tmp_path, "--dataset", dataset, "--exact"),
+        ("--tokens requires", "evaluate", tmp_path, "--dataset", dataset, "--tokens", "dirichlet"),
         ("--dense-dim, --dense-dtype", "index", dataset, "--out", out, "--dense-dtype", "int8"),
-        ("takes a MODEL", "rerank", "--corpus", dataset, "--queries", dataset, "-o", out),
+        ("requires MODEL", "rerank", "--corpus", dataset, "--queries", dataset, "-o", out),
     ):
         assert main(list(map(str, arguments))) == 2
         assert f"error: {said}" in capsys.readouterr().err.replace("--method ql ", "")
@@ -879,5 +888,5 @@ def test_rerank_by_counted_words_needs_no_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [line.split()[2] for line in (tmp_path / "out.trec").read_text().splitlines()] == ["d1", "d0"]
     assert [line.split()[2] for line in (tmp_path / "out.trec2").read_text().splitlines()] == ["d1"]
-    assert "takes a MODEL" in done.stderr
+    assert "requires MODEL" in done.stderr
     assert "counts words" in done.stderr

@@ -21,13 +21,13 @@ class Terminal(io.StringIO):
 def test_colour_needs_a_terminal_that_wants_it(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert terminal.has_colour(Terminal())
-    assert not terminal.has_colour(io.StringIO())
+    assert terminal.supports_color(Terminal())
+    assert not terminal.supports_color(io.StringIO())
     monkeypatch.setenv("TERM", "dumb")
-    assert not terminal.has_colour(Terminal())
+    assert not terminal.supports_color(Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not terminal.has_colour(Terminal())
+    assert not terminal.supports_color(Terminal())
 
 
 def test_matched_words_are_painted_where_they_stand_whole(monkeypatch):
@@ -49,18 +49,29 @@ def test_cut_text_never_exceeds_its_columns(columns):
 
 def test_control_characters_of_a_document_do_not_reach_the_terminal():
     text = "a\x1b[2J b\x07\x9b1m\x00"
-    shown = [terminal.shorten(text, 40), terminal.shorten_front(text, 40), terminal.wrap(text), terminal.visible(text)]
+    shown = [
+        terminal.shorten(text, 40),
+        terminal.shorten_front(text, 40),
+        terminal.wrap(text),
+        terminal.printable(text),
+    ]
     assert set(shown) == {"a\ufffd[2J b\ufffd\ufffd1m\ufffd"}
 
 
 def test_times_and_sizes_read_like_speech():
-    assert [terminal.duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
-    assert [terminal.size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == ["0 B", "999 B", "1.4 kB", "2.5 MB", "3.0 GB"]
+    assert [terminal.format_duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
+    assert [terminal.format_size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == [
+        "0 B",
+        "999 B",
+        "1.4 kB",
+        "2.5 MB",
+        "3.0 GB",
+    ]
 
 
 def test_what_the_library_logs_is_said_once_on_stderr(capsys):
-    terminal.show_log()
-    terminal.show_log()
+    terminal.log_to_stderr()
+    terminal.log_to_stderr()
     logging.getLogger("lightir.train.stages.contrastive").info("step %d: %.2f", 3, 0.5)
     logging.getLogger("lightir.train.stages.contrastive").debug("not this")
     logging.getLogger("elsewhere").info("nor this")

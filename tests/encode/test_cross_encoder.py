@@ -184,7 +184,7 @@ def test_the_command_reranks_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     for wrong in (start, [*start, "--run", str(out), "--no-stop"], [*start, "--run", str(out), "--split", "dev"]):
         assert main(wrong) == 2
-    assert "--no-stop is for ql" in capsys.readouterr().err
+    assert "--no-stop requires --method ql" in capsys.readouterr().err
 
 
 def test_a_cross_encoder_teaches_by_what_it_says_of_relevant_documents_and_mined_negatives(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ def test_the_command_tells_what_to_do(
     arguments = ["tune", str(tmp_path / "i"), str(tmp_path / "queries.jsonl"), "--qrels", str(tmp_path / "qrels")]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "take --fusion " in shown
-    assert "linear (now)" in shown
+    assert "use --fusion " in shown
+    assert "linear (current)" in shown
     assert main([*arguments, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["recommended"] is True
@@ -210,9 +210,9 @@ def test_the_command_tells_what_to_do(
     assert main([*arguments, "--tokens", "dirichlet:30", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["options"].endswith(" --tokens dirichlet:30")
     assert main([*arguments, "--tokens", "dirichlet:30", "--write"]) == 2
-    assert "leave out --tokens" in capsys.readouterr().err
+    assert "--write cannot be combined with --tokens" in capsys.readouterr().err
     assert main([*arguments, "--write"]) == 0
-    assert f"{report['options']} is the default now" in capsys.readouterr().err
+    assert f"default fusion is now {report['options']}" in capsys.readouterr().err
     with Index.open(tmp_path / "i") as index:
         found = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
         assert (fusion_text(found.default), found.default.weights) == (
@@ -224,15 +224,15 @@ def test_the_command_tells_what_to_do(
         assert hit.branches["dense"].weight == report["chosen"]["weights"]["dense"]
     assert main([*arguments, "--write"]) == 0
     captured = capsys.readouterr()
-    assert "keep what is" in captured.out
-    assert "is the default now" not in captured.err
+    assert "keep the current fusion" in captured.out
+    assert "default fusion is now" not in captured.err
 
 
 def test_a_split_and_a_file_of_judgements_are_not_both_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["tune", "index", "queries.jsonl", "--qrels", "qrels", "--split", "dev"])
     assert stop.value.code == 2
-    assert "--split is of a BEIR folder" in capsys.readouterr().err
+    assert "--split and --qrels cannot be combined" in capsys.readouterr().err
 
 
 def test_an_index_without_a_model_joins_nothing(tmp_path: Path) -> None:

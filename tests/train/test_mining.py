@@ -176,7 +176,7 @@ def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pyte
     assert all(doc_id in ranked[query_id].doc_ids for query_id, doc_ids in near.items() for doc_id in doc_ids)
     assert near != read_negatives(tmp_path / "found.jsonl")
     assert main([*arguments, "--model", "anything"]) == 2
-    assert "--tokens is for counted words" in capsys.readouterr().err
+    assert "--tokens and --model cannot be combined" in capsys.readouterr().err
 
 
 def test_a_model_mines_in_its_modes(recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path) -> None:

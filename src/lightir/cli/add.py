@@ -1,9 +1,12 @@
-"""Add documents to an index while others search it, from encoded vectors or from a plain corpus.
+"""Add documents to an index while others search it.
 
-Documents of a plain corpus are found by BM25 at once; in an index of a model's vectors they are pending until `lightir
-worker` gives them theirs. With --replace a document whose title and text are there already keeps its vectors: the whole
-corpus may be put in again after a few of its documents have changed. Every batch is one change: when the command is cut
-off, whole batches are in, and --replace may start again.
+FILES is either encoded vectors or a plain corpus. The documents of a plain corpus are found by BM25 at once. In an
+index that was built with a model they are pending until `lightir worker` encodes them.
+
+Without --replace, an id that is already in the index is an error. With --replace, a document whose title and text
+have not changed keeps its vectors, so after a few changes you may add the whole corpus again. Each batch is one
+transaction: after an interruption the index contains whole batches, and the same command with --replace completes
+them.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import CORPUS_HELP, add_fields, add_json, positive
+from lightir.cli.arguments import CORPUS_HELP, add_fields, add_index, add_json, positive
 from lightir.cli.pipeline import shards_of
-from lightir.cli.terminal import print_json, say
+from lightir.cli.terminal import print_json, print_status
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
@@ -26,39 +29,41 @@ if TYPE_CHECKING:
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
-  lightir add index new.jsonl
-  lightir add index vectors --replace
-  lightir add index notes/ --mirror
-  tail -n 100 corpus.jsonl | lightir add index -
+  lightir add index new.jsonl                        add documents; an existing id is an error
+  lightir add index vectors --replace                add or replace encoded documents
+  lightir add index notes/ --mirror                  make the index equal to a folder of text files
+  tail -n 100 corpus.jsonl | lightir add index -     read documents from stdin
 """
 BATCH_DOCUMENTS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder")
+    add_index(parser)
     parser.add_argument(
-        "corpus", nargs="+", metavar="FILES", help=f"folders that `lightir encode` wrote, or {CORPUS_HELP}"
+        "corpus", nargs="+", metavar="FILES", help=f"vectors folders written by lightir encode, or {CORPUS_HELP}"
     )
     add_fields(parser)
     parser.add_argument(
-        "--replace",
-        action="store_true",
-        help="documents take the place of those with their ids (default: refused)",
+        "--replace", action="store_true", help="replace documents whose ids are already in the index (default: error)"
     )
     parser.add_argument(
         "--mirror",
         action="store_true",
-        help="--replace, and then delete what FILES do not hold: the index follows a folder that changes",
+        help="like --replace, and also delete every document that is not in FILES",
     )
     parser.add_argument(
-        "--batch", type=positive, default=BATCH_DOCUMENTS, metavar="N", help="documents a change (default %(default)s)"
+        "--batch",
+        type=positive,
+        default=BATCH_DOCUMENTS,
+        metavar="N",
+        help="maximum number of documents per transaction (default %(default)s)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Add and say what the index holds."""
+    """Add the documents and print what changed."""
     from lightir.index import IndexWriter
 
     doc_ids: list[str] = []
@@ -68,11 +73,12 @@ def run(args: argparse.Namespace) -> None:
         if contract is not None:
             if writer.view.contract is None:
                 raise InvalidInput(
-                    f"{args.index} has no model's contract, so it takes no vectors; build it from vectors"
+                    f"cannot add vectors to {args.index}: the index was built without a model. Build a new one with: "
+                    f"lightir index {' '.join(args.corpus)} --out INDEX"
                 )
             require_same_documents(writer.view.contract, contract, names=("the index", "the vectors"))
         replace = args.replace or args.mirror
-        n_added = writer.add_shards(noted(shards, doc_ids), replace=replace, size=args.batch)
+        n_added = writer.add_shards(collect_ids(shards, doc_ids), replace=replace, size=args.batch)
         if args.mirror:
             n_removed = remove_others(writer, doc_ids)
         info = writer.info()
@@ -81,29 +87,32 @@ def run(args: argparse.Namespace) -> None:
         print_json({"added": n_added, "unchanged": n_same, "removed": n_removed, **dataclasses.asdict(info)})
         return
     others = f", {n_same:,} unchanged" * bool(n_same) + f", {n_removed:,} deleted" * bool(n_removed)
-    say(f"{Path(args.index)}: {n_added:,} documents put in{others}; it holds {info.documents:,}")
-    say_pending(args.index, info)
+    print_status(f"{Path(args.index)}: {n_added:,} documents added{others}; {info.documents:,} in total")
+    print_pending(args.index, info)
 
 
-def noted(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
-    """The shards; their documents' ids are noted as they go by."""
+def collect_ids(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
+    """Yield the shards and append their documents' ids to `doc_ids`."""
     for shard in shards:
         doc_ids += [document.doc_id for document in shard.documents]
         yield shard
 
 
 def remove_others(writer: IndexWriter, doc_ids: list[str]) -> int:
-    """Delete what is not named; returns how many documents that were.
+    """Delete every other document and return the number of deleted ones.
 
     Raises:
-        InvalidInput: none is named, which is rather a wrong path than the wish to empty an index.
+        InvalidInput: no id is given. A wrong path is a likelier cause than the wish to empty an index.
     """
     if not doc_ids:
-        raise InvalidInput("the files hold no document, and --mirror would delete all; name others, or use delete")
+        raise InvalidInput(
+            "the files contain no documents, and --mirror would delete all documents of the index. Check the paths, "
+            "or use lightir delete"
+        )
     return writer.keep_only(doc_ids)
 
 
-def say_pending(index: str, info: IndexInfo) -> None:
-    """How many documents wait for vectors, and what to type next."""
+def print_pending(index: str, info: IndexInfo) -> None:
+    """Print the number of pending documents and the command that encodes them."""
     if info.pending:
-        say(f"{info.pending:,} pending: their tokens alone find them until `lightir worker {index}` encodes them")
+        print_status(f"{info.pending:,} documents pending: only BM25 finds them until you run: lightir worker {index}")

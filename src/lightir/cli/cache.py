@@ -1,15 +1,19 @@
-"""Encode a model's vocabulary once, so that queries need no model: one table for each task or instruction.
+"""Compute a model's query tables, so that queries need no model.
 
-Where the contract's queries have the weighting "expansion" (SiDR), what is kept of each term are the strongest terms
-that the sparse head gives for it alone.
+A query table has one vector for each token of the model's vocabulary, computed behind the task's instruction. A
+query's vector is the mean of its tokens' rows. Each --task and each --instruction adds one table; searches use the
+first one unless they name another with --task.
+
+For a model whose contract weights queries by "expansion" (SiDR), the tables also hold each token's strongest
+expansion terms.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_json, positive
-from lightir.cli.terminal import print_json, say
+from lightir.cli.arguments import MODEL_HELP, add_device, add_json, add_overwrite, positive
+from lightir.cli.terminal import print_json, print_status
 
 HELP = "compute a model's query tables (needs lightir[train])"
 EXAMPLES = """
@@ -26,27 +30,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--out",
         metavar="DIR",
-        help="folder to write (default: query-encoder in the model's folder, found there by encode)",
+        help="folder to write (default: query-encoder/ inside the model folder, where lightir encode looks for it)",
     )
     parser.add_argument(
-        "--task", action="append", default=[], metavar="NAME", help="a known task; again for more tables"
+        "--task",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="known task to compute a table for; repeat for more tables",
     )
     parser.add_argument(
         "--instruction",
         action="append",
         default=[],
         metavar="TEXT",
-        help="an instruction of your own; again for more tables (default: the model's own instruction alone)",
+        help="custom instruction to compute a table for; repeat for more tables (default: the model's own instruction)",
     )
-    parser.add_argument("--dim", type=positive, metavar="N", help="width of the table (default: the model's)")
-    parser.add_argument("--dtype", choices=("fp16", "int8"), default="fp16", help="of the rows (default %(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder")
+    parser.add_argument(
+        "--dim",
+        type=positive,
+        metavar="N",
+        help="number of dimensions to keep, for models trained with Matryoshka (default: all)",
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp16", "int8"), default="fp16", help="number format of the table (default %(default)s)"
+    )
+    add_overwrite(parser)
     add_device(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compute the tables and name their folder."""
+    """Compute the tables and print their folder."""
     from lightir.encode import TableOptions, cache_vocabulary
 
     options = TableOptions(args.task, args.instruction, args.dim, args.dtype)
@@ -54,4 +69,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"query_encoder": str(folder)})
     else:
-        say(f"{folder} is written\nnext: lightir encode {args.model} CORPUS --out VECTORS")
+        print_status(f"query encoder written to {folder}\nnext: lightir encode {args.model} CORPUS --out VECTORS")

@@ -1,12 +1,16 @@
-"""Merge an index's segments and drop what was deleted, while others search it."""
+"""Merge an index's segments and remove deleted documents, while others search it.
+
+Few large segments are searched faster than many small ones, and deleted documents occupy space until they are
+removed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 
-from lightir.cli.arguments import add_json
-from lightir.cli.terminal import print_json, say, size
+from lightir.cli.arguments import add_index, add_json
+from lightir.cli.terminal import format_size, print_json, print_status
 
 HELP = "merge segments and remove deleted documents"
 EXAMPLES = """
@@ -16,12 +20,12 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder")
+    add_index(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compact and say what the index holds."""
+    """Compact the index and print its new size."""
     from lightir.index import IndexWriter
 
     with IndexWriter.open(args.index) as writer:
@@ -30,5 +34,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(dataclasses.asdict(after))
         return
-    segments = f"{before.segments:,} segments became {after.segments:,}"
-    say(f"{args.index}: {segments}, {before.deleted:,} deleted documents dropped, {size(sum(after.bytes.values()))}")
+    print_status(
+        f"{args.index}: merged {before.segments:,} segments into {after.segments:,}, removed "
+        f"{before.deleted:,} deleted documents; {format_size(sum(after.bytes.values()))}"
+    )

@@ -1,6 +1,6 @@
-"""The whole way on real text: the documentation of the Python that runs this, encoded, indexed and asked.
+"""Encode, index and search the documentation of the running Python: several thousand texts, a minute or two.
 
-A second run reuses what the first one encoded, as long as documents and model are the same.
+A second run reuses the vectors and the index of the first one, as long as documents and model are the same.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lightir.cli.terminal import (
     CYAN,
     DIM,
     YELLOW,
-    duration,
+    format_duration,
+    format_size,
+    output_width,
     paint,
     print_json,
-    say,
+    print_status,
     shorten,
     shorten_front,
-    size,
-    width,
 )
 from lightir.errors import NotFound
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lightir.types import Document
 
 HELP = "encode and search the documentation of your Python"
-STAYS = "what is encoded stays, but for the last minute or so: the same command goes on"
+ON_INTERRUPT = "encoded documents are kept (all but about the last minute): repeat the command to continue"
 EXAMPLES = """
   lightir demo
   lightir demo --question "read a file line by line" --question "wait for a thread to end"
@@ -54,7 +54,7 @@ QUESTIONS = (
 )
 SHOWN = 5
 BATCH = 256
-WIDE = 100  # columns that four lists need
+WIDE = 100  # columns needed for four lists
 MARGIN = "    "
 NAMES = {"tokens": "BM25", "sparse": "learned sparse"}
 Result = TypeVar("Result")
@@ -62,27 +62,29 @@ Result = TypeVar("Result")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--dir", default="lightir-demo", help="folder for vectors and index (default ./%(default)s)")
     parser.add_argument(
-        "--model", metavar="NAME", help=f"an installed model or a model folder (default {DEFAULT_MODEL})"
+        "--dir", default="lightir-demo", metavar="DIR", help="folder for vectors and index (default ./%(default)s)"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"name of an installed model, or model folder (default {DEFAULT_MODEL})"
     )
     parser.add_argument(
         "--question",
         action="append",
         metavar="TEXT",
-        help=f"ask this (default: {len(QUESTIONS)} questions of its own); again for more",
+        help=f"question to search for; repeat for more (default: {len(QUESTIONS)} examples)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Collect, encode, index and ask; say how long each took and what to type next."""
+    """Collect, encode, index and search; print the answers, the times and the next commands."""
     from lightir.data.python_docs import python_documents
 
     model = choose_model(args.model)
     clock = Clock()
     documents = clock.step("collect", python_documents)
-    say(f"corpus    {len(documents):,} documents: doc strings and help topics of this Python")
+    print_status(f"corpus     {len(documents):,} documents: docstrings and help topics of this Python")
     index = prepare(documents, model, Path(args.dir), clock)
     answers = ask(index, args.question or list(QUESTIONS), clock)
     if args.json:
@@ -97,12 +99,12 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclasses.dataclass
 class Clock:
-    """How long each step took."""
+    """Seconds that each step took."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def step(self, name: str, work: Callable[[], Result]) -> Result:
-        """The work's result; its time is kept under the name."""
+        """Run a step, store its duration under its name, and return its result."""
         start = time.perf_counter()
         result = work()
         self.seconds[name] = round(time.perf_counter() - start, 4)
@@ -110,23 +112,25 @@ class Clock:
 
 
 def choose_model(name: str | None) -> str:
-    """The model asked for, else the default, else whichever is installed.
+    """Return the given model, otherwise the default one, otherwise any installed one.
 
     Raises:
-        NotFound: none is installed.
+        NotFound: no model is installed.
     """
     from lightir.addresses import resolve_model_folder, shipped_models
 
     installed = shipped_models()
     if name is None and not installed:
-        raise NotFound("no model is installed; `make setup` in a checkout installs those that lightir ships")
+        raise NotFound(
+            "no model is installed. In a checkout, `make setup` installs lightir's models; otherwise use --model"
+        )
     chosen = name or (DEFAULT_MODEL if DEFAULT_MODEL in installed else next(iter(installed)))
     resolve_model_folder(chosen)
     return chosen
 
 
 def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Clock) -> Path:
-    """The index over the documents, made unless it is there; its folder's name holds what it was made from."""
+    """Return the index of the documents, built unless it exists; its folder name identifies corpus and model."""
     from lightir.addresses import resolve_model_folder
     from lightir.contract import Contract
 
@@ -134,7 +138,7 @@ def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Cloc
     home = folder / f"{Path(model).name}-{key}"
     vectors, index = home / "vectors", home / "index"
     if index.exists():
-        say(f"encoded   already, with this model and this corpus: {home} is used again")
+        print_status(f"encoded    before, with this model and corpus: reusing {home}")
         return index
     clock.step("encode", lambda: encode(model, documents, vectors))
     clock.step("index", lambda: build(vectors, index))
@@ -142,7 +146,7 @@ def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Cloc
 
 
 def fingerprint(documents: Sequence[Document], contract: str) -> str:
-    """12 hexadecimal digits over the documents and the model's contract."""
+    """Return 12 hexadecimal digits that identify the documents and the model's contract."""
     digest = hashlib.sha256(contract.encode())
     for document in documents:
         digest.update(json.dumps([document.doc_id, document.title, document.text]).encode())
@@ -150,39 +154,39 @@ def fingerprint(documents: Sequence[Document], contract: str) -> str:
 
 
 def encode(model: str, documents: Sequence[Document], vectors: Path) -> None:
-    """Encode the documents, going on where an earlier demo was cut off."""
-    say(f"encode    with {model}, once; later runs use the vectors again")
+    """Encode the documents, continuing an interrupted run."""
+    print_status(f"encoding   with {model}; later runs reuse the vectors")
     report = encode_documents(model, documents, vectors, n_documents=len(documents))
-    already = f", {report.already_there:,} were there" if report.already_there else ""
-    speed = f" at {report.documents_per_s:.0f} a second" if report.documents else ""
-    say(f"encoded   {report.documents:,} documents{speed}{already}")
+    already = f", {report.already_there:,} encoded before" if report.already_there else ""
+    speed = f" at {report.documents_per_s:.0f} documents/s" if report.documents else ""
+    print_status(f"encoded    {report.documents:,} documents{speed}{already}")
 
 
 def build(vectors: Path, index: Path) -> None:
     """Index the vectors."""
     info = index_vectors([vectors], index)
-    say(f"indexed   {' + '.join(info.branches)}, {size(sum(info.bytes.values()))} on the disk")
+    print_status(f"indexed    {' + '.join(info.branches)}, {format_size(sum(info.bytes.values()))} on disk")
 
 
 def ask(folder: Path, questions: Sequence[str], clock: Clock) -> dict[str, Any]:
-    """Every question in every mode, in the shape of `search --json`."""
+    """Search every question in every mode; answers have the shape of `search --json`."""
     from lightir.index import Index
     from lightir.search import Searcher
 
     with Index.open(folder) as index:
         searcher = clock.step("open", lambda: Searcher(index))
         modes = ["hybrid", *index.branches]
-        searcher.hits("warm up the processor's caches")
-        found = [{mode: timed(searcher, question, mode) for mode in modes} for question in questions]
+        searcher.hits("warm up the CPU caches")
+        answers = [{mode: timed(searcher, question, mode) for mode in modes} for question in questions]
         batch = list(questions) * (BATCH // len(questions) + 1)
         start = time.perf_counter()
         searcher.search(batch, 10)
         per_query_s = (time.perf_counter() - start) / len(batch)
-    return {"per_query_ms": round(per_query_s * 1000, 4), "questions": found}
+    return {"per_query_ms": round(per_query_s * 1000, 4), "questions": answers}
 
 
 def timed(searcher: Searcher, question: str, mode: str) -> dict[str, Any]:
-    """One answer with the time that it took."""
+    """Search one question and return the answer with its duration."""
     from lightir.search import SearchOptions
 
     start = time.perf_counter()
@@ -191,9 +195,9 @@ def timed(searcher: Searcher, question: str, mode: str) -> dict[str, Any]:
 
 
 def print_answer(answer: dict[str, dict[str, Any]]) -> None:
-    """One question: its modes side by side, and below them the best hit with the terms that matched."""
-    modes = [mode for mode in answer if mode != "tokens" or "sparse" not in answer or width() >= WIDE]
-    column = (width() - len(MARGIN)) // len(modes)
+    """Print a question's hits in each mode side by side, then the best hit with its matched terms."""
+    modes = [mode for mode in answer if mode != "tokens" or "sparse" not in answer or output_width() >= WIDE]
+    column = (output_width() - len(MARGIN)) // len(modes)
     best = answer[modes[0]]["hits"][:1]
     print(f"\n{paint(answer[modes[0]]['query'], BOLD)}")
     print(paint(MARGIN + "".join(NAMES.get(mode, mode).ljust(column) for mode in modes).rstrip(), DIM))
@@ -202,8 +206,10 @@ def print_answer(answer: dict[str, dict[str, Any]]) -> None:
         row = "".join(names).rstrip()
         print(f"{rank + 1:>2}  {paint(row, CYAN) if rank == 0 else row}")
     for hit in best:
-        print(f"{MARGIN}{paint('snippet', DIM)}  {shorten(hit['snippet'], width() - 13)}")
-        print(f"{MARGIN}{paint('matched', DIM)}  {paint(shorten(terms_line(hit['terms']), width() - 13), YELLOW)}")
+        print(f"{MARGIN}{paint('snippet', DIM)}  {shorten(hit['snippet'], output_width() - 13)}")
+        print(
+            f"{MARGIN}{paint('matched', DIM)}  {paint(shorten(terms_line(hit['terms']), output_width() - 13), YELLOW)}"
+        )
 
 
 def _doc_id(result: dict[str, Any], rank: int) -> str:
@@ -211,9 +217,9 @@ def _doc_id(result: dict[str, Any], rank: int) -> str:
 
 
 def print_next(model: str, index: Path, answers: dict[str, Any], clock: Clock) -> None:
-    """The times, and what to type next."""
-    steps = ", ".join(f"{name} {duration(seconds)}" for name, seconds in clock.seconds.items())
-    print(f"\n{paint('time', BOLD)}      {steps}; a hybrid query {answers['per_query_ms']:.2f} ms, no model involved")
-    print(f'{paint("next", BOLD)}      lightir search {index} "your question" --explain')
-    print(f"          {paint('then your own files (JSONL, CSV, Parquet, a folder of text …):', DIM)}")
-    print(f"          lightir encode {model} FILES --out vectors && lightir index vectors --out index")
+    """Print the times and the next commands."""
+    steps = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in clock.seconds.items())
+    print(f"\n{paint('time', BOLD)}     {steps}; {answers['per_query_ms']:.2f} ms per hybrid query, without a model")
+    print(f'{paint("next", BOLD)}     lightir search {index} "your question" --explain')
+    print(f"         {paint('your own files (JSONL, CSV, Parquet, a folder of text files):', DIM)}")
+    print(f"         lightir encode {model} FILES --out vectors && lightir index vectors --out index")

@@ -1,4 +1,7 @@
-"""Say what this installation can do: version, kernel, installed extras, processor."""
+"""Show what this installation can do: version, CPU features, installed extras and models.
+
+Include this output in bug reports.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ EXAMPLES = """
 """
 
 FOR_DEVELOPERS = "dev"
-"""The extra that a checkout needs; an installation is whole without it."""
+"""Extra for work on lightir itself, which users do not need."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,24 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print the report."""
-    found = report()
+    facts = report()
     if args.json:
-        print_json(found)
+        print_json(facts)
         return
-    kernel, installed = found["kernel"], found["extras"]
-    print(f"lightir {found['version']}, Python {found['python']}")
-    print(f"cpu         {found['cpu']}, {found['threads']} threads")
-    print(f"kernel      {kernel['dispatch']} (this processor has {', '.join(kernel['available'])})")
-    for name, present in installed.items():
-        how = "installed" if present else f"not installed: pip install 'lightir[{name}]'"
-        print(f"{name:<11} {how}")
-    print(f"models      {', '.join(found['models']) or 'none installed; `make setup` in a checkout installs them'}")
-    for name, how in found["query_tokenizers"].items():
-        print(f"            {name}'s queries are tokenised by {how}")
+    kernel = facts["kernel"]
+    print(f"lightir      {facts['version']}, Python {facts['python']}")
+    print(f"CPU          {facts['cpu']}, {facts['threads']} threads")
+    print(f"kernel       {kernel['dispatch']} (supported by this CPU: {', '.join(kernel['available'])})")
+    print("extras")
+    for name, is_present in facts["extras"].items():
+        status = "installed" if is_present else f"not installed: pip install 'lightir[{name}]'"
+        print(f"  {name:<12} {status}")
+    print("models" if facts["models"] else "models       none installed; `make setup` in a checkout installs them")
+    for name, tokenizer in facts["query_tokenizers"].items():
+        print(f"  {name:<12} queries tokenized by {tokenizer}")
 
 
 def report() -> dict[str, Any]:
-    """What `--json` prints. Packages are looked for, not imported."""
+    """Return what `--json` prints. Checks whether packages are installed without importing them."""
     from lightir import kernel
     from lightir.addresses import shipped_models
     from lightir.version import __version__
@@ -65,15 +69,15 @@ def report() -> dict[str, Any]:
 
 
 def extras() -> dict[str, list[str]]:
-    """The packages of each extra, in pyproject.toml's order, as the installed metadata have them."""
-    found: dict[str, list[str]] = {}
+    """Return the packages of each extra from the installed metadata, in the order of pyproject.toml."""
+    packages: dict[str, list[str]] = {}
     for requirement in importlib.metadata.requires("lightir") or ():
         package, _, marker = requirement.partition(";")
         extra = re.search(r"extra == [\"']([^\"']+)", marker)
         name = re.match(r"[\w.-]+", package)
         if extra and name and extra[1] != FOR_DEVELOPERS:
-            found.setdefault(extra[1], []).append(name[0])
-    return found
+            packages.setdefault(extra[1], []).append(name[0])
+    return packages
 
 
 def _is_installed(package: str) -> bool:
@@ -85,18 +89,18 @@ def _is_installed(package: str) -> bool:
 
 
 def _query_tokenizer(model: Path) -> str:
-    """Which path a model's queries take to their term ids, and why if it is the slow one."""
+    """Describe how a model's queries are tokenized, and if by the slower library, why."""
     from lightir.query.encoder_files import TOKENIZER_FILE
     from lightir.text import TextTokenizer
 
     folders = [folder for folder in (model / "query-encoder", model) if (folder / TOKENIZER_FILE).is_file()]
     if not folders:
-        return "nothing that is here: the model has no tokenizer.json"
+        return "no tokenizer: the model folder has no tokenizer.json"
     return TextTokenizer.from_file(folders[0] / TOKENIZER_FILE).path.description
 
 
 def _cpu() -> str:
-    """The processor's name as Linux tells it, else the architecture."""
+    """Return the name of the processor on Linux, otherwise the architecture."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,7 @@
-"""Encode a corpus with a model into a folder of vectors; a run that was cut off goes on with --resume."""
+"""Encode documents with a model into a vectors folder, which `lightir index` and `lightir add` read.
+
+Finished shards are kept when the command is interrupted; the same command with --resume continues after them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import argparse
 import dataclasses
 
 from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_fields, add_json
-from lightir.cli.terminal import print_json, say
+from lightir.cli.terminal import print_json, print_status
 
 HELP = "encode documents into vectors (needs lightir[train])"
-STAYS = "what is encoded stays, but for the last minute or so: go on with the same command and --resume"
+ON_INTERRUPT = "finished shards are kept (all but about the last minute): add --resume to the same command to continue"
 EXAMPLES = """
   lightir encode minilm corpus.jsonl --out vectors
   lightir encode MODEL scifact/ --out vectors --resume
@@ -22,21 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
     add_fields(parser)
-    parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="folder to write")
-    parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder was cut off")
+    parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="vectors folder to write")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run into the same folder")
     add_encoding(parser)
     parser.add_argument(
         "--quantize",
         choices=("int8", "int8-dynamic", "int4", "nf4"),
-        help="round the layers' weights, with -dynamic the activations too: less memory (default: not; needs the extra "
-        "`quantize`, nf4, QLoRA's 4 bits, the extra `nf4`)",
+        help="quantize the layers' weights (int8-dynamic: also the activations) to save memory; needs "
+        "lightir[quantize], or lightir[nf4] for nf4 (default: no quantization)",
     )
     add_device(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Encode, then say how many documents at what speed."""
+    """Encode the documents and print their number and the speed."""
     from lightir.data import count_documents, read_documents
     from lightir.encode import EncodeOptions, encode_corpus
 
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"vectors": args.out, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return
-    already = f", {report.already_there:,} were there already" if report.already_there else ""
-    speed = f" at {report.documents_per_s:.1f} a second" if report.documents else ""
-    say(f"{args.out}: {report.documents:,} documents encoded{speed}{already}")
-    say(f"next: lightir index {args.out} --out INDEX")
+    already = f", {report.already_there:,} encoded before" if report.already_there else ""
+    speed = f" at {report.documents_per_s:.1f} documents/s" if report.documents else ""
+    print_status(f"{args.out}: {report.documents:,} documents encoded{speed}{already}")
+    print_status(f"next: lightir index {args.out} --out INDEX")

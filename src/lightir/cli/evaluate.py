@@ -1,13 +1,12 @@
-"""Measure an index, a model on a whole data set, or run files: one line a system, differences tested in pairs.
+"""Compute retrieval measures of an index, a model or run files, with significance tests.
 
-The judgements are those of a BEIR folder's split. Run files, of this or any other tool, are held against the first one;
-a file of judgements is enough for them (--qrels).
+An index is searched with the queries of a BEIR folder in each mode. A model first encodes the folder's corpus; --work
+keeps the vectors, and an interrupted run continues from them. Run files, from lightir or any other tool, are compared
+with the first one; instead of a BEIR folder, they accept a file of qrels (--qrels).
 
-A model encodes the data set's corpus first; --work keeps the vectors, where a run that was cut off goes on. With a
-model there is one more mode, `full`: the dense branch with queries that go through the whole model, which is what the
-light ones are held against. `full-sparse` is the same for the sparse branch: queries weighted by the model's own sparse
-head, as a CSplade was trained, instead of counted terms. `beta` searches bags of tokens with such queries (SiDR),
-`light-beta` does so without the model, and FIRST:M:SECOND puts the M best documents of one mode in another's order.
+A model has additional modes, for comparison with queries that need no model. full: dense queries through the whole
+model. full-sparse: sparse queries weighted by the model. beta: such sparse queries on a bag-of-tokens index (SiDR),
+and light-beta: the same without the model. FIRST:M:SECOND: the M best documents of one mode, reranked by another.
 """
 
 from __future__ import annotations
@@ -19,8 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_fusion, add_json, add_tokens, positive
-from lightir.cli.terminal import Misuse, duration, print_json, say, table
+from lightir.cli.arguments import (
+    MODEL_HELP,
+    add_device,
+    add_exclude_same_id,
+    add_fusion,
+    add_json,
+    add_task,
+    add_threads,
+    add_tokens,
+    add_work,
+    positive,
+    search_options,
+)
+from lightir.cli.terminal import Misuse, format_duration, format_table, print_json, print_status
 from lightir.files import check_writable, write_bytes
 from lightir.types import escape_id
 
@@ -34,9 +45,9 @@ EXAMPLES = """
   lightir evaluate index --dataset nfcorpus/ --split dev --modes hybrid,dense,tokens --run-dir runs --json
   lightir evaluate index --dataset nfcorpus/ --modes tokens --tokens jelinek-mercer:0.1
   lightir evaluate index --dataset nfcorpus/ --split dev --fusion rrf --weights dense=0.6,tokens=0.4
+  lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate bm25.trec reranked.trec --dataset scifact/
   lightir evaluate ours.run theirs.run.gz --qrels qrels.txt --measures nDCG@10,map,R@1000 --per-query values.tsv
-  lightir evaluate minilm --dataset scifact/ --work scifact-minilm
   lightir evaluate minilm --dataset scifact/ --work scifact-minilm --modes full,dense,full+tokens
   lightir evaluate sidr-model --dataset nq-utd/ --work nq-sidr --modes tokens,beta,beta:20:full-sparse,full-sparse
 """
@@ -51,60 +62,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="+",
         metavar="SYSTEM",
-        help=f"an index of the data set's corpus, or {MODEL_HELP}; or TREC run files, each a system",
+        help=f"index of the data set's corpus; or {MODEL_HELP}; or TREC run files, each one system",
     )
-    parser.add_argument("--dataset", metavar="DIR", help="a BEIR folder; needed but for run files with --qrels")
-    parser.add_argument("--split", help="of the BEIR folder, whose judgements (default test)")
-    parser.add_argument("--qrels", metavar="FILE", help="for run files: judgements as BEIR or TREC writes them")
-    parser.add_argument(
-        "--modes",
-        type=lambda text: text.split(","),
-        metavar="A,B,…",
-        help="as search has them, and for a model full, full-sparse, beta, light-beta, SiDR's ablations beta-lex, "
-        "beta-bin, overlap, full-lex and full-bin, and FIRST:M:SECOND (default: all that there are, but ablations)",
-    )
+    parser.add_argument("--dataset", metavar="DIR", help="BEIR folder with queries and qrels")
+    parser.add_argument("--split", help="split of the BEIR folder to read qrels from (default test)")
+    parser.add_argument("--qrels", metavar="FILE", help="for run files: relevance judgments in BEIR or TREC format")
     parser.add_argument(
         "--measures",
         type=lambda text: [name.strip() for name in re.split(r",(?![^(]*\))", text)],
-        metavar="A,B,…",
-        help="measures as ir-measures or trec_eval name them (default nDCG@10,R@20,R@50,R@100,RR@10)",
+        metavar="A,B,...",
+        help="measures, named as in ir-measures or trec_eval (default nDCG@10,R@20,R@50,R@100,RR@10)",
     )
     parser.add_argument(
-        "-k", type=positive, metavar="N", help="depth of the rankings (default: the measures' deepest cutoff)"
+        "--per-query",
+        metavar="FILE",
+        help="TSV file to write each query's values to: system, measure, query id, value",
     )
-    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
-    parser.add_argument(
-        "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
-    )
-    add_fusion(parser)
-    add_tokens(parser)
-    parser.add_argument("--run-dir", metavar="DIR", help="write each mode's TREC run here")
-    parser.add_argument(
-        "--work", metavar="DIR", help="for a model: keep vectors, query table and index here (default: not kept)"
-    )
-    parser.add_argument("--exact", action="store_true", help="of an index: scan dense rows also where it has graphs")
-    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
-    parser.add_argument(
-        "--per-query", metavar="FILE", help="write each query's values: system, measure, query id, value between tabs"
-    )
-    add_device(parser)
     add_json(parser)
+    search = parser.add_argument_group("search (of an index or a model)")
+    search.add_argument(
+        "--modes",
+        type=lambda text: text.split(","),
+        metavar="A,B,...",
+        help="modes to measure: those of lightir search; for a model also full, full-sparse, beta, light-beta, the "
+        "ablations beta-lex, beta-bin, overlap, full-lex and full-bin, and FIRST:M:SECOND (default: all but ablations)",
+    )
+    search.add_argument(
+        "-k", type=positive, metavar="N", help="depth of the rankings (default: the largest cutoff of the measures)"
+    )
+    add_task(search)
+    add_exclude_same_id(search)
+    add_fusion(search)
+    search.add_argument("--run-dir", metavar="DIR", help="folder to write each mode's TREC run to")
+    add_threads(search)
+    index = parser.add_argument_group("index")
+    add_tokens(index)
+    index.add_argument(
+        "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"
+    )
+    model = parser.add_argument_group("model")
+    add_work(model)
+    add_device(model)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Search the split's queries in each mode, measure and print."""
+    """Measure the systems and print a table or JSON."""
     from lightir.data import Dataset
 
     if args.per_query is not None:
         check_writable(args.per_query)
-    if any(Path(each).exists() and not Path(each).is_dir() for each in args.target):
+    if any(Path(target).exists() and not Path(target).is_dir() for target in args.target):
         report = measure_runs(args)
     elif len(args.target) > 1:
-        raise Misuse("name one index or one model; several systems are compared as run files (--run-dir writes them)")
+        raise Misuse(
+            "expected one index, one model, or run files; to compare several indexes, write their runs with --run-dir "
+            "and evaluate those"
+        )
     elif args.dataset is None or args.qrels is not None:
         raise Misuse(
-            "an index or a model is measured on a --dataset; --qrels is for run files, which "
-            "`lightir search INDEX --queries FILE -k 100 --run OUT` writes"
+            "an index or a model requires --dataset, and --qrels requires run files. To write one: "
+            "lightir search INDEX --queries FILE -k 100 --run OUT"
         )
     else:
         report = measure(Dataset.open(args.dataset), args)
@@ -117,25 +134,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
-    """The report on the index or the model named."""
+    """Return the report on the index or the model."""
     from lightir.eval import DEFAULT_MEASURES
     from lightir.index.store import STORE_FILE
-    from lightir.search import SearchOptions
-    from lightir.search.language_model import parse_smoothing
 
     if args.run_dir is not None:
-        Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # what cannot be written to is known before the work
+        Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be written
     options: dict[str, Any] = {
         "split": args.split or SPLIT,
         "modes": args.modes,
         "measures": args.measures or DEFAULT_MEASURES,
         "k": args.k,
-        "options": SearchOptions(
-            fusion=args.fusion,
-            weights=args.weights,
-            exclude_same_id=args.exclude_same_id,
-            smoothing=parse_smoothing(args.tokens),
-        ),
+        "options": search_options(args),
         "run_dir": args.run_dir,
     }
     if Path(args.target[0], STORE_FILE).is_file():
@@ -144,38 +154,38 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
 
 
 def measure_index(dataset: Dataset, args: argparse.Namespace, options: dict[str, Any]) -> EvaluationReport:
-    """The report on an index.
+    """Return the report on an index.
 
     Raises:
-        Misuse: an option that is for models.
+        Misuse: an option that only models accept is given.
     """
     from lightir.index import Index
     from lightir.search import Searcher
     from lightir.search.index_evaluation import evaluate_index
 
     if args.work:
-        raise Misuse("--work keeps what a model encodes; an index needs none")
+        raise Misuse("--work requires a model; an index is already encoded")
     if args.device != "auto":
-        raise Misuse("--device is for a model that encodes; an index is searched on the CPU")
+        raise Misuse("--device requires a model; an index is searched on the CPU")
     with Index.open(args.target[0], exact=args.exact) as index:
         searcher = Searcher(index, task=args.task, threads=args.threads)
         return evaluate_index(searcher, dataset, **options)
 
 
 def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str, Any]) -> EvaluationReport:
-    """The report on a model, which encodes the data set's corpus first.
+    """Return the report on a model, after encoding the data set's corpus.
 
     Raises:
-        Misuse: an option that is for indexes.
+        Misuse: an option that only indexes accept is given.
     """
     from lightir.addresses import resolve_model_folder
 
     if args.exact:
-        raise Misuse("--exact is for an index that has graphs; a model is measured by exact search anyway")
+        raise Misuse("--exact requires an index; a model is always measured by exact search")
     if args.tokens != "bm25":
-        raise Misuse("--tokens is for an index; make one of --work's vectors, or of the corpus, and measure that")
+        raise Misuse("--tokens requires an index; build one of the vectors in --work and evaluate it")
     folder = resolve_model_folder(args.target[0])
-    from lightir.encode.model_evaluation import evaluate_model  # torch, which a wrong name need not wait for
+    from lightir.encode.model_evaluation import evaluate_model  # imports torch: only after the name is resolved
 
     with tempfile.TemporaryDirectory() as scratch:
         work = args.work or scratch
@@ -185,7 +195,7 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
 
 
 def measure_runs(args: argparse.Namespace) -> EvaluationReport:
-    """The report on run files, which are measured as they are."""
+    """Return the report on run files."""
     from lightir.data import Dataset, read_qrels
     from lightir.eval import DEFAULT_MEASURES, read_run
     from lightir.search.index_evaluation import evaluate_runs
@@ -194,36 +204,39 @@ def measure_runs(args: argparse.Namespace) -> EvaluationReport:
     switches = (args.exclude_same_id, args.exact, args.tokens != "bm25", args.device != "auto", args.threads != 1)
     if any(getattr(args, name) is not None for name in searching) or any(switches):
         raise Misuse(
-            "run files are measured as they are: of the options --measures, --per-query and --json alone go with them"
+            "run files accept only the options --dataset, --split, --qrels, --measures, --per-query and --json"
         )
     if (args.dataset is None) == (args.qrels is None) or (args.qrels is not None and args.split is not None):
-        raise Misuse("run files want judgements: those of a --dataset's --split, or a file of --qrels")
+        raise Misuse("run files require relevance judgments: either --dataset (with --split) or --qrels")
     if args.dataset is None:
         name, split, qrels = Path(args.qrels).name, "", read_qrels(args.qrels)
     else:
         dataset, split = Dataset.open(args.dataset), args.split or SPLIT
         name, qrels = dataset.name, dataset.qrels(split)
-    runs = {each: read_run(each) for each in args.target}
+    runs = {path: read_run(path) for path in args.target}
     measures = args.measures or DEFAULT_MEASURES
     judged = {doc_id for grades in qrels.values() for doc_id in grades}
     report = evaluate_runs(runs, qrels, dataset=name, split=split, measures=measures)
     for path, run in runs.items():
-        if lacking := len(qrels.keys() - run.keys()):
-            say(f"{path} lacks {lacking:,} of the {len(qrels):,} judged queries; each of them counts 0")
-        found = (doc_id for ranking in run.values() for doc_id in ranking.doc_ids)
-        if judged.isdisjoint(found):
-            example = next((doc_id for ranking in run.values() for doc_id in ranking.doc_ids), "")
-            say(f"{path}: no document of it is judged, {example!r} for one; the judgements have {min(judged)!r}")
+        if n_missing := len(qrels.keys() - run.keys()):
+            print_status(f"warning: {path} lacks {n_missing:,} of the {len(qrels):,} judged queries; each scores 0")
+        retrieved = [doc_id for ranking in run.values() for doc_id in ranking.doc_ids]
+        if judged.isdisjoint(retrieved):
+            example = repr(retrieved[0]) if retrieved else "none"
+            print_status(
+                f"warning: none of the documents of {path} is judged. Do the ids match? The run has {example}, the "
+                f"qrels have {min(judged)!r}"
+            )
     return report
 
 
 def reference_of(report: EvaluationReport) -> str:
-    """The system that the others are held against: hybrid, or the first where there is none."""
+    """Return the system to compare the others with: hybrid, or the first one if there is no hybrid."""
     return "hybrid" if "hybrid" in report.systems else next(iter(report.systems))
 
 
 def significance(report: EvaluationReport) -> dict[str, Any]:
-    """What --json says of differences: for each measure the other systems' p, corrected for their number (Holm)."""
+    """Return, for each measure, the other systems' p-values with Holm's correction, for --json."""
     if len(report.systems) < 2:
         return {}
     reference = reference_of(report)
@@ -235,7 +248,7 @@ def significance(report: EvaluationReport) -> dict[str, Any]:
 
 
 def per_query_lines(report: EvaluationReport) -> Iterator[str]:
-    """A line for each system, measure and judged query; ids are escaped as in run files."""
+    """Yield a line per system, measure and judged query, with ids escaped as in run files."""
     for system, evaluation in report.systems.items():
         for measure, values in evaluation.per_query.items():
             for query_id, value in values.items():
@@ -243,21 +256,29 @@ def per_query_lines(report: EvaluationReport) -> Iterator[str]:
 
 
 def print_table(report: EvaluationReport) -> None:
-    """One line a mode, and what differs significantly from hybrid, or from the first mode where there is no hybrid."""
+    """Print one line per system, the significant differences, and warnings."""
     systems = report.systems
     measures = list(next(iter(systems.values())).measures)
     rows = [["system", *measures]]
-    rows += [[mode, *(f"{each.measures[m]:.4f}" for m in measures)] for mode, each in systems.items()]
+    rows += [[mode, *(f"{result.measures[name]:.4f}" for name in measures)] for mode, result in systems.items()]
     print(f"{report.dataset}{report.split and ' '}{report.split}: {report.n_queries:,} queries")
-    print(table(rows))
+    print(format_table(rows))
     if len(systems) > 1:
-        compared = report.comparison(reference=(reference := reference_of(report)), measure=measures[0])
-        marks = {mode: compared.mark(mode, report.dataset) for mode in systems}
-        p = {mode: by_set[report.dataset] for mode, by_set in compared.p_values.items()}
-        sides, least = {"+": "above", "-": "below"}, min(p.values())
-        listed = [f"{mode} {sides[mark]} (p {p[mode]:.2g})" for mode, mark in marks.items() if mark]
-        found = ", ".join(listed) or f"no difference (p {least:.2g}{' or more' * (least < 1 and len(p) > 1)})"
-        print(f"  {measures[0]} against {reference}, paired randomisation test, p < 0.05: {found}")
+        print(f"  {differences(report, measures[0])}")
     if report.missing_documents:
-        say(f"{report.missing_documents:,} relevant documents are not in the index and cannot be found")
-    say(f"searched and measured in {duration(report.seconds)}")
+        print_status(f"warning: {report.missing_documents:,} relevant documents are not in the index")
+    print_status(f"searched and measured in {format_duration(report.seconds)}")
+
+
+def differences(report: EvaluationReport, measure: str) -> str:
+    """Describe the systems that differ significantly from the reference in a measure."""
+    reference = reference_of(report)
+    comparison = report.comparison(reference=reference, measure=measure)
+    p = {system: by_dataset[report.dataset] for system, by_dataset in comparison.p_values.items()}
+    sides = {"+": "better", "-": "worse"}
+    marks = {system: comparison.mark(system, report.dataset) for system in report.systems}
+    significant = [f"{system} {sides[mark]} (p = {p[system]:.2g})" for system, mark in marks.items() if mark]
+    smallest = min(p.values())
+    sign = ">=" if smallest < 1 and len(p) > 1 else "="
+    text = ", ".join(significant) or f"no significant difference (p {sign} {smallest:.2g})"
+    return f"{measure} compared with {reference} (paired randomization test, p < 0.05): {text}"

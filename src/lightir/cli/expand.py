@@ -1,7 +1,8 @@
-"""Let a model say what each document can be asked (doc2query), by beam search or draws from the document's end token.
+"""Generate queries that each document answers (doc2query).
 
-The queries go behind the document's text, so that BM25 finds it by them too; or, with --training, into a file of
-training examples for a collection that has no labels, which a recipe names under `data`.
+By default the queries are appended to the document's text, so that BM25 also finds it by words that only the queries
+contain. With --training they are written as training examples instead, for a collection without relevance labels;
+name the file under `data` in a training recipe.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
-from lightir.cli.terminal import print_json, print_json_line, say
+from lightir.cli.terminal import print_json, print_json_line, print_status
 
 HELP = "append generated queries to documents (needs lightir[train])"
 EXAMPLES = """
@@ -25,33 +26,47 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}; best one of the stage query_likelihood")
+    parser.add_argument(
+        "model", metavar="MODEL", help=f"generator: {MODEL_HELP}; best trained by the stage query_likelihood"
+    )
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
     add_fields(parser)
-    parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl", help="the file to write, or - for stdout")
-    parser.add_argument("--training", action="store_true", help="write training examples instead of documents")
-    parser.add_argument("-n", type=positive, default=5, metavar="N", help="queries a document (default %(default)s)")
+    parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl", help="JSONL file to write, or - for stdout")
+    parser.add_argument("--training", action="store_true", help="write training examples instead of expanded documents")
+    parser.add_argument(
+        "-n", type=positive, default=5, metavar="N", help="number of queries per document (default %(default)s)"
+    )
     parser.add_argument(
         "--draw",
         type=positive,
         default=0,
         metavar="K",
-        help="draw each token from the K most probable: more varied queries than beam search, the default, finds",
+        help="sample each token from the K most probable ones, which gives more varied queries (default: beam search)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default %(default)s)")
-    parser.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="of a query (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of --draw (default %(default)s)")
     parser.add_argument(
-        "--batch-size", type=positive, default=16, metavar="N", help="documents at a time (default %(default)s)"
+        "--max-tokens",
+        type=positive,
+        default=32,
+        metavar="N",
+        help="maximum number of tokens per query (default %(default)s)",
     )
     parser.add_argument(
-        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"of the weights ({DTYPE_AUTO})"
+        "--batch-size",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="number of documents per batch (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"precision of the model ({DTYPE_AUTO})"
     )
     add_device(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Generate and write one JSON line a document, or a query."""
+    """Generate the queries and write one JSON line per document, or per query."""
     n_lines = 0
     if args.out == "-":
         for record in _records(args):
@@ -67,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json and args.out != "-":
         print_json({"out": args.out, "lines": n_lines})
     else:
-        say(f"{args.out}: {n_lines:,} {'training examples' if args.training else 'documents'}")
+        print_status(f"{args.out}: {n_lines:,} {'training examples' if args.training else 'documents'}")
 
 
 def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -6,78 +6,77 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import meant
+from lightir.cli.terminal import suggest
 
 if TYPE_CHECKING:
     from lightir.index.view import View
     from lightir.types import Document
 
 SAMPLE = 100
-"""Documents whose fields are looked at for a hint."""
+"""Number of documents to read field names from."""
 FIELDS_SHOWN = 10
 
 
-def why_nothing(view: View, wanted: Mapping[str, Any] | None) -> Iterator[str]:
-    """What keeps a filter from matching any document: fields that none has, and values of another type than theirs."""
-    if wanted is None or _having(view, wanted, 1):
+def why_nothing(view: View, conditions: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield why a filter matches no document: fields that no document has, and values of another type."""
+    if conditions is None or _matching(view, conditions, 1):
         return
-    known = {name for document in _having(view, {}, SAMPLE) for name in _names(document.metadata)}
-    for field, values in _needed(wanted):
-        having = _having(view, {field: {"exists": True}}, 1)
-        if not having:
-            there = f"there are {', '.join(sorted(known)[:FIELDS_SHOWN])}" if known else "documents have no metadata"
-            yield f"no document has the field {field!r}{meant(field, known)}; {there}"
+    known = {name for document in _matching(view, {}, SAMPLE) for name in _field_names(document.metadata)}
+    for field, values in _required_fields(conditions):
+        examples = _matching(view, {field: {"exists": True}}, 1)
+        if not examples:
+            fields = (
+                f"known fields: {', '.join(sorted(known)[:FIELDS_SHOWN])}" if known else "documents have no metadata"
+            )
+            yield f"no document has the field {field!r}{suggest(field, known)}; {fields}"
             continue
-        value = _at(having[0].metadata, field.split("."))
-        kinds = {_kind(each) for each in (value if isinstance(value, list) else [value])}
-        if values and not kinds & {_kind(each) for each in values}:
-            wants, has = (json.dumps(each, ensure_ascii=False)[:60] for each in (values[0], value))
+        stored = _value_at(examples[0].metadata, field.split("."))
+        kinds = {_kind(value) for value in (stored if isinstance(stored, list) else [stored])}
+        if values and not kinds & {_kind(value) for value in values}:
+            expected, actual = (json.dumps(value, ensure_ascii=False)[:60] for value in (values[0], stored))
             yield (
-                f"the field {field!r} is compared with {wants}, {_kind(values[0])}; "
-                f"document {having[0].doc_id!r} has {has} there"
+                f"the filter compares the field {field!r} with {_kind(values[0])}, {expected}, but its values have "
+                f"another type: {actual} in document {examples[0].doc_id!r}"
             )
 
 
-def _needed(wanted: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """The fields that a document has to have, with the values that they are held to; `not` asks for none."""
-    for key, each in wanted.items():
+def _required_fields(conditions: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the fields that a matching document needs, with the values that they are compared with; skips `not`."""
+    for key, condition in conditions.items():
         if key in ("and", "or"):
-            for one in each:
-                yield from _needed(one)
-        elif key != "not" and each != {"exists": False}:
-            tests = each if isinstance(each, Mapping) else {"eq": each}
-            yield key, [one for name, value in tests.items() if name != "exists" for one in _listed(name, value)]
+            for part in condition:
+                yield from _required_fields(part)
+        elif key != "not" and condition != {"exists": False}:
+            tests = condition if isinstance(condition, Mapping) else {"eq": condition}
+            lists = [value if test == "in" else [value] for test, value in tests.items() if test != "exists"]
+            yield key, [value for values in lists for value in values]
 
 
-def _names(metadata: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """The fields of a document as filters name them; those inside an object in its place."""
+def _field_names(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of a document's fields as in filters: "author.name" for a nested one."""
     for key, value in metadata.items():
         if isinstance(value, Mapping):
-            yield from _names(value, f"{before}{key}.")
+            yield from _field_names(value, f"{prefix}{key}.")
         else:
-            yield before + key
+            yield prefix + key
 
 
-def _listed(test: str, value: Any) -> list[Any]:
-    return list(value) if test == "in" else [value]
+def _matching(view: View, conditions: Mapping[str, Any], limit: int) -> list[Document]:
+    """Return the first documents that a filter matches."""
+    from lightir.index import metadata_filters
 
-
-def _having(view: View, wanted: Mapping[str, Any], most: int) -> list[Document]:
-    """The first of the documents that a filter matches."""
-    from lightir.index import metadata_filters as filters
-
-    keys = view.store.keys_where(*filters.condition(wanted))[:most]
+    keys = view.store.keys_where(*metadata_filters.condition(conditions))[:limit]
     return list(view.store.documents_of(keys.tolist()).values())
 
 
-def _at(metadata: Any, path: list[str]) -> Any:
+def _value_at(metadata: Any, path: list[str]) -> Any:
     for key in path:
         metadata = metadata[key]
     return metadata
 
 
 def _kind(value: Any) -> str:
-    """What a filter's tests tell apart."""
+    """Name the type of a value as far as filters distinguish types."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
-    return "a text" if isinstance(value, str) else "a number" if isinstance(value, int | float) else "an object"
+    return "a string" if isinstance(value, str) else "a number" if isinstance(value, int | float) else "an object"

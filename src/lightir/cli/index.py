@@ -1,10 +1,10 @@
-"""Build an index from encoded vectors, or from a plain corpus, which BM25 alone then searches without any model.
+"""Build an index of encoded vectors or of a plain corpus.
 
-A plain corpus with --model is searched by BM25 at once, and better and better while `lightir worker` encodes it.
+An index of vectors (written by `lightir encode`) is searched by dense vectors, learned sparse vectors and BM25. An
+index of a plain corpus is searched by BM25, without any model. With --model, a plain corpus is searched by BM25 at
+once, and `lightir worker` encodes it in the background, so that results improve while the index is in use.
 
-Documents go to the disk as they come, 65,536 at a time, so memory holds that many twice, whatever the corpus's size. At
-the end they are joined into segments of up to 1,048,576 documents, for few segments are searched faster than many; with
---dense-graph memory then holds a segment's graph.
+Memory holds 65,536 documents at a time, whatever the size of the corpus, plus one segment's graph with --dense-graph.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.add import say_pending
-from lightir.cli.arguments import CORPUS_HELP, add_fields, add_json, positive
-from lightir.cli.pipeline import are_vectors, index_vectors
-from lightir.cli.terminal import Misuse, print_json, say, size
+from lightir.cli.add import print_pending
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_fields, add_json, add_overwrite, positive
+from lightir.cli.pipeline import FIELDS_OF_VECTORS, are_vectors, index_vectors
+from lightir.cli.terminal import Misuse, format_size, print_json, print_status
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
-    from lightir.index import IndexInfo
+    from lightir.index import IndexInfo, IndexOptions
 
 HELP = "build an index of vectors or plain documents"
 EXAMPLES = """
   lightir index vectors --out index
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
+  lightir index corpus.jsonl --out index --model minilm
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
-  lightir index corpus.jsonl --out index --model minilm
 """
 NO_ANALYZER = "none"
 
@@ -38,72 +38,87 @@ NO_ANALYZER = "none"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "vectors", nargs="+", metavar="FILES", help=f"{CORPUS_HELP}; or folders that `lightir encode` wrote"
+        "vectors", nargs="+", metavar="FILES", help=f"vectors folders written by lightir encode, or {CORPUS_HELP}"
     )
     parser.add_argument("-o", "--out", required=True, metavar="INDEX", help="index folder to write")
-    add_fields(parser)
-    parser.add_argument(
+    add_overwrite(parser)
+    add_json(parser)
+    corpus = parser.add_argument_group("plain corpus")
+    add_fields(corpus)
+    corpus.add_argument(
         "--model",
         metavar="MODEL",
-        help="of a plain corpus: the model that `lightir worker` will encode it with (default: none, BM25 alone)",
+        help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
     )
-    parser.add_argument(
-        "--query-encoder",
-        metavar="DIR",
-        help="put this one (or this model's) in, not the one beside the vectors (default: that)",
+    branches = parser.add_argument_group("branches")
+    branches.add_argument(
+        "--analyzer",
+        default="english",
+        metavar="NAME",
+        help="text analysis for BM25: english (stop words, stemming), words (neither), chinese, another language's "
+        "name (stemming), model (the model's tokens), or none for an index without BM25. bag stores which of the "
+        "model's tokens a document contains instead, to search with the query encoder's sparse weights (SiDR) "
+        "(default %(default)s)",
     )
-    parser.add_argument(
-        "--dense-dim", type=positive, metavar="N", help="keep the first N dense columns (Matryoshka; default: all)"
+    branches.add_argument(
+        "--dense-dim",
+        type=positive,
+        metavar="N",
+        help="number of dense dimensions to keep, for models trained with Matryoshka (default: all)",
     )
-    parser.add_argument(
+    branches.add_argument(
         "--dense-dtype",
         choices=("fp16", "int8", "fp16+int8"),
-        help="of dense rows (default fp16); fp16+int8 finds what fp16 finds, faster, in half as much space again",
+        help="number format of dense vectors (default fp16). int8 halves the space; fp16+int8 gives the results of "
+        "fp16 faster, in 1.5 times the space",
     )
-    parser.add_argument(
-        "--dense-graph", action="store_true", help="make dense search of large segments approximate (lightir[ann])"
+    branches.add_argument(
+        "--dense-graph",
+        action="store_true",
+        help="build an HNSW graph for each large segment: dense search becomes faster and approximate; needs "
+        "lightir[ann]",
+    )
+    branches.add_argument(
+        "--sparse-top-k",
+        type=positive,
+        metavar="N",
+        help="maximum number of learned sparse terms per document, strongest first (default: all)",
+    )
+    branches.add_argument(
+        "--query-encoder",
+        metavar="DIR",
+        help="query encoder or model folder to store in the index instead of the one beside the vectors",
     )
     parser.add_argument(
         "--segment-documents",
         type=positive,
         metavar="N",
-        help="the most documents of a segment (default 1048576)",
+        help="maximum number of documents per segment (default 1048576); few large segments are searched fastest",
     )
-    parser.add_argument(
-        "--sparse-top-k", type=positive, metavar="N", help="keep a document's N strongest terms (default: all)"
-    )
-    parser.add_argument(
-        "--analyzer",
-        default="english",
-        metavar="NAME",
-        help="how BM25 cuts text: english, words, chinese, model, another language, or none; bag: no BM25 but which of "
-        "the model's terms stand in a document, searched with the query encoder's weights (default %(default)s)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the index")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Build and say what the index holds."""
+    """Build the index and print its size."""
     info = build(args)
     if args.json:
         print_json(dataclasses.asdict(info))
         return
-    say(f"{args.out}: {info.documents:,} documents, {' + '.join(info.branches)}, {size(sum(info.bytes.values()))}")
-    say_pending(args.out, info)
-    if info.dense_graph is not None:
-        found = info.dense_graph
-        say(f"graphs over {found['documents']:,} dense rows find {found['recall_at_10']:.1%} of documents' ten nearest")
-    say(f'next: lightir search {args.out} "your question"')
+    branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
+    print_status(f"{args.out}: {info.documents:,} documents indexed ({branches}), {size}")
+    print_pending(args.out, info)
+    if (graph := info.dense_graph) is not None:
+        print_status(
+            f"dense graphs: {graph['documents']:,} documents, recall@10 {graph['recall_at_10']:.1%} of exact search"
+        )
+    print_status(f'next: lightir search {args.out} "your question"')
 
 
-def build(args: argparse.Namespace) -> IndexInfo:
-    """The index of what was named: all vectors folders, or all corpora."""
-    from lightir.index import IndexOptions, build_index, document_shards
+def index_options(args: argparse.Namespace) -> IndexOptions:
+    """Return the options among the arguments."""
+    from lightir.index import IndexOptions
     from lightir.index.options import SEGMENT_DOCUMENTS
 
-    folders = [Path(each) for each in args.vectors]
-    options = IndexOptions(
+    return IndexOptions(
         dense_dim=args.dense_dim,
         dense_dtype=args.dense_dtype or "fp16",
         sparse_top_k=args.sparse_top_k,
@@ -111,11 +126,20 @@ def build(args: argparse.Namespace) -> IndexInfo:
         analyzer=None if args.analyzer == NO_ANALYZER else args.analyzer,
         segment_documents=args.segment_documents or SEGMENT_DOCUMENTS,
     )
+
+
+def build(args: argparse.Namespace) -> IndexInfo:
+    """Build the index of vectors folders or of a plain corpus."""
+    from lightir.data import read_documents
+    from lightir.index import build_index, document_shards
+
+    folders = [Path(path) for path in args.vectors]
+    options = index_options(args)
     if are_vectors(folders):
         if args.model:
-            raise Misuse("--model is for a plain corpus; the vectors' contract says which model is theirs")
+            raise Misuse("--model requires a plain corpus; vectors already name their model")
         if args.fields:
-            raise Misuse("--fields is for a plain corpus; vectors hold documents that have been read")
+            raise Misuse(FIELDS_OF_VECTORS)
         own = args.query_encoder and Path(args.query_encoder)
         return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
     contract, query_encoder = None, args.query_encoder
@@ -124,14 +148,11 @@ def build(args: argparse.Namespace) -> IndexInfo:
         query_encoder = query_encoder or own
     if query_encoder is None and (args.dense_dim or args.dense_dtype or args.sparse_top_k or args.dense_graph):
         raise Misuse(
-            "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k are for vectors; "
-            "a plain corpus gets some with --model alone"
+            "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k require vectors; "
+            "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
-    from lightir.data import read_documents
-
-    shards = document_shards(read_documents(args.vectors, fields=args.fields))
     return build_index(
-        shards,
+        document_shards(read_documents(args.vectors, fields=args.fields)),
         args.out,
         options=options,
         contract=contract,
@@ -141,10 +162,10 @@ def build(args: argparse.Namespace) -> IndexInfo:
 
 
 def model_of(address: str) -> tuple[Contract, Path]:
-    """A model's contract and its query encoder.
+    """Return a model's contract and the folder of its query encoder.
 
     Raises:
-        NotFound: there is no such model, or its vocabulary is not cached.
+        NotFound: the model is unknown, or it has no query tables (lightir cache).
     """
     from lightir.addresses import resolve_model_folder, resolve_query_encoder
     from lightir.contract import Contract

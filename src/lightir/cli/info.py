@@ -1,4 +1,4 @@
-"""Say what a folder holds: an index, vectors, a model or a query encoder."""
+"""Show what an index, vectors, query-encoder or model folder contains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import add_json
-from lightir.cli.terminal import print_json, size, visible
+from lightir.cli.terminal import format_size, print_json, printable
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:
@@ -26,35 +26,47 @@ FAILURES_SHOWN = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="an index, vectors, model or query-encoder folder, or a model's name"
-    )
+    add_folder(parser)
     add_json(parser)
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Declare FOLDER."""
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="index, vectors, model or query-encoder folder, or the name of an installed model",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the facts."""
-    found = facts(args.folder)
+    report = facts(args.folder)
     if args.json:
-        print_json(found)
+        print_json(report)
         return
-    for name, value in found.items():
-        if name in ("bytes", "bytes_per_document"):
-            value = ", ".join(f"{part} {size(n_bytes)}" for part, n_bytes in value.items())
-        elif name == "failures":
-            value = "; ".join(visible(f"{each['doc_id']}: {each['error']}") for each in value[:FAILURES_SHOWN]) or None
-        elif isinstance(value, dict):
-            value = ", ".join(f"{key} {each}" for key, each in value.items() if not isinstance(each, dict))
-        elif isinstance(value, (list, tuple)):
-            value = ", ".join(map(str, value))
-        print(f"{name:<18} {'-' if value is None else value}")
+    for name, value in report.items():
+        print(f"{name:<18} {_in_words(name, value)}")
+
+
+def _in_words(name: str, value: Any) -> str:
+    if name in ("bytes", "bytes_per_document"):
+        return ", ".join(f"{part} {format_size(n_bytes)}" for part, n_bytes in value.items())
+    if name == "failures":
+        lines = [printable(f"{failure['doc_id']}: {failure['error']}") for failure in value[:FAILURES_SHOWN]]
+        return "; ".join(lines) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items() if not isinstance(part, dict))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "-" if value is None else str(value)
 
 
 def kind_of(folder: Path) -> str:
-    """ "index", "vectors", "query-encoder" or "model".
+    """Return "index", "vectors", "query-encoder" or "model".
 
     Raises:
-        NotFound: the folder is none of them.
+        NotFound: the folder does not exist or is none of these.
     """
     from lightir.contract import FILE_NAME
     from lightir.index.store import STORE_FILE
@@ -66,8 +78,21 @@ def kind_of(folder: Path) -> str:
         if (folder / name).is_file():
             return kind
     if not folder.exists():
-        raise NotFound(f"{folder} does not exist; expected an index, vectors, a query encoder or a model")
-    raise NotFound(f"{folder} is neither an index nor vectors, a query encoder or a model")
+        raise NotFound(
+            f"{folder} does not exist; expected an index, vectors, query-encoder or model folder, or an installed "
+            f"model's name{installed_models()}"
+        )
+    names = ", ".join(marks.values())
+    raise NotFound(
+        f"{folder} is not an index, vectors, query-encoder or model folder: it contains none of the files {names}"
+    )
+
+
+def installed_models() -> str:
+    """Return " (installed: minilm, ...)", or "" if no model is installed."""
+    from lightir.addresses import shipped_models
+
+    return f" (installed: {', '.join(shipped_models())})" if shipped_models() else ""
 
 
 def index_facts(info: IndexInfo, *, n_failed: int) -> dict[str, Any]:
@@ -84,29 +109,29 @@ def index_facts(info: IndexInfo, *, n_failed: int) -> dict[str, Any]:
 
 
 def default_search(available: tuple[Branch, ...], contract: Contract | None) -> str:
-    """What a search that names no mode does, as "dense=0.5,tokens=0.5 linear"; one branch is its name."""
+    """Return the default search, such as "dense=0.5,tokens=0.5 linear", or the name of a single branch."""
     from lightir.search.plan import plan
 
-    found = plan(available, contract)
-    return fusion_in_words(found.fusion) if len(found.branches) > 1 else found.branches[0]
+    chosen = plan(available, contract)
+    return fusion_in_words(chosen.fusion) if len(chosen.branches) > 1 else chosen.branches[0]
 
 
 def fusion_in_words(fusion: Fusion) -> str:
-    """Weights and method, as `lightir search --weights` and `--fusion` take them."""
+    """Return weights and method in the syntax of `lightir search --weights` and `--fusion`."""
     from lightir.search.options import fusion_text, weights_text
 
     return f"{weights_text(fusion)} {fusion_text(fusion)}"
 
 
 def folder_of(address: str) -> Path:
-    """The folder that is named, or that of the installed model of this name."""
+    """Return the folder at a path, or that of an installed model."""
     from lightir.addresses import shipped_models
 
     return Path(address) if Path(address).exists() else shipped_models().get(address, Path(address))
 
 
 def facts(address: str) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     from lightir.contract import Contract, to_json
 
     folder = folder_of(address)
@@ -121,13 +146,13 @@ def facts(address: str) -> dict[str, Any]:
             counts = index_facts(index.info(), n_failed=len(failures))
             return {"kind": kind, **counts, "default_search": search, "failures": failures}
     contract = Contract.load(folder)
-    found: dict[str, Any] = {"kind": kind}
+    report: dict[str, Any] = {"kind": kind}
     if kind == "vectors":
         from lightir.shards import VectorsReader
 
         reader = VectorsReader(folder, allow_incomplete=True)
-        found |= {"documents": len(reader), "complete": bool(reader.manifest.get("complete"))}
+        report |= {"documents": len(reader), "complete": bool(reader.manifest.get("complete"))}
     if kind != "query-encoder":
-        found["default_search"] = fusion_in_words(contract.fusion)
+        report["default_search"] = fusion_in_words(contract.fusion)
     identity = {"fingerprint": contract.fingerprint, "document_fingerprint": contract.document_fingerprint}
-    return {**found, "contract": {**identity, **to_json(contract)}}
+    return {**report, "contract": {**identity, **to_json(contract)}}

@@ -1,9 +1,9 @@
-"""Mine hard negatives: documents that rank high for a query and that are not relevant to it.
+"""Mine hard negatives: documents that rank high for a training query but are not relevant to it.
 
-BM25 searches, or with --tokens query likelihood, unless an index of the corpus or a model is named: a shipped model, or
-what an earlier training run left, whose hard negatives the next run trains on. Relevant documents and their copies are
-never taken; the filters leave out more of what may be relevant without a judgement, and the counts say which of them
-dropped how much.
+Documents are found by BM25 (or query likelihood with --tokens) unless an index of the corpus (--index) or a model
+(--model) is given, for instance the model of an earlier training run. Relevant documents and their exact copies are
+never taken. The options under "filters" drop more documents that may be relevant although nobody judged them; the
+command prints how many documents each filter dropped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,19 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_json, add_tokens, positive
-from lightir.cli.terminal import Misuse, print_json, say
+from lightir.cli.arguments import (
+    MODEL_HELP,
+    Arguments,
+    add_device,
+    add_json,
+    add_task,
+    add_threads,
+    add_tokens,
+    add_work,
+    positive,
+    search_options,
+)
+from lightir.cli.terminal import Misuse, print_json, print_status
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -39,83 +50,102 @@ TEACHER_TOKENS = 512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("dataset", metavar="DATASET", help="a BEIR folder")
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="JSONL file to write, as recipes name it")
-    parser.add_argument("--split", default="train", help="whose queries (default %(default)s)")
+    parser.add_argument("dataset", metavar="DATASET", help="BEIR folder with corpus, queries and qrels")
     parser.add_argument(
-        "-n", type=positive, default=30, metavar="N", help="negatives for a query (default %(default)s)"
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="JSONL file of negatives to write; recipes name it under data",
     )
-    _add_searcher(parser)
-    _add_filters(parser)
-    add_device(parser)
-    add_json(parser)
-
-
-def _add_searcher(parser: argparse.ArgumentParser) -> None:
-    searcher = parser.add_mutually_exclusive_group()
-    searcher.add_argument("--index", metavar="INDEX", help="search this index of the data set's corpus")
-    searcher.add_argument("--model", metavar="MODEL", help=f"encode the corpus and search with it: {MODEL_HELP}")
+    parser.add_argument("--split", default="train", help="split to take queries from (default %(default)s)")
     parser.add_argument(
+        "-n", type=positive, default=30, metavar="N", help="maximum number of negatives per query (default %(default)s)"
+    )
+    add_json(parser)
+    _add_search(parser.add_argument_group("search"))
+    _add_filters(parser.add_argument_group("filters"))
+
+
+def _add_search(group: argparse._ArgumentGroup) -> None:
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--index", metavar="INDEX", help="index of the data set's corpus to search (default: none, BM25)"
+    )
+    source.add_argument("--model", metavar="MODEL", help=f"model to encode the corpus with and search: {MODEL_HELP}")
+    group.add_argument(
         "--mode",
         metavar="MODE",
-        help="with an index as search has it; with a model as evaluate has it (full: queries through the model), or "
-        "bag-of-tokens, which encodes no document (default: hybrid where there are two branches)",
+        help="with --index: a mode of lightir search. With --model: a mode of lightir evaluate (full: queries through "
+        "the model), or bag-of-tokens, which encodes no documents (default: hybrid, or the only branch)",
     )
-    parser.add_argument(
-        "--work", metavar="DIR", help="for a model: keep vectors, query table and index here (default: not kept)"
+    add_work(group)
+    add_task(group)
+    group.add_argument(
+        "--analyzer",
+        default="english",
+        metavar="NAME",
+        help="text analysis for BM25: english, words, chinese, or another language's name (default %(default)s)",
     )
-    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
-    parser.add_argument(
-        "--analyzer", default="english", metavar="NAME", help="how BM25 cuts text (default %(default)s)"
-    )
-    add_tokens(parser)
-    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+    add_tokens(group)
+    add_threads(group)
+    add_device(group)
 
 
-def _add_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--first-rank", type=positive, default=1, metavar="N", help="leave out what ranks before (default %(default)s)"
+def _add_filters(group: Arguments) -> None:
+    group.add_argument(
+        "--first-rank",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="drop documents ranked before rank N (default %(default)s)",
     )
-    parser.add_argument(
-        "--depth", type=positive, default=100, metavar="N", help="last rank looked at (default %(default)s)"
+    group.add_argument(
+        "--depth",
+        type=positive,
+        default=100,
+        metavar="N",
+        help="drop documents ranked after rank N (default %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--margin",
         type=float,
         metavar="SHARE",
-        help="leave out what scores above this share, such as 0.95, of the best relevant document (default: no limit)",
+        help="drop documents that score above this fraction of the best positive's score, e.g. 0.95 "
+        "(default: no limit)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--absolute-margin",
         type=float,
         metavar="X",
-        help="leave out what scores above the best relevant document's score less this (default: no limit)",
+        help="drop documents that score above the best positive's score minus X (default: no limit)",
     )
-    parser.add_argument(
-        "--skip-answers", action="store_true", help="leave out what holds one of the query's answers, word for word"
+    group.add_argument(
+        "--skip-answers", action="store_true", help="drop documents that contain one of the query's answers verbatim"
     )
-    parser.add_argument(
+    group.add_argument(
         "--teacher",
         metavar="MODEL",
-        help="a model folder or a sentence-transformers one whose scores filter (default: none)",
+        help="lightir or sentence-transformers model whose scores filter too (default: none)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--teacher-share",
         type=float,
         metavar="SHARE",
-        help="leave out what the teacher scores at this share of the best relevant document, or above (default 0.95)",
+        help="drop documents that the teacher scores at least at this fraction of the best positive's score "
+        "(default 0.95)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Mine and say what was kept and dropped."""
+    """Mine the negatives and print how many were kept and dropped."""
     from lightir.data import Dataset
     from lightir.search.language_model import parse_smoothing
     from lightir.train.mining.miner import NegativeFilters, mine
 
     smoothing = parse_smoothing(args.tokens)
     if args.teacher_share is not None and args.teacher is None:
-        raise Misuse("--teacher-share is of a teacher's scores: name one with --teacher")
+        raise Misuse("--teacher-share requires --teacher")
     filters = NegativeFilters(
         first_rank=args.first_rank,
         depth=args.depth,
@@ -141,27 +171,29 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"negatives": args.out, **report.to_json()})
     else:
-        say(f"{args.out}: {report.kept:,} negatives for {report.with_negatives:,} of {report.queries:,} queries")
-        say("dropped: " + (", ".join(f"{n:,} {reason}" for reason, n in report.dropped.items()) or "nothing"))
+        print_status(
+            f"{args.out}: {report.kept:,} negatives for {report.with_negatives:,} of {report.queries:,} queries"
+        )
+        print_status("dropped: " + (", ".join(f"{n:,} {reason}" for reason, n in report.dropped.items()) or "nothing"))
 
 
 @contextmanager
 def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | None) -> Iterator[Finder | None]:
-    """The searcher that was asked for; None for counted words alone, which `mine` searches itself."""
+    """Yield the searcher of --index or --model; None for BM25, which `mine` searches itself."""
     if args.work and not args.model:
-        raise Misuse("--work keeps what a model encodes: name it with --model")
+        raise Misuse("--work requires --model")
     if args.device != "auto" and not (args.model or args.teacher):
-        raise Misuse("--device is for a model that encodes: name it with --model or --teacher")
+        raise Misuse("--device requires --model or --teacher")
     if args.model and smoothing is not None:
-        raise Misuse("--tokens is for counted words and for an --index; encode into one, and mine with that")
+        raise Misuse("--tokens and --model cannot be combined; build an index of the model's vectors and use --index")
     if args.index:
         from lightir.index import Index
-        from lightir.search import Searcher, SearchOptions
+        from lightir.search import Searcher
         from lightir.train.mining.finders import IndexFinder
 
         with Index.open(args.index) as index:
             searcher = Searcher(index, task=args.task, threads=args.threads)
-            yield IndexFinder(searcher, SearchOptions(mode=args.mode, smoothing=smoothing))
+            yield IndexFinder(searcher, search_options(args))
     elif args.model:
         from lightir.train.mining.model_finders import model_finder
 
@@ -180,7 +212,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
         ):
             yield finder
     elif args.mode not in (None, "tokens") or args.task:
-        raise Misuse("without --index or --model counted words are searched, which have neither modes nor tasks")
+        raise Misuse("--mode and --task require --index or --model; without them, BM25 is searched")
     else:
         yield None
 

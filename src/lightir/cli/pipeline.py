@@ -1,4 +1,4 @@
-"""From documents to an index in one go, for the commands that need one on the way; what is there is used again."""
+"""Steps from documents to an index that several commands share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from lightir.types import Document
 
 
+FIELDS_OF_VECTORS = "--fields requires a plain corpus; it has no effect on vectors"
+
+
 def encode_documents(
     model: str, documents: Iterable[Document], vectors: Path, *, n_documents: int | None
 ) -> EncodeReport:
-    """Encode, going on where an earlier run was cut off; a model folder without query tables gets them computed."""
+    """Encode documents, continuing an interrupted run, and compute query tables if the model folder has none."""
     from lightir.addresses import QUERY_ENCODER, resolve_model_folder
     from lightir.encode import EncodeOptions, cache_vocabulary, encode_corpus
 
@@ -40,7 +43,7 @@ def index_vectors(
     query_encoder: Path | None = None,
     overwrite: bool = False,
 ) -> IndexInfo:
-    """Build an index of one or more vectors folders of the same model; their query encoder goes into it."""
+    """Build an index of one or more vectors folders of the same model, including their query encoder."""
     from lightir.addresses import QUERY_ENCODER
     from lightir.index import build_index
 
@@ -57,7 +60,7 @@ def index_vectors(
 
 
 def are_vectors(paths: Sequence[str | Path]) -> bool:
-    """Whether the paths are folders that `lightir encode` wrote; if not, they name a corpus.
+    """Return whether the paths are folders written by `lightir encode`; otherwise they are a corpus.
 
     Raises:
         InvalidInput: some are and some are not.
@@ -66,20 +69,23 @@ def are_vectors(paths: Sequence[str | Path]) -> bool:
 
     encoded = [Path(path, MANIFEST).is_file() for path in paths]
     if any(encoded) and not all(encoded):
-        raise InvalidInput("some of the folders are vectors and some are not; an index takes one kind at a time")
+        plain = next(path for path, is_encoded in zip(paths, encoded, strict=True) if not is_encoded)
+        raise InvalidInput(
+            f"{plain} is not a vectors folder, but others are; name vectors folders only, or a corpus only"
+        )
     return all(encoded)
 
 
 def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
-    """The readers of vectors folders of one model."""
+    """Open vectors folders of one model."""
     from lightir.shards import VectorsReader
 
     readers = [VectorsReader(folder) for folder in folders]
     for reader in readers[1:]:
         if reader.contract.fingerprint != readers[0].contract.fingerprint:
             raise ContractMismatch(
-                f"{readers[0].folder} has contract {readers[0].contract.fingerprint}, but {reader.folder} has "
-                f"{reader.contract.fingerprint}; vectors of one index come from one model"
+                f"{readers[0].folder} and {reader.folder} were encoded by different models (contracts "
+                f"{readers[0].contract.fingerprint} and {reader.contract.fingerprint}); expected vectors of one model"
             )
     return readers
 
@@ -87,17 +93,17 @@ def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
 def shards_of(
     paths: Sequence[str], *, size: int, fields: Mapping[str, str] | None
 ) -> tuple[Iterator[Shard], Contract | None]:
-    """The shards of vectors folders with their contract, or those of a corpus, `size` documents each, without one.
+    """Return the shards of vectors folders and their contract, or a corpus in shards of `size` documents and None.
 
     Raises:
-        Misuse: fields are named of documents that have been read.
+        Misuse: fields are given for vectors, whose documents have no raw fields.
     """
     from lightir.data import read_documents
     from lightir.index import document_shards
 
     if are_vectors(paths):
         if fields:
-            raise Misuse("--fields is for a plain corpus; vectors hold documents that have been read")
+            raise Misuse(FIELDS_OF_VECTORS)
         readers = read_vectors(paths)
         return (shard for reader in readers for shard in reader), readers[0].contract
     return document_shards(read_documents(paths, fields=fields), size=size), None

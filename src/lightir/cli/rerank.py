@@ -1,15 +1,15 @@
-"""Put a run into another order: by the likelihood of its queries, or by a cross-encoder.
+"""Rerank a run, or score training pairs, by query likelihood or a cross-encoder.
 
-`ql` scores by query likelihood: log p(query | document) under a causal language model, best one trained by the stage
-query_likelihood. With the attention stop each document is read once and only its end token is kept for all queries;
---no-stop lets queries see the whole document, which costs a pass for each pair.
+ql scores log p(query | document) under a causal language model, best one trained by the stage query_likelihood. With
+the attention stop, each document is read once for all queries, and only its end token is kept. With --no-stop,
+queries see the whole document, at the cost of one forward pass per pair.
 
-`cross-encoder` reads each query and document together through a classifier of sequences with one label or two; scores
-are its logits (of two, the last less the other), so that a model can learn from the run (`data.scores` of a recipe).
---negatives takes a split's relevant documents and mined negatives in place of a run, for such a teacher to score.
+cross-encoder reads each query together with each document, through a sequence classifier with one or two labels.
+Scores are its logits (with two labels, their difference), so a run can be used for training (data.scores in a
+recipe). With --negatives, it scores a split's relevant documents and mined negatives instead of a run.
 
-`jelinek-mercer` and `dirichlet` need no model: log p(query | document) of counted words, smoothed by the whole corpus.
-Without --run they rank all documents that hold one of the query's words.
+dirichlet and jelinek-mercer need no model: log p(query | document) of word counts, smoothed by the corpus. Without
+--run, they rank all documents that contain a word of the query.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import argparse
 import time
 
 from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
-from lightir.cli.terminal import Misuse, duration, print_json, say
+from lightir.cli.terminal import Misuse, format_duration, print_json, print_status
 from lightir.types import Run
 
 METHODS = ("jelinek-mercer", "dirichlet")
@@ -40,71 +40,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"{MODEL_HELP}; for ql also a causal language model as it is; a cross-encoder: a folder or a name",
+        help=f"for ql: {MODEL_HELP}, also of an untrained causal language model; for cross-encoder: folder or Hugging "
+        "Face name",
     )
     parser.add_argument(
-        "--method",
-        choices=(*BY_MODEL, *METHODS),
-        default="ql",
-        help="how documents are scored (default %(default)s)",
+        "--method", choices=(*BY_MODEL, *METHODS), default="ql", help="scoring method (default %(default)s)"
     )
-    first = parser.add_mutually_exclusive_group()
-    first.add_argument("--run", dest="run_file", metavar="RUN.trec", help="the run to begin with; a model needs one")
-    first.add_argument(
-        "--negatives",
-        metavar="FILE",
-        help="in its place: what `lightir mine` wrote, and the split's relevant documents",
-    )
-    parser.add_argument("--split", help="of the BEIR folder that --queries names, with --negatives (default train)")
     parser.add_argument("--corpus", nargs="+", required=True, metavar="CORPUS", help=CORPUS_HELP)
     add_fields(parser)
-    parser.add_argument("--queries", required=True, metavar="FILE", help="the queries' texts: a BEIR folder or a file")
-    parser.add_argument("-o", "--out", required=True, metavar="OUT.trec", help="the run to write")
     parser.add_argument(
-        "--depth", type=positive, metavar="N", help="keep each query's first N only (default: all; without a run 1000)"
+        "--queries",
+        required=True,
+        metavar="FILE",
+        help="queries of the run: BEIR folder, or JSONL, CSV, TSV or text file",
     )
-    parser.add_argument(
+    parser.add_argument("-o", "--out", required=True, metavar="OUT.trec", help="TREC run file to write")
+    add_json(parser)
+    candidates = parser.add_argument_group("candidates")
+    source = candidates.add_mutually_exclusive_group()
+    source.add_argument(
+        "--run",
+        dest="run_file",
+        metavar="RUN.trec",
+        help="TREC run to rerank; ql and cross-encoder require it, or --negatives",
+    )
+    source.add_argument(
+        "--negatives",
+        metavar="FILE",
+        help="score the split's relevant documents and these negatives, written by lightir mine, instead of a run",
+    )
+    candidates.add_argument(
+        "--split", help="with --negatives: split of the BEIR folder in --queries to read qrels from (default train)"
+    )
+    candidates.add_argument(
+        "--depth",
+        type=positive,
+        metavar="N",
+        help="number of documents per query to keep (default: all of the run; 1000 without a run)",
+    )
+    words = parser.add_argument_group("dirichlet and jelinek-mercer")
+    words.add_argument(
         "--smoothing",
         type=float,
         metavar="X",
-        help="jelinek-mercer's λ, the corpus' share (default 0.1), or dirichlet's μ in words (default 1000)",
+        help="λ of jelinek-mercer, the weight of the corpus (default 0.1), or μ of dirichlet in words (default 1000)",
     )
-    parser.add_argument("--analyzer", default="english", metavar="NAME", help="how words are cut (default %(default)s)")
-    parser.add_argument("--no-stop", action="store_true", help="let the query see the whole document")
+    words.add_argument(
+        "--analyzer",
+        default="english",
+        metavar="NAME",
+        help="text analysis: english, words, chinese, or another language's name (default %(default)s)",
+    )
+    model = parser.add_argument_group("ql and cross-encoder")
+    model.add_argument("--no-stop", action="store_true", help="for ql: let queries see the whole document")
+    model.add_argument(
+        "--batch-tokens",
+        type=positive,
+        default=8192,
+        metavar="N",
+        help="maximum number of tokens per forward pass (default %(default)s)",
+    )
+    model.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="for cross-encoder: maximum number of tokens per pair (default 512)",
+    )
+    model.add_argument(
+        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"precision of the model ({DTYPE_AUTO})"
+    )
+    add_device(model)
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens of a pass (default %(default)s)"
+        "--tag", metavar="WORD", help="name of the run in its last column (default: lightir- and the method)"
     )
-    parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", help="of a pair that a cross-encoder reads (default 512)"
-    )
-    parser.add_argument(
-        "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"of the weights ({DTYPE_AUTO})"
-    )
-    add_device(parser)
-    parser.add_argument("--tag", metavar="WORD", help="the run's name (default: lightir- and the method)")
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Rerank, write the run and say how many pairs were scored."""
+    """Rerank the candidates and write the run."""
     from lightir.eval.runs import write_run
     from lightir.files import check_writable
 
     begun = time.perf_counter()
     check_writable(args.out)
     if args.split and not args.negatives:
-        raise Misuse("--split says whose relevant documents go with --negatives")
-    found = _by_model(args) if args.method in BY_MODEL else _by_words(args)
-    write_run(args.out, found, tag=args.tag or f"lightir-{args.method}")
-    n_pairs, seconds = sum(map(len, found.values())), time.perf_counter() - begun
+        raise Misuse("--split requires --negatives")
+    reranked = _by_model(args) if args.method in BY_MODEL else _by_words(args)
+    write_run(args.out, reranked, tag=args.tag or f"lightir-{args.method}")
+    n_pairs, seconds = sum(map(len, reranked.values())), time.perf_counter() - begun
     if args.json:
-        print_json({"run": args.out, "queries": len(found), "pairs": n_pairs, "seconds": round(seconds, 2)})
+        print_json({"run": args.out, "queries": len(reranked), "pairs": n_pairs, "seconds": round(seconds, 2)})
     else:
-        say(f"{args.out}: {len(found):,} queries, {n_pairs:,} pairs, {duration(seconds)}")
+        print_status(f"{args.out}: {len(reranked):,} queries, {n_pairs:,} pairs scored in {format_duration(seconds)}")
 
 
 def _first_run(args: argparse.Namespace) -> Run | None:
-    """The run to begin with, if one is named."""
+    """Return the candidates, or None if neither --run nor --negatives is given."""
     from lightir.data import Dataset, collect_candidates, read_negatives
     from lightir.eval.runs import read_run
 
@@ -116,19 +146,19 @@ def _first_run(args: argparse.Namespace) -> Run | None:
 
 def _by_model(args: argparse.Namespace) -> Run:
     if not args.model or not (args.run_file or args.negatives):
-        raise Misuse(f"--method {args.method} takes a MODEL and the --run that it puts into another order")
+        raise Misuse(f"--method {args.method} requires MODEL, and --run or --negatives")
     if args.smoothing is not None:
-        raise Misuse(f"--smoothing is for {' and '.join(METHODS)}")
+        raise Misuse(f"--smoothing requires --method {' or '.join(METHODS)}")
     if args.method == "ql" and args.max_tokens is not None:
-        raise Misuse("--max-tokens is for cross-encoders; how much of a document ql reads is the model's contract")
+        raise Misuse("--max-tokens requires --method cross-encoder; for ql, the model's contract limits documents")
     if args.method == "cross-encoder" and args.no_stop:
-        raise Misuse("--no-stop is for ql; a cross-encoder always reads query and document together")
+        raise Misuse("--no-stop requires --method ql; a cross-encoder always reads query and document together")
     from lightir.data import read_documents, read_queries
     from lightir.encode.cross_encoder import MAX_TOKENS, CrossEncoder, cross_rerank
     from lightir.encode.likelihood_reranking import load_generator, rerank
 
     first = _first_run(args)
-    assert first is not None  # one of the two was named
+    assert first is not None  # checked above
     texts = (first, read_documents(args.corpus, fields=args.fields), read_queries(args.queries))
     if args.method == "ql":
         model = load_generator(args.model, dtype=args.dtype, device=args.device)
@@ -143,7 +173,7 @@ def _by_words(args: argparse.Namespace) -> Run:
     from lightir.search.language_model import DEFAULTS, LanguageModel, Smoothing
 
     if args.model or args.no_stop or args.max_tokens is not None:
-        raise Misuse(f"--method {args.method} counts words: leave out the MODEL, --no-stop and --max-tokens")
+        raise Misuse(f"--method {args.method} counts words and does not accept MODEL, --no-stop or --max-tokens")
     smoothing = Smoothing(args.method, DEFAULTS[args.method] if args.smoothing is None else args.smoothing)
     model = LanguageModel(read_documents(args.corpus, fields=args.fields), analyzer=args.analyzer)
     queries = list(read_queries(args.queries))

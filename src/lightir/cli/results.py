@@ -1,4 +1,4 @@
-"""Found documents as people and as programs read them."""
+"""Search results as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightir.cli.terminal import BOLD, CYAN, DIM, YELLOW, duration, highlight, paint, shorten, visible, width, wrap
+from lightir.cli.terminal import (
+    BOLD,
+    CYAN,
+    DIM,
+    YELLOW,
+    format_duration,
+    highlight,
+    output_width,
+    paint,
+    printable,
+    shorten,
+    wrap,
+)
 from lightir.types import Branch, BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
@@ -18,7 +30,7 @@ TERMS_SHOWN = 8
 
 
 def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
-    """A hit in the shape that `search --json` promises."""
+    """Return a hit in the shape of `search --json`."""
     branches = {name: _branch_json(branch, explain=explain) for name, branch in hit.branches.items()}
     shown = {
         "doc_id": hit.doc_id,
@@ -39,33 +51,33 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
 def result_json(
     query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool, late: LateReport | None = None
 ) -> dict[str, Any]:
-    """One query's answer in the shape that `search --json` promises; with late re-ranking also what it did."""
+    """Return one query's answer in the shape of `search --json`, with the report of late re-ranking if there is one."""
     listed = [hit_json(hit, explain=explain) for hit in hits]
-    found = {"query": query, "mode": mode, "took_ms": round(took_s * 1000, 3), "hits": listed}
+    answer = {"query": query, "mode": mode, "took_ms": round(took_s * 1000, 3), "hits": listed}
     if late is None:
-        return found
-    done = dataclasses.asdict(late)
-    took_ms = round(done.pop("seconds") * 1000, 3)
-    return {**found, "late": {**done, "took_ms": took_ms}}
+        return answer
+    report = dataclasses.asdict(late)
+    took_ms = round(report.pop("seconds") * 1000, 3)
+    return {**answer, "late": {**report, "took_ms": took_ms}}
 
 
 def late_line(late: LateReport) -> str:
-    """What late re-ranking did for a query, for people."""
-    parts = [f"{len(late.encoded)} documents encoded in {duration(late.seconds)}"]
+    """Describe in one line what late re-ranking did for a query."""
+    parts = [f"{len(late.encoded)} documents encoded in {format_duration(late.seconds)}"]
     if late.parked:
-        parts.append(f"{len(late.parked)} more wait for another writer and are ranked without their vectors")
+        parts.append(f"{len(late.parked)} more will be stored after another writer finishes, and are ranked by BM25")
     if late.failed:
         parts.append(f"{len(late.failed)} failed")
-    return ", ".join([*parts, f"{late.left} of the best still pending"])
+    return ", ".join([*parts, f"{late.left} of the best hits still pending"])
 
 
 def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:
-    """One query's answer for people: rank, title, score, branches, snippet, and terms where they are asked for.
+    """Print one query's hits: rank, title, score, branches, snippet, and with `explain` the matched terms.
 
-    A score that is estimated has a ~ before it.
+    A ~ marks an estimated score.
     """
-    counted = f"{len(hits)} {mode} hit{'' if len(hits) == 1 else 's'} in {duration(took_s)}"
-    print(f"{paint(shorten(query, width()), BOLD)}  {paint(counted, DIM)}")
+    counted = f"{len(hits)} {mode} hit{'' if len(hits) == 1 else 's'} in {format_duration(took_s)}"
+    print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(counted, DIM)}")
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit)}")
         if hit.snippet:
@@ -73,55 +85,56 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
         if explain:
             print(paint(f"{INDENT}= {sum_line(hit.branches)}", DIM))
         if explain and hit.terms:
-            print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), width() - len(INDENT)), DIM))
+            print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
 
 
-def print_explanation(query: str, found: Explanation) -> None:
-    """Why a document has its score, for people: its place, each branch's part, each branch's terms."""
-    place = f"#{found.rank} of {found.n_candidates:,} candidates"
-    if found.rank is None:
-        place = f"not found: none of the {found.n_candidates:,} candidates"
-    print(f"{paint(shorten(query, width()), BOLD)}  {paint(f'{found.fusion}, {place}', DIM)}")
-    print(f"{paint(visible(found.doc_id), BOLD, CYAN)}  {found.score:.4f} = {sum_line(found.branches)}")
-    for name, branch in found.branches.items():
-        listed = "not in its list" if branch.rank is None else f"#{branch.rank}"
-        listed += ", estimated: the document waits for its vectors" if branch.estimated else ""
-        terms = terms_line(_terms_json(found.terms.get(name, ())))
-        print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", width() - len(INDENT)))
+def print_explanation(query: str, explanation: Explanation) -> None:
+    """Print why a document has its score: its rank, each branch's contribution and matched terms."""
+    position = f"rank {explanation.rank} of {explanation.n_candidates:,} candidates"
+    if explanation.rank is None:
+        position = f"not among the {explanation.n_candidates:,} candidates"
+    print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(f'{explanation.fusion}, {position}', DIM)}")
+    doc_id = paint(printable(explanation.doc_id), BOLD, CYAN)
+    print(f"{doc_id}  {explanation.score:.4f} = {sum_line(explanation.branches)}")
+    for name, branch in explanation.branches.items():
+        listed = "not in the branch's list" if branch.rank is None else f"#{branch.rank}"
+        listed += ", estimated: the document is pending" if branch.estimated else ""
+        terms = terms_line(_terms_json(explanation.terms.get(name, ())))
+        print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", output_width() - len(INDENT)))
 
 
-def explanation_json(query: str, found: Explanation) -> dict[str, Any]:
-    """Why a document has its score, for programs."""
+def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
+    """Return the JSON that explains a document's score."""
     branches = {
-        name: {**_branch_json(branch, explain=True), "terms": _terms_json(found.terms.get(name, ()))}
-        for name, branch in found.branches.items()
+        name: {**_branch_json(branch, explain=True), "terms": _terms_json(explanation.terms.get(name, ()))}
+        for name, branch in explanation.branches.items()
     }
     return {
         "query": query,
-        "doc_id": found.doc_id,
-        "score": found.score,
-        "estimated": found.estimated,
-        "rank": found.rank,
-        "candidates": found.n_candidates,
-        "fusion": found.fusion,
+        "doc_id": explanation.doc_id,
+        "score": explanation.score,
+        "estimated": explanation.estimated,
+        "rank": explanation.rank,
+        "candidates": explanation.n_candidates,
+        "fusion": explanation.fusion,
         "branches": branches,
     }
 
 
 def sum_line(branches: Mapping[Branch, BranchScore]) -> str:
-    """The sum that makes a score."""
-    return " + ".join(f"{each.weight:g} x {each.normalized:.4f} {name}" for name, each in branches.items())
+    """Return the sum that makes up a score."""
+    return " + ".join(f"{part.weight:g} x {part.normalized:.4f} {name}" for name, part in branches.items())
 
 
 def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
-    """The matched terms as `search --json` lists them, each with its part of its branch's score."""
+    """Return the matched terms of `search --json`, each with its contribution to the branch's score."""
     return "  ".join(f"{term['word'] or term['term'].strip()} {term['score']:.3g}" for term in terms[:TERMS_SHOWN])
 
 
 def _head(hit: Hit) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
     if hit.title and not hit.title.startswith(hit.doc_id):
-        name = f"{name}  [{visible(hit.doc_id)}]"
+        name = f"{name}  [{printable(hit.doc_id)}]"
     parts = [
         f"{branch} {'~' if score.estimated else ''}{score.score:.3g}{_rank(score.rank)}"
         for branch, score in hit.branches.items()
@@ -135,7 +148,7 @@ def _rank(rank: int | None) -> str:
 
 
 def _words(hit: Hit) -> set[str]:
-    """The snippet's words that match the query."""
+    """Return the words of the snippet that match the query."""
     return {hit.snippet[start:end] for start, end in hit.highlights}
 
 

@@ -1,4 +1,8 @@
-"""Search an index: one query, queries from stdin (QUERY is -), or a file of queries into a TREC run."""
+"""Search an index: one query, queries from stdin, or a file of queries.
+
+With --run, the rankings of a file of queries are written as a TREC run; otherwise hits are printed with their
+snippets.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from lightir.cli.arguments import add_filter, add_fusion, add_json, add_tokens, positive
+from lightir.cli.arguments import (
+    MODEL_HELP,
+    Arguments,
+    add_filter,
+    add_fusion,
+    add_index,
+    add_json,
+    add_query_encoder,
+    add_task,
+    add_threads,
+    add_tokens,
+    positive,
+    search_options,
+)
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import print_json, print_json_line, say, visible
+from lightir.cli.terminal import print_json, print_json_line, print_status, printable
 
 if TYPE_CHECKING:
     from lightir.search import LateSearcher, Searcher, SearchOptions
@@ -38,76 +55,97 @@ BUDGET_MS = 500
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder")
-    parser.add_argument("query", nargs="?", metavar="QUERY", help="the query, or - for one a line from stdin")
-    parser.add_argument("-k", type=positive, default=10, metavar="N", help="documents wanted (default %(default)s)")
+    add_index(parser)
     parser.add_argument(
-        "--mode",
-        metavar="MODE",
-        help="hybrid, dense, sparse, tokens, or several joined by + (default: hybrid, or the one that there is)",
-    )
-    add_fusion(parser)
-    parser.add_argument(
-        "--depth",
-        type=positive,
-        metavar="N",
-        help="documents that each branch gives to the fusion (default 200; 1000 where --fusion measures scores by the "
-        "list's end or spread: linear:min-max, linear:z-score, dbsf)",
-    )
-    add_tokens(parser)
-    add_filter(parser)
-    parser.add_argument(
-        "--exact", action="store_true", help="scan dense rows also where the index has graphs over them"
+        "query", nargs="?", metavar="QUERY", help="text of the query, or - to read one per line from stdin"
     )
     parser.add_argument(
-        "--skip-damaged",
+        "-k", type=positive, default=10, metavar="N", help="maximum number of hits per query (default %(default)s)"
+    )
+    parser.add_argument(
+        "--explain",
         action="store_true",
-        help="search without the segments that cannot be opened, and say what is missing",
+        help="print the contribution of each branch and each matched term to the score",
     )
-    parser.add_argument("--explain", action="store_true", help="show what each branch and each matched term add")
     parser.add_argument(
-        "--doc-id", metavar="ID", help="explain this document for the query, found or not, among those of --filter"
+        "--doc-id", metavar="ID", help="explain this document's score and rank for the query, even if it is not found"
     )
-    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
-    parser.add_argument(
-        "--query-encoder", metavar="DIR", help="use this one (or this model's), not the one that the index carries"
+    add_json(parser)
+    _add_ranking(parser.add_argument_group("ranking"))
+    queries = parser.add_argument_group("queries from a file")
+    queries.add_argument(
+        "--queries", metavar="FILE", help="BEIR folder, or a JSONL, CSV, TSV or text file (one query per line)"
     )
-    parser.add_argument("--queries", metavar="FILE", help="queries as JSONL, CSV, TSV, text lines, or a BEIR folder")
-    parser.add_argument("--split", help="of the BEIR folder in --queries: search what it judges (default: all)")
-    parser.add_argument("--run", metavar="OUT", dest="run_file", help="with --queries: write a TREC run (- for stdout)")
-    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for --run (default %(default)s)")
+    queries.add_argument(
+        "--split", help="with a BEIR folder: search only queries with qrels in this split (default: all)"
+    )
+    queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
+    add_threads(queries)
     late = parser.add_argument_group(
-        "late re-ranking", "encode what is pending while its query waits, once and for good"
+        "late re-ranking", "encode pending documents while the query waits, and store their vectors (lightir[train])"
     )
     late.add_argument(
         "--late-m",
         type=positive,
         metavar="M",
-        help="encode what is pending among the M best documents that tokens find (default: nothing)",
+        help="encode the pending documents among the M best BM25 hits (default: encode none)",
     )
     late.add_argument(
-        "--budget-ms", type=positive, metavar="B", help=f"milliseconds a query for it (default {BUDGET_MS})"
+        "--budget-ms",
+        type=positive,
+        metavar="MS",
+        help=f"time limit per query for encoding, in milliseconds (default {BUDGET_MS})",
     )
     late.add_argument(
-        "--model", metavar="MODEL", help="the index's model (default: the installed one that the index speaks of)"
+        "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the installed model that the index was built for)"
     )
-    add_json(parser)
+
+
+def _add_ranking(group: Arguments) -> None:
+    group.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="branches to search: hybrid, dense, sparse, tokens (BM25), or several joined by + (default: hybrid, or "
+        "the only branch of the index)",
+    )
+    add_fusion(group)
+    group.add_argument(
+        "--depth",
+        type=positive,
+        metavar="N",
+        help="number of candidates per branch to fuse (default 200; 1000 for linear:min-max, linear:z-score and dbsf, "
+        "whose normalization depends on the whole list)",
+    )
+    add_tokens(group)
+    add_filter(group)
+    add_task(group)
+    add_query_encoder(group)
+    group.add_argument(
+        "--exact", action="store_true", help="scan all dense vectors instead of using the index's graphs"
+    )
+    group.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="search without segments that cannot be opened, and print which are missing (default: error)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Search what was asked for and print or write it."""
+    """Search the queries and print the hits or write the run."""
     if (args.query is None) == (args.queries is None):
-        args.parser.error("give one of QUERY and --queries")
+        args.parser.error("expected exactly one of QUERY and --queries")
     if args.run_file is not None and args.queries is None:
-        args.parser.error("--run needs --queries")
+        args.parser.error("--run requires --queries")
     if args.split is not None and args.queries is None:
-        args.parser.error("--split needs --queries")
+        args.parser.error("--split requires --queries")
     if args.doc_id is not None and args.run_file is not None:
-        args.parser.error("--doc-id explains one document; --run writes rankings")
+        args.parser.error(
+            "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
+        )
     if args.late_m is None and (args.budget_ms is not None or args.model is not None):
-        args.parser.error("--budget-ms and --model are for --late-m")
+        args.parser.error("--budget-ms and --model require --late-m")
     if args.late_m is not None and args.doc_id is not None:
-        args.parser.error("--doc-id explains one document as it is; --late-m encodes others")
+        args.parser.error("--doc-id and --late-m cannot be combined")
     from lightir.files import check_writable
     from lightir.index import Index
     from lightir.pending import Demand
@@ -123,26 +161,26 @@ def run(args: argparse.Namespace) -> None:
         Demand(args.index) as demand,
     ):
         for problem in index.view.problems():
-            say(problem)
+            print_status(problem)
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         late = None if args.late_m is None else late_searcher(searcher, args)
         if args.run_file is not None:
-            write_all(searcher, late, options, args)  # an experiment, which asks for nothing
+            write_all(searcher, late, options, args)  # an experiment, which is no demand for pending documents
             return
         searcher.demand = demand
         for number, query in enumerate(texts(args)):
             if number and not args.json:
                 print()
             if args.query == "-":
-                index.refresh()  # the next line may come much later, when the index is another
+                index.refresh()  # the index may have changed since the last line
             if args.doc_id is None:
-                answer(searcher, late, query, options, args)
+                print_answer(searcher, late, query, options, args)
             else:
-                account(searcher, query, options, args)
+                print_account(searcher, query, options, args)
 
 
 def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
-    """The searcher with the index's model loaded."""
+    """Load the index's model and return a searcher that encodes pending documents."""
     from lightir.encode.model_encoder import encoder_for
     from lightir.search import LateOptions, LateSearcher
 
@@ -151,7 +189,7 @@ def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:
-    """The queries to print answers for, as they come."""
+    """Yield the texts of the queries, from stdin line by line."""
     if args.queries is not None:
         yield from (query.text for query in given_queries(args))
     elif args.query == "-":
@@ -163,7 +201,7 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
 
 
 def given_queries(args: argparse.Namespace) -> Iterator[Query]:
-    """The queries of `--queries`, or those that its split judges."""
+    """Return the queries of --queries, or those with qrels in --split."""
     from lightir.data import Dataset, read_queries
 
     if args.split is None:
@@ -171,7 +209,7 @@ def given_queries(args: argparse.Namespace) -> Iterator[Query]:
     return Dataset.open(args.queries).queries(args.split)
 
 
-def answer(
+def print_answer(
     searcher: Searcher, late: LateSearcher | None, query: str, options: SearchOptions, args: argparse.Namespace
 ) -> None:
     """Search one query and print its hits."""
@@ -182,46 +220,39 @@ def answer(
         hits = report.marked(hits)
     took_s = time.perf_counter() - start
     if not hits:
-        say_why_nothing(searcher, args)
+        print_why_nothing(searcher, args)
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
-    if not args.json:
-        print_result(query, mode, took_s, hits, explain=args.explain)
-        if report is not None:
-            say(late_line(report))
+    if args.json:
+        print_answer_json(result_json(query, mode, took_s, hits, explain=args.explain, late=report), args)
         return
-    streams = args.queries is not None or args.query == "-"
-    (print_json_line if streams else print_json)(
-        result_json(query, mode, took_s, hits, explain=args.explain, late=report)
-    )
+    print_result(query, mode, took_s, hits, explain=args.explain)
+    if report is not None:
+        print_status(late_line(report))
 
 
-def say_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
-    """Where it is the filter that leaves no document, say what about it."""
-    for line in why_nothing(searcher.index.view, args.filter):
-        say(visible(line))
+def print_answer_json(answer: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print one answer: as a line where several queries are possible, otherwise as an indented document."""
+    several = args.queries is not None or args.query == "-"
+    (print_json_line if several else print_json)(answer)
 
 
-def search_options(args: argparse.Namespace) -> SearchOptions:
-    """Return the options of every search."""
-    from lightir.search import SearchOptions
-    from lightir.search.language_model import parse_smoothing
-
-    names = ("mode", "fusion", "weights", "depth", "filter")
-    return SearchOptions(**{name: getattr(args, name) for name in names}, smoothing=parse_smoothing(args.tokens))
+def print_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
+    """If the filter matches no document, print why."""
+    for hint in why_nothing(searcher.index.view, args.filter):
+        print_status(printable(hint))
 
 
-def account(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> None:
-    """Print why the document named has its score for a query."""
-    found = searcher.explain(query, args.doc_id, options)
-    if not args.json:
-        print_explanation(query, found)
-        return
-    streams = args.queries is not None or args.query == "-"
-    (print_json_line if streams else print_json)(explanation_json(query, found))
+def print_account(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> None:
+    """Print why a document has its score for a query."""
+    explanation = searcher.explain(query, args.doc_id, options)
+    if args.json:
+        print_answer_json(explanation_json(query, explanation), args)
+    else:
+        print_explanation(query, explanation)
 
 
 def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
-    """Search every query of the file and write the run; with late re-ranking after all of them were encoded for."""
+    """Search all queries and write the run; late re-ranking encodes for all queries first."""
     from lightir.eval import write_run
 
     queries = list(given_queries(args))
@@ -229,14 +260,15 @@ def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOpti
     if late is not None:
         for query in tqdm(queries, desc="late", unit="query", disable=None):
             late.encode_for(query.text, options)
-    found = searcher.search(queries, args.k, options)
+    rankings = searcher.search(queries, args.k, options)
     took_s = time.perf_counter() - start
-    if not any(map(len, found.values())):
-        say_why_nothing(searcher, args)
+    if not any(map(len, rankings.values())):
+        print_why_nothing(searcher, args)
     if args.run_file == "-":
         with tempfile.TemporaryDirectory() as folder:
-            write_run(Path(folder, "run"), found)
+            write_run(Path(folder, "run"), rankings)
             sys.stdout.buffer.write(Path(folder, "run").read_bytes())
     else:
-        write_run(args.run_file, found)
-    say(f"{len(queries):,} queries in {took_s:.2f} s ({len(queries) / max(took_s, 1e-9):,.0f} a second)")
+        write_run(args.run_file, rankings)
+    speed = len(queries) / max(took_s, 1e-9)
+    print_status(f"{len(queries):,} queries searched in {took_s:.2f} s ({speed:,.0f} queries/s)")

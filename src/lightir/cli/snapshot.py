@@ -1,11 +1,14 @@
-"""Copy an index to another folder, as it is at this moment, while others search and change it."""
+"""Copy an index to another folder, for backup or moving, while others search and change it.
+
+The copy is a complete index with the state of one moment.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from lightir.cli.arguments import add_json
-from lightir.cli.terminal import print_json, say
+from lightir.cli.arguments import add_index, add_json, add_overwrite
+from lightir.cli.terminal import print_json, print_status
 
 HELP = "copy an index while it is in use"
 EXAMPLES = """
@@ -16,14 +19,14 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder")
-    parser.add_argument("out", metavar="OUT", help="folder to write, an index again")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder")
+    add_index(parser)
+    parser.add_argument("out", metavar="OUT", help="index folder to write")
+    add_overwrite(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Copy and say what the copy holds."""
+    """Copy the index and print the number of documents."""
     from lightir.index import Index
 
     with Index.open(args.index) as index:
@@ -32,4 +35,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"folder": args.out, "documents": n_documents})
         return
-    say(f"{args.out}: {n_documents:,} documents")
+    print_status(f"{args.out}: {n_documents:,} documents copied")

@@ -1,4 +1,8 @@
-"""Train a model from a recipe; during training, MODEL.run holds the log and the checkpoints that --resume continues."""
+"""Train a model from a recipe.
+
+The log and the checkpoints are in MODEL.run while training runs. Ctrl-C and SIGTERM write a checkpoint; the same
+command with --resume continues from it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,10 @@ import argparse
 from pathlib import Path
 
 from lightir.cli.arguments import add_device, add_json
-from lightir.cli.terminal import print_json, say
+from lightir.cli.terminal import print_json, print_status
 
 HELP = "train a model from a recipe (needs lightir[train])"
-STAYS = "the checkpoints are in MODEL.run; the same command with --resume continues from the last one"
+ON_INTERRUPT = "checkpoints are in MODEL.run: add --resume to the same command to continue from the last one"
 EXAMPLES = """
   lightir train recipes/lightretriever-smollm2-135m.yaml --out model
   lightir train recipe.yaml --out model --set optimisation.steps=200 --set model.lora_rank=8
@@ -20,25 +24,29 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", metavar="RECIPE", help="recipe file (YAML); docs/recipe.md lists its keys")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="YAML file with the training recipe; docs/recipe.md lists its keys"
+    )
     parser.add_argument("-o", "--out", metavar="MODEL", help="model folder to write (default: the recipe's name)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="key of the recipe to change, with dots for nested keys; repeat for more",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the last checkpoint; Ctrl-C and SIGTERM write one"
-    )
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint (default: start anew)")
     parser.add_argument(
         "--show",
         action="store_true",
-        help="print the recipe with every field, bases and --set applied, and exit",
+        help="print the recipe with every field, bases and --set applied, and exit without training",
     )
     add_device(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train and print the model folder, or print the recipe."""
+    """Train the model and print its folder, or print the recipe."""
     from lightir.train.recipes.recipe_files import recipe_yaml
     from lightir.train.run.processes import is_first
     from lightir.train.stages.registry import read_recipe
@@ -54,4 +62,4 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"model": str(model)})
     else:
-        say(f"{model} is trained\nnext: {kind.after.format(model=model)}")
+        print_status(f"model written to {model}\nnext: {kind.after.format(model=model)}")

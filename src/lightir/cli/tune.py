@@ -1,8 +1,8 @@
-"""Fit how an index joins its branches, on judged queries, and say how sure that is.
+"""Fit an index's fusion (method and weights) to queries with relevance judgments.
 
-Methods and weights are tried on all queries. What that gives is measured on queries held out: each fold's queries are
-searched with what suits the other folds best. A change is recommended only where it is significantly better than what
-the index does now.
+Every method and many weights are tried. The gain is measured by cross-validation: the queries of each fold are
+searched with the settings that are best for the other folds. A change is recommended only if it is significantly
+better than the index's present fusion.
 """
 
 from __future__ import annotations
@@ -10,11 +10,20 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import add_json, add_tokens, positive
-from lightir.cli.terminal import Misuse, print_json, say, table
+from lightir.cli.arguments import (
+    add_exclude_same_id,
+    add_index,
+    add_json,
+    add_query_encoder,
+    add_task,
+    add_threads,
+    add_tokens,
+    positive,
+    search_options,
+)
+from lightir.cli.terminal import Misuse, format_table, print_json, print_status
 
 if TYPE_CHECKING:
-    from lightir.search import Searcher
     from lightir.search.fusion_tuning import Tuning
     from lightir.types import Qrels, Query
 
@@ -29,91 +38,88 @@ EXAMPLES = """
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder")
-    parser.add_argument("queries", metavar="QUERIES", help="a BEIR folder, or with --qrels a file of queries")
-    parser.add_argument("--split", help="of the BEIR folder (default dev)")
-    parser.add_argument("--qrels", metavar="FILE", help="judgements of a file of queries, as BEIR or TREC writes them")
-    parser.add_argument("--mode", metavar="MODE", help="the branches to join, as search has them (default hybrid)")
+    add_index(parser)
+    parser.add_argument(
+        "queries", metavar="QUERIES", help="BEIR folder with queries and qrels, or a file of queries with --qrels"
+    )
+    parser.add_argument("--split", help="split of the BEIR folder to tune on (default dev)")
+    parser.add_argument(
+        "--qrels", metavar="FILE", help="relevance judgments for a file of queries, in BEIR or TREC format"
+    )
+    parser.add_argument(
+        "--mode", metavar="MODE", help="branches to fuse, joined by +, e.g. dense+tokens (default hybrid)"
+    )
     add_tokens(parser)
-    parser.add_argument("--folds", type=positive, default=5, metavar="N", help="of the queries (default %(default)s)")
-    parser.add_argument("--task", metavar="NAME", help="the query table to use (default: the encoder's first)")
     parser.add_argument(
-        "--query-encoder", metavar="DIR", help="use this one (or this model's), not the one that the index carries"
+        "--folds", type=positive, default=5, metavar="N", help="number of cross-validation folds (default %(default)s)"
     )
-    parser.add_argument(
-        "--exclude-same-id", action="store_true", help="drop hits whose id is the query's (ArguAna, Quora)"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="where a change is recommended, make it the index's default"
-    )
-    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="for searching (default %(default)s)")
+    add_task(parser)
+    add_query_encoder(parser)
+    add_exclude_same_id(parser)
+    parser.add_argument("--write", action="store_true", help="store the recommended fusion as the index's default")
+    add_threads(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fit, measure and print."""
+    """Fit the fusion, print the measures, and with --write store the recommended fusion."""
     from lightir.index import Index, IndexWriter
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
-    from lightir.search.language_model import parse_smoothing
+    from lightir.search.fusion_tuning import tune
 
-    if parse_smoothing(args.tokens) is not None and args.write:
-        raise Misuse("--write makes the weights an index's default, whose words BM25 scores: leave out --tokens")
+    options = search_options(args)
+    if args.write and options.smoothing is not None:
+        raise Misuse("--write cannot be combined with --tokens: an index's default search scores words by BM25")
     if args.qrels is not None and args.split is not None:
-        args.parser.error("--split is of a BEIR folder; --qrels goes with a file of queries")
+        args.parser.error(
+            "--split and --qrels cannot be combined: --split requires a BEIR folder, --qrels a file of queries"
+        )
     if args.write:
-        IndexWriter.open(args.index, brief=True).close()  # what cannot be written to is known before the work
+        IndexWriter.open(args.index, brief=True).close()  # fail before the work if the index cannot be written
     queries, qrels = judged(args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with Index.open(args.index) as index:
         searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
-        found = fit(searcher, queries, qrels, args)
+        tuning = tune(searcher, queries, qrels, options=options, folds=args.folds)
     if args.json:
-        print_json(found.to_json())
+        print_json(tuning.to_json())
     else:
-        print_found(found)
-    if args.write and found.recommended:
+        print_tuning(tuning)
+    if args.write and tuning.recommended:
         with IndexWriter.open(args.index, brief=True) as writer:
-            writer.set_fusion(found.chosen)
-        say(f"{args.index}: {found.options} is the default now")
+            writer.set_fusion(tuning.chosen)
+        print_status(f"{args.index}: default fusion is now {tuning.options}")
 
 
 def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:
-    """The queries and their judgements."""
+    """Return the queries and their qrels."""
     from lightir.data import Dataset, read_qrels, read_queries
 
     if args.qrels is not None:
         return list(read_queries(args.queries)), read_qrels(args.qrels)
     split = args.split or "dev"
     if split == "test":
-        say("tuned on a test split: what is measured on it afterwards says nothing about other queries")
+        print_status("warning: tuning on the test split; later measures on it will be too optimistic")
     dataset = Dataset.open(args.queries)
     return list(dataset.queries(split)), dataset.qrels(split)
 
 
-def fit(searcher: Searcher, queries: list[Query], qrels: Qrels, args: argparse.Namespace) -> Tuning:
-    """The library's answer."""
-    from lightir.search import SearchOptions
-    from lightir.search.fusion_tuning import tune
-    from lightir.search.language_model import parse_smoothing
-
-    smoothing = parse_smoothing(args.tokens)
-    options = SearchOptions(mode=args.mode, exclude_same_id=args.exclude_same_id, smoothing=smoothing)
-    return tune(searcher, queries, qrels, options=options, folds=args.folds)
-
-
-def print_found(found: Tuning) -> None:
-    """Each method's best, what is held out, and what to do."""
+def print_tuning(tuning: Tuning) -> None:
+    """Print the best settings of each method, the cross-validated gain and the recommendation."""
     from lightir.search.options import fusion_text, weights_text
 
     rows = [["fusion", "weights", "nDCG@10"]]
-    rows.append([f"{fusion_text(found.default)} (now)", weights_text(found.default), f"{found.default_value:.4f}"])
-    rows += [[name, weights_text(best), f"{value:.4f}"] for name, (best, value) in found.by_method.items()]
-    print(f"{' + '.join(found.branches)}: {found.n_queries:,} judged queries; each method's best on all of them")
-    print(table(rows))
-    low, high = found.interval
-    print(
-        f"on queries held out ({found.folds} folds): {found.held_out_value:.4f}, {found.difference:+.4f} against now "
-        f"(95 % between {low:+.4f} and {high:+.4f}, p = {found.p_value:.3g})"
+    rows.append(
+        [f"{fusion_text(tuning.default)} (current)", weights_text(tuning.default), f"{tuning.default_value:.4f}"]
     )
-    print(f"take {found.options}" if found.recommended else "keep what is: the gain is not significant")
+    rows += [[name, weights_text(best), f"{value:.4f}"] for name, (best, value) in tuning.by_method.items()]
+    print(f"{' + '.join(tuning.branches)}: {tuning.n_queries:,} judged queries; best settings of each method")
+    print(format_table(rows))
+    low, high = tuning.interval
+    print(
+        f"cross-validation ({tuning.folds} folds): {tuning.held_out_value:.4f}, {tuning.difference:+.4f} against the "
+        f"current fusion (95 % confidence interval {low:+.4f} to {high:+.4f}, p = {tuning.p_value:.3g})"
+    )
+    advice = f"use {tuning.options}" if tuning.recommended else "keep the current fusion: the gain is not significant"
+    print(f"recommendation: {advice}")

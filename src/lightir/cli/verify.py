@@ -1,4 +1,7 @@
-"""Read every byte of an index or of vectors against its checksum, and a model or query encoder against its contract."""
+"""Verify a folder: an index or vectors against checksums, a model or query encoder against its contract.
+
+Damage is an error that names the file; the exit code is 1.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,39 @@ import argparse
 from pathlib import Path
 
 from lightir.cli.arguments import add_json
-from lightir.cli.info import folder_of, kind_of
-from lightir.cli.terminal import print_json, say
+from lightir.cli.info import add_folder, folder_of, kind_of
+from lightir.cli.terminal import print_json, print_status
 
 HELP = "verify a folder against its checksums"
 EXAMPLES = """
-  lightir verify index && echo whole
+  lightir verify index && echo "no damage"
   lightir verify minilm
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="an index, vectors, model or query-encoder folder, or a model's name"
-    )
+    add_folder(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check; damage is an error, so the exit code is 1."""
+    """Verify the folder; damage is an error."""
     folder = folder_of(args.folder)
     kind = kind_of(folder)
     verify(folder, kind)
     if args.json:
         print_json({"folder": args.folder, "kind": kind, "ok": True})
     else:
-        say(f"{args.folder}: {kind}, whole")
+        print_status(f"{args.folder}: {kind}, no damage found")
 
 
 def verify(folder: Path, kind: str) -> None:
-    """Nothing, or the error that names what is damaged."""
+    """Raise an error that names what is damaged, or return."""
     if kind == "index":
         from lightir.index import Index
 
-        with Index.open(folder, skip_damaged=True) as index:  # so that all damage is told at once
+        with Index.open(folder, skip_damaged=True) as index:  # to report all damage at once
             index.verify()
     elif kind == "vectors":
         from lightir.shards import VectorsReader

@@ -1,9 +1,11 @@
-"""Give an index's pending documents their vectors while others search, add and delete.
+"""Encode an index's pending documents while others search and change it.
 
-Documents that queries asked for lately come first, then the oldest. Any number of workers may share an index: each
-document is encoded by one of them. What is committed stays, whatever becomes of the worker; Ctrl-C or SIGTERM end it
-after the documents under way. A document that cannot be encoded is set aside with its error, which `lightir info`
-shows, and stays searchable by its tokens.
+Documents that recent queries asked for are encoded first, then the oldest. Several workers may share an index: each
+document is encoded by one of them. A document that cannot be encoded is set aside with its error, which `lightir
+info` shows, and stays searchable by BM25.
+
+Each batch is committed as soon as it is encoded. Ctrl-C or SIGTERM stops the worker after the current documents; a
+second one stops it at once.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_json, positive
-from lightir.cli.terminal import print_json, say, visible
+from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_index, add_json, positive
+from lightir.cli.terminal import print_json, print_status, printable
 
 if TYPE_CHECKING:
     from lightir.pending.worker_loop import WorkReport
@@ -29,27 +31,35 @@ EXAMPLES = """
   lightir worker index --once --model MODEL
   lightir worker index --once --retry-failed
 """
-STAYS = "vectors that were committed stay: the same command goes on"
+ON_INTERRUPT = "committed vectors are kept: repeat the command to continue"
 ERRORS_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("index", metavar="INDEX", help="an index folder that was built with a model's contract")
+    add_index(parser)
     parser.add_argument(
-        "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the installed one that the index speaks of)"
+        "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the installed model that the index was built for)"
     )
-    parser.add_argument("--once", action="store_true", help="end when nothing is pending (default: wait for more)")
-    parser.add_argument("--retry-failed", action="store_true", help="try again what failed before")
     parser.add_argument(
-        "--batch-size", type=positive, default=256, metavar="N", help="most documents of a commit (default %(default)s)"
+        "--once", action="store_true", help="exit when no document is pending (default: wait for new ones)"
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="also encode documents that failed before (default: skip them)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="maximum number of documents per commit (default %(default)s)",
     )
     parser.add_argument(
         "--idle-wait",
         type=seconds,
         default=2.0,
         metavar="S",
-        help="seconds before looking again when nothing is pending (default %(default)s)",
+        help="seconds to wait before looking for pending documents again (default %(default)s)",
     )
     add_encoding(parser)
     add_device(parser)
@@ -57,15 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a number of seconds above 0."""
-    value = float(text)
+    """Parse a positive number of seconds (argparse type)."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work, then say what was done; 1 when documents failed."""
+    """Encode pending documents and print what was done; return 1 if documents failed."""
     from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_encoder import encode_pending
     from lightir.pending import WorkOptions
@@ -79,38 +92,41 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return int(bool(report.failed))
-    say(f"{args.index}: {said(report)}")
+    print_status(f"{args.index}: {in_words(report)}")
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
-        say(f"  failed: {visible(f'{doc_id}: {error}')}")
+        print_status(f"  failed: {printable(f'{doc_id}: {error}')}")
     if report.failed:
-        say(f"{len(report.failed):,} failed and stay searchable by tokens: lightir worker {args.index} --retry-failed")
+        print_status(
+            f"{len(report.failed):,} documents failed; only BM25 finds them. To try again: "
+            f"lightir worker {args.index} --retry-failed"
+        )
     return int(bool(report.failed))
 
 
-def said(report: WorkReport) -> str:
-    """What a worker did, in a line."""
-    left = f"{report.pending:,} are pending" if report.pending else "nothing is pending"
+def in_words(report: WorkReport) -> str:
+    """Describe what a worker did, in one line."""
+    left = f"{report.pending:,} pending" if report.pending else "nothing is pending"
     if not report.committed:
         return left
-    return f"{report.committed:,} documents got their vectors at {report.documents_per_s:.1f} a second; {left}"
+    return f"{report.committed:,} documents encoded at {report.documents_per_s:.1f} documents/s; {left}"
 
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, where they are not ignored; a second one acts as it would without this."""
+    """Yield an event that SIGINT and SIGTERM set unless they are ignored; a second signal acts as usual."""
     event = threading.Event()
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    heard = [each for each, handler in before.items() if handler != signal.SIG_IGN]
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [number for number, handler in previous.items() if handler != signal.SIG_IGN]
 
     def stop(number: int, frame: FrameType | None) -> None:
         event.set()
-        signal.signal(number, before[signal.Signals(number)])
-        say("stopping after the documents under way; once more to stop without them")
+        signal.signal(number, previous[signal.Signals(number)])
+        print_status("stopping after the current documents; repeat to stop at once")
 
-    for each in heard:
-        signal.signal(each, stop)
+    for number in handled:
+        signal.signal(number, stop)
     try:
         yield event
     finally:
-        for each in heard:
-            signal.signal(each, before[each])
+        for number in handled:
+            signal.signal(number, previous[number])
