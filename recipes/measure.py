@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
-from lightir.encode.model_evaluation import evaluate_model
+from lightir.encode.model_evaluation import SystemOptions, evaluate_model
 from lightir.eval import EvaluationResult, compare, plot
 from lightir.provenance import provenance
 
@@ -34,7 +34,9 @@ def main() -> None:
     for dataset in args.datasets:
         for model, modes in modes_by_model(systems).items():
             documents = Contract.load(resolve_model_folder(model)).document_fingerprint
-            report = evaluate_model(model, args.data / dataset, args.work / documents / dataset, modes=modes)
+            report = evaluate_model(
+                model, args.data / dataset, args.work / documents / dataset, systems=SystemOptions(modes)
+            )
             for label, used, mode in systems:
                 if used == model:
                     evaluations[label][dataset] = report.systems[mode]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract
-from lightir.encode.model_evaluation import evaluate_model
+from lightir.encode.model_evaluation import SystemOptions, evaluate_model
 from lightir.eval import EvaluationResult, compare
 from lightir.provenance import provenance
 
@@ -104,7 +104,9 @@ def measured(
     """Each search's evaluation."""
     work = args.work / Contract.load(resolve_model_folder(model)).fingerprint / dataset
     modes = list(searches.values())
-    report = evaluate_model(model, args.data / dataset, work, split=split, modes=modes, measures=MEASURES)
+    report = evaluate_model(
+        model, args.data / dataset, work, split=split, systems=SystemOptions(modes), measures=MEASURES
+    )
     return {label: report.systems[mode] for label, mode in searches.items()}
 
 

@@ -89,16 +89,16 @@ def plain_score(folder: Path, query: str, document: Document) -> float:
 def test_scores_are_those_of_each_pair_alone(labels: int, batch_tokens: int, tmp_path: Path) -> None:
     folder = save_cross_encoder(tmp_path / "cross", labels=labels)
     model = CrossEncoder.load(folder, dtype="fp32", device="cpu")
-    found = cross_rerank(model, RUN, iter(DOCUMENTS), iter(QUERIES), batch_tokens=batch_tokens)
+    actual = cross_rerank(model, RUN, iter(DOCUMENTS), iter(QUERIES), batch_tokens=batch_tokens)
     texts, documents = {q.query_id: q.text for q in QUERIES}, {d.doc_id: d for d in DOCUMENTS}
-    assert list(found) == list(RUN)
-    for query_id, ranking in found.items():
+    assert list(actual) == list(RUN)
+    for query_id, ranking in actual.items():
         assert sorted(ranking.doc_ids) == sorted(RUN[query_id].doc_ids)
         assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
         for doc_id, score in zip(ranking.doc_ids, ranking.scores, strict=True):
             expected = plain_score(folder, texts[query_id], documents[doc_id])
             assert score == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    assert len({round(score, 3) for score in found["q0"].scores.tolist()}) > 5
+    assert len({round(score, 3) for score in actual["q0"].scores.tolist()}) > 5
 
 
 def test_a_pair_has_as_many_tokens_as_the_model_has_positions(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_scores_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     theirs = sentence_transformers.CrossEncoder(str(folder), device="cpu", max_length=MAX_TOKENS)
     pairs = [(QUERIES[0].text, document.full_text()) for document in DOCUMENTS]
     expected = theirs.predict(pairs, activation_fn=torch.nn.Identity())
-    found = dict(zip(*_flat(CrossEncoder.load(folder, dtype="fp32", device="cpu"), pairs), strict=True))
-    assert [found[number] for number in range(len(pairs))] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-4)
+    actual = dict(zip(*_flat(CrossEncoder.load(folder, dtype="fp32", device="cpu"), pairs), strict=True))
+    assert [actual[number] for number in range(len(pairs))] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-4)
 
 
 def _flat(model: CrossEncoder, pairs: list[tuple[str, str]]) -> tuple[list[int], list[float]]:
@@ -161,7 +161,7 @@ def test_what_is_no_cross_encoder_or_does_not_fit_is_refused(tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match="depth 0"):
         cross_rerank(model, RUN, DOCUMENTS, QUERIES, depth=0)
     (folder / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(FormatError, match="no cross-encoder that transformers reads"):
+    with pytest.raises(FormatError, match="not a cross-encoder that transformers supports"):
         CrossEncoder.load(folder, device="cpu")
 
 
@@ -178,9 +178,9 @@ def test_the_command_reranks_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*start, "--run", str(tmp_path / "first.trec"), "--depth", "2"]) == 0
     model = CrossEncoder.load(folder, dtype="fp32", device="cpu")
     expected = cross_rerank(model, RUN, DOCUMENTS, QUERIES, depth=2)
-    found = read_run(out)
-    assert {q: list(r.doc_ids) for q, r in found.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
-    assert found["q0"].scores.tolist() == pytest.approx(expected["q0"].scores.tolist(), rel=1e-4)
+    actual = read_run(out)
+    assert {q: list(r.doc_ids) for q, r in actual.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
+    assert actual["q0"].scores.tolist() == pytest.approx(expected["q0"].scores.tolist(), rel=1e-4)
     capsys.readouterr()
     for wrong in (start, [*start, "--run", str(out), "--no-stop"], [*start, "--run", str(out), "--split", "dev"]):
         assert main(wrong) == 2
@@ -205,7 +205,8 @@ def test_a_cross_encoder_teaches_by_what_it_says_of_relevant_documents_and_mined
     assert main(arguments) == 0
     recipe = DataRecipe(str(data), negatives=str(mined), scores=str(tmp_path / "teacher.trec"))
     examples = {
-        each.query_id: each for each in open_set(recipe, default_instruction="", negatives=mined, seed=0).examples
+        example.query_id: example
+        for example in open_set(recipe, default_instruction="", negatives=mined, seed=0).examples
     }
     assert len(examples) == 36
     river = examples["river-1"]
@@ -215,13 +216,13 @@ def test_a_cross_encoder_teaches_by_what_it_says_of_relevant_documents_and_mined
     ]
     assert list(river.scores) == pytest.approx(expected, rel=1e-4, abs=1e-4)
     assert len(expected) == 3
-    assert all(math.isfinite(score) for each in examples.values() for score in each.scores)
+    assert all(math.isfinite(score) for example in examples.values() for score in example.scores)
 
 
 def test_relevant_documents_come_before_mined_ones_and_once() -> None:
-    found = collect_candidates({"a": {"x": 1, "y": 2, "z": 0}, "b": {"w": 1}}, {"a": ["v", "x", "u"], "c": ["t"]})
-    assert {query_id: list(ranking.doc_ids) for query_id, ranking in found.items()} == {
+    actual = collect_candidates({"a": {"x": 1, "y": 2, "z": 0}, "b": {"w": 1}}, {"a": ["v", "x", "u"], "c": ["t"]})
+    assert {query_id: list(ranking.doc_ids) for query_id, ranking in actual.items()} == {
         "a": ["y", "x", "v", "u"],
         "b": ["w"],
     }
-    assert dataclasses.asdict(found["a"])["scores"].tolist() == [4, 3, 2, 1]
+    assert dataclasses.asdict(actual["a"])["scores"].tolist() == [4, 3, 2, 1]

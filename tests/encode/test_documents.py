@@ -55,10 +55,10 @@ def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
         model, iter(documents), tmp_path / "a", options=EncodeOptions(batch_tokens=100, shard_size=5)
     )
     encode_corpus(model, documents, tmp_path / "b", options=EncodeOptions(batch_tokens=1))
-    one, many = read(tmp_path / "b"), read(tmp_path / "a")
-    assert one[0] == many[0] == [document.doc_id for document in documents]
-    np.testing.assert_allclose(one[1].astype(np.float32), many[1].astype(np.float32), atol=2e-3)
-    assert [row[0] for row in one[2]] == [row[0] for row in many[2]]
+    one, together = read(tmp_path / "b"), read(tmp_path / "a")
+    assert one[0] == together[0] == [document.doc_id for document in documents]
+    np.testing.assert_allclose(one[1].astype(np.float32), together[1].astype(np.float32), atol=2e-3)
+    assert [row[0] for row in one[2]] == [row[0] for row in together[2]]
     assert report.documents == 23
     assert report.tokens == sum(len(ids) for ids, _, _ in model.frame_documents(documents))
     assert report.documents_per_s > 0
@@ -66,7 +66,7 @@ def test_batches_and_shards_do_not_change_the_vectors(tmp_path: Path) -> None:
 
 def test_a_shard_ends_at_its_documents_or_at_64_batches_of_tokens(tmp_path: Path) -> None:
     model, documents = tiny_model(), [Document(f"d{i}", "some words of text") for i in range(200)]
-    each = len(model.frame_documents(documents[:1])[0][0])
+    n_tokens = len(model.frame_documents(documents[:1])[0][0])
 
     def sizes(**options: int) -> list[int]:
         encode_corpus(model, documents, tmp_path / str(options), options=EncodeOptions(**options))
@@ -74,8 +74,8 @@ def test_a_shard_ends_at_its_documents_or_at_64_batches_of_tokens(tmp_path: Path
 
     assert sizes() == [200]
     assert sizes(shard_size=90) == [90, 90, 20]
-    assert sizes(batch_tokens=each) == [64, 64, 64, 8]
-    assert sizes(batch_tokens=each + 1) == [128, 72]
+    assert sizes(batch_tokens=n_tokens) == [64, 64, 64, 8]
+    assert sizes(batch_tokens=n_tokens + 1) == [128, 72]
 
 
 def test_compiled_layers_give_the_same_vectors_and_the_model_is_as_before(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_run_is_not_resumed_with_another_text_of_a_document_that_is_written(
 
 
 def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="'a' comes twice"):
+    with pytest.raises(InvalidInput, match="duplicate document id 'a'"):
         encode_corpus(tiny_model(), [Document("a", "x"), Document("a", "y")], tmp_path / "v")
 
 

@@ -66,17 +66,17 @@ def plain_score(model: LightRetriever, document: Document, query: str, *, stop: 
 @pytest.mark.parametrize(("stop", "ends"), [(True, 1), (True, 4), (False, 1)])
 def test_scores_are_those_of_each_pair_alone(stop: bool, ends: int, batch_tokens: int) -> None:
     model = tiny_model(ends=ends)
-    found = rerank(model, RUN, iter(DOCUMENTS), iter(QUERIES), stop=stop, batch_tokens=batch_tokens)
+    actual = rerank(model, RUN, iter(DOCUMENTS), iter(QUERIES), stop=stop, batch_tokens=batch_tokens)
     texts, documents = {q.query_id: q.text for q in QUERIES}, {d.doc_id: d for d in DOCUMENTS}
-    assert list(found) == list(RUN)
-    for query_id, ranking in found.items():
+    assert list(actual) == list(RUN)
+    for query_id, ranking in actual.items():
         assert sorted(ranking.doc_ids) == sorted(RUN[query_id].doc_ids)
         for doc_id, score in zip(ranking.doc_ids, ranking.scores, strict=True):
             expected = plain_score(model, documents[doc_id], texts[query_id], stop=stop)
             assert score == pytest.approx(expected, rel=1e-5, abs=1e-4)
         assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
-    assert list(found["nothing"].doc_ids) == ["d3", "d4"]
-    assert found["nothing"].scores.tolist() == [0.0, 0.0]
+    assert list(actual["nothing"].doc_ids) == ["d3", "d4"]
+    assert actual["nothing"].scores.tolist() == [0.0, 0.0]
 
 
 def test_the_stop_changes_scores() -> None:
@@ -87,8 +87,8 @@ def test_the_stop_changes_scores() -> None:
 
 def test_only_the_first_of_each_ranking_are_scored_and_an_empty_run_stays_empty() -> None:
     model = tiny_model()
-    found = rerank(model, RUN, DOCUMENTS, QUERIES, depth=2)
-    assert {query_id: set(ranking.doc_ids) for query_id, ranking in found.items()} == {
+    actual = rerank(model, RUN, DOCUMENTS, QUERIES, depth=2)
+    assert {query_id: set(ranking.doc_ids) for query_id, ranking in actual.items()} == {
         query_id: set(list(ranking.doc_ids)[:2]) for query_id, ranking in RUN.items()
     }
     assert rerank(model, {}, DOCUMENTS, QUERIES) == {}
@@ -114,7 +114,7 @@ def test_beam_search_finds_what_trying_everything_finds() -> None:
     backbone = model.backbone
     ends = end_states(backbone, model.frame_documents(DOCUMENTS[1:2]), n_ends=1)
     stops = {EOS, *range(20, 120)}  # many, so that some of the best texts have ended
-    found = beam_search(backbone, ends, beams=258, max_tokens=2, stop_ids=stops)[0]
+    actual = beam_search(backbone, ends, beams=258, max_tokens=2, stop_ids=stops)[0]
     tried: dict[tuple[int, ...], float] = {}
     for first in (token for token in range(258) if token not in stops):
         pairs = [[first, second] for second in range(258)]
@@ -123,8 +123,8 @@ def test_beam_search_finds_what_trying_everything_finds() -> None:
             text = (first,) if second in stops else (first, second)
             tried[text] = max(score, tried.get(text, score))
     best = sorted(tried.items(), key=lambda item: -item[1])[:50]
-    assert [each.token_ids for each in found[:50]] == [text for text, _ in best]
-    assert [each.score for each in found[:50]] == pytest.approx([score for _, score in best], rel=1e-5)
+    assert [hypothesis.token_ids for hypothesis in actual[:50]] == [text for text, _ in best]
+    assert [hypothesis.score for hypothesis in actual[:50]] == pytest.approx([score for _, score in best], rel=1e-5)
     assert any(len(text) == 1 for text, _ in best)
 
 
@@ -139,13 +139,15 @@ def test_beams_do_not_depend_on_the_batch_and_score_as_they_are_scored(name: str
         alone = beam_search(
             backbone, end_states(backbone, framed[row : row + 1], n_ends=1), beams=4, max_tokens=7, stop_ids={EOS}
         )[0]
-        assert [each.token_ids for each in alone] == [each.token_ids for each in hypotheses]
+        assert [hypothesis.token_ids for hypothesis in alone] == [hypothesis.token_ids for hypothesis in hypotheses]
         assert 0 < len(hypotheses) <= 4
-        assert [each.score for each in hypotheses] == sorted((each.score for each in hypotheses), reverse=True)
-        for each in hypotheses:
-            tokens = list(each.token_ids) if len(each.token_ids) == 7 else [*each.token_ids, EOS]
+        assert [hypothesis.score for hypothesis in hypotheses] == sorted(
+            (hypothesis.score for hypothesis in hypotheses), reverse=True
+        )
+        for hypothesis in hypotheses:
+            tokens = list(hypothesis.token_ids) if len(hypothesis.token_ids) == 7 else [*hypothesis.token_ids, EOS]
             score = likelihood_from_ends(backbone, ends.take(torch.tensor([row])), [tokens])[0] / len(tokens)
-            assert each.score == pytest.approx(float(score), rel=1e-4, abs=1e-4)
+            assert hypothesis.score == pytest.approx(float(score), rel=1e-4, abs=1e-4)
     assert (
         beam_search(backbone, ends.take(torch.tensor([], dtype=torch.int64)), beams=2, max_tokens=3, stop_ids=()) == []
     )
@@ -174,8 +176,8 @@ def test_texts_are_drawn_by_their_probabilities_among_the_most_probable_tokens()
     draw = {"draws": 1, "among": 3, "max_tokens": 2, "stop_ids": stops}
     for start in range(0, n_draws, 4000):
         rngs = [np.random.default_rng([7, start + number]) for number in range(4000)]
-        for (each,) in sample(backbone, ends.take(torch.zeros(4000, dtype=torch.int64)), rngs, **draw):
-            counts[each.token_ids] = counts.get(each.token_ids, 0) + 1
+        for (hypothesis,) in sample(backbone, ends.take(torch.zeros(4000, dtype=torch.int64)), rngs, **draw):
+            counts[hypothesis.token_ids] = counts.get(hypothesis.token_ids, 0) + 1
     assert counts.keys() == expected.keys()
     assert any(len(text) == 1 for text in counts)
     for text, probability in expected.items():
@@ -195,20 +197,22 @@ def test_draws_do_not_depend_on_the_batch_score_as_they_are_scored_and_are_disti
     stops = {EOS, *range(200, 258)}
     draw = {"draws": 5, "among": 4, "max_tokens": 6, "stop_ids": stops}
     together = sample(backbone, ends, generators(len(framed)), **draw)
-    assert len({len(each.token_ids) for hypotheses in together for each in hypotheses}) > 2
+    assert len({len(hypothesis.token_ids) for hypotheses in together for hypothesis in hypotheses}) > 2
     for row, hypotheses in enumerate(together):
         rows = torch.tensor([row])
         alone = sample(backbone, ends.take(rows), [generators(len(framed))[row]], **draw)[0]
-        assert [each.token_ids for each in alone] == [each.token_ids for each in hypotheses]
-        assert len({each.token_ids for each in hypotheses}) == len(hypotheses) <= 5
-        assert [each.score for each in hypotheses] == sorted((each.score for each in hypotheses), reverse=True)
-        for each in hypotheses:
-            whole = list(each.token_ids)
+        assert [hypothesis.token_ids for hypothesis in alone] == [hypothesis.token_ids for hypothesis in hypotheses]
+        assert len({hypothesis.token_ids for hypothesis in hypotheses}) == len(hypotheses) <= 5
+        assert [hypothesis.score for hypothesis in hypotheses] == sorted(
+            (hypothesis.score for hypothesis in hypotheses), reverse=True
+        )
+        for hypothesis in hypotheses:
+            whole = list(hypothesis.token_ids)
             ways = [whole] if len(whole) == 6 else [[*whole, stop] for stop in sorted(stops)]
-            found = likelihood_from_ends(backbone, ends.take(rows.expand(len(ways))), ways) / len(ways[0])
-            assert float((found - each.score).abs().min()) < 1e-4
+            actual = likelihood_from_ends(backbone, ends.take(rows.expand(len(ways))), ways) / len(ways[0])
+            assert float((actual - hypothesis.score).abs().min()) < 1e-4
     greedy = sample(backbone, ends, generators(len(framed)), **{**draw, "among": 1})
-    assert [len(each) for each in greedy] == [1] * len(framed)
+    assert [len(hypothesis) for hypothesis in greedy] == [1] * len(framed)
     assert sample(backbone, ends.take(torch.tensor([], dtype=torch.int64)), [], **draw) == []
 
 
@@ -225,16 +229,16 @@ def test_drawn_queries_follow_the_seed_and_not_the_batches() -> None:
 
 def test_generated_queries_expand_a_document_or_train_another_model(tmp_path: Path) -> None:
     options = GenerationOptions(3, max_tokens=6)
-    found = list(generate_queries(tiny_model(), iter(DOCUMENTS), options=options, batch_size=3))
-    assert [document for document, _ in found] == DOCUMENTS
+    actual = list(generate_queries(tiny_model(), iter(DOCUMENTS), options=options, batch_size=3))
+    assert [document for document, _ in actual] == DOCUMENTS
     again = list(generate_queries(tiny_model(), DOCUMENTS, options=options, batch_size=8))
-    assert [[q.text for q in queries] for _, queries in again] == [[q.text for q in queries] for _, queries in found]
-    document, queries = found[1]
+    assert [[q.text for q in queries] for _, queries in again] == [[q.text for q in queries] for _, queries in actual]
+    document, queries = actual[1]
     assert 0 < len(queries) <= 3
     assert expanded(document, queries) == dataclasses.replace(
         document, text="\n".join([document.text, *(query.text for query in queries)])
     )
-    lines = [json.dumps(record) for each in found for record in training_records(*each)]
+    lines = [json.dumps(record) for expansion in actual for record in training_records(*expansion)]
     (tmp_path / "made.jsonl").write_text("\n".join(lines) + "\n")
     training = TrainingSet.open_jsonl(tmp_path / "made.jsonl", instructions=("",))
     assert len(training) == len(lines)

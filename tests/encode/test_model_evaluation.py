@@ -16,7 +16,7 @@ from factories import make_contract
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
 from lightir.data import Dataset
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.model_evaluation import evaluate_model, model_systems
+from lightir.encode.model_evaluation import SystemOptions, evaluate_model, model_systems
 from lightir.encode.model_modes import check_modes, default_modes
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.models.backbones import load_backbone
@@ -67,16 +67,16 @@ def test_a_full_query_is_encoded_as_a_document_of_the_same_text_would_be(tmp_pat
     model = LightRetriever.load(save_model(tmp_path, instruction=""))
     encoder = FullQueryEncoder(model)
     texts = ["one query", "", "another and longer query", "x"]
-    found = encoder.encode(texts)
-    assert found.dense is not None
-    assert found.sparse is not None
+    actual = encoder.encode(texts)
+    assert actual.dense is not None
+    assert actual.sparse is not None
     alone = np.concatenate([encoder.encode([text]).dense for text in texts])  # type: ignore[arg-type]
-    np.testing.assert_allclose(found.dense, alone, atol=1e-5)
+    np.testing.assert_allclose(actual.dense, alone, atol=1e-5)
     documents, _ = model.encode_batch(model.batch(model.frame_documents(texts)))
     assert documents is not None
     asked = [0, 2, 3]
-    np.testing.assert_allclose(found.dense[asked], documents.numpy()[asked], atol=1e-5)
-    assert not found.dense[1].any()
+    np.testing.assert_allclose(actual.dense[asked], documents.numpy()[asked], atol=1e-5)
+    assert not actual.dense[1].any()
     with pytest.raises(InvalidInput, match="no table"):
         encoder.encode(["a"], task="x")
 
@@ -85,19 +85,19 @@ def test_sparse_queries_through_the_model_are_weighted_as_documents_are_before_t
     model = LightRetriever.load(save_model(tmp_path, instruction="", method="csplade"))
     encoder = FullQueryEncoder(model, sparse=True)
     texts = ["one query", "", "another and longer query", "x"]
-    found = encoder.encode(texts)
-    assert found.dense is None
-    assert found.sparse is not None
+    actual = encoder.encode(texts)
+    assert actual.dense is None
+    assert actual.sparse is not None
     _, documents = model.encode_batch(model.batch(model.frame_documents(texts)))
     assert documents is not None
     assert model.contract.sparse is not None
     for query in (0, 2, 3):
-        ids, weights = found.sparse.row(query)
+        ids, weights = actual.sparse.row(query)
         assert len(ids) == 20
         impacts = np.zeros(len(model.backbone.tokenizer.backend.get_vocab()), dtype=np.uint8)
         impacts[documents.row(query)[0]] = documents.row(query)[1]
         np.testing.assert_array_equal(model.contract.sparse.quantize(weights), impacts[ids])
-    assert len(found.sparse.row(1)[0]) == 0
+    assert len(actual.sparse.row(1)[0]) == 0
     assert len(encoder.encode([]).sparse or ()) == 0
     with pytest.raises(InvalidInput, match="no dense branch"):
         FullQueryEncoder(model)
@@ -109,12 +109,12 @@ def test_counted_terms_beside_full_queries_have_the_models_idf_weights(tmp_path:
     model.heads = dataclasses.replace(model.heads, term_weights=weights)
     query = dataclasses.replace(model.contract.query, term_weights="idf")
     model.contract = dataclasses.replace(model.contract, query=query)
-    found = FullQueryEncoder(model).encode(["abba", "b"]).sparse
-    assert found is not None
+    actual = FullQueryEncoder(model).encode(["abba", "b"]).sparse
+    assert actual is not None
     terms = [model.backbone.tokenizer.term_ids([letter]).row(0)[0] for letter in "ab"]
     expected = np.zeros((2, model.backbone.vocab_size), dtype=np.float32)
     expected[0, terms], expected[1, terms[1]] = 2 * weights[terms].numpy(), weights[terms[1]]
-    np.testing.assert_allclose(found.to_dense(), expected, rtol=1e-6)
+    np.testing.assert_allclose(actual.to_dense(), expected, rtol=1e-6)
     model.contract = dataclasses.replace(model.contract, sparse=None)
     with pytest.raises(InvalidInput, match="no sparse branch"):
         FullQueryEncoder(model, sparse=True)
@@ -178,7 +178,10 @@ def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path
     assert report.systems["full-sparse"].measures["RR@10"] > 0.7
     assert report.systems["full-sparse"].measures != report.systems["sparse"].measures
     both = evaluate_model(
-        save_model(tmp_path, instruction=""), dataset, tmp_path / "other", modes=["full+full-sparse", "full+sparse"]
+        save_model(tmp_path, instruction=""),
+        dataset,
+        tmp_path / "other",
+        systems=SystemOptions(["full+full-sparse", "full+sparse"]),
     )
     assert both.systems["full+full-sparse"].n_queries == 8
 
@@ -186,11 +189,14 @@ def test_a_csplade_is_evaluated_with_queries_by_the_model_and_by_counts(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"modes": ["dense", "typo"]}, "mode 'typo': mode 'typo' is unknown"),
-        ({"modes": ["full+dense"]}, "names dense twice"),
-        ({"modes": ["beta:0:full-sparse"]}, "orders 0 documents"),
-        ({"modes": ["tokens:20:typo"]}, "'typo' is unknown"),
-        ({"modes": ["dense+tokens"], "options": SearchOptions(weights={"dense": 1.0})}, "weights name"),
+        ({"systems": SystemOptions(["dense", "typo"])}, "mode 'typo': mode 'typo' is unknown"),
+        ({"systems": SystemOptions(["full+dense"])}, "names dense twice"),
+        ({"systems": SystemOptions(["beta:0:full-sparse"])}, "orders 0 documents"),
+        ({"systems": SystemOptions(["tokens:20:typo"])}, "'typo' is unknown"),
+        (
+            {"systems": SystemOptions(["dense+tokens"]), "options": SearchOptions(weights={"dense": 1.0})},
+            "weights name",
+        ),
     ],
 )
 def test_a_mode_that_the_model_cannot_serve_is_said_before_the_corpus_is_encoded(
@@ -217,7 +223,7 @@ def test_a_bi_encoder_without_light_queries_is_measured_with_full_ones(tmp_path:
     assert report.systems["full"].measures["RR@10"] > 0.7
     for mode in ("dense", "hybrid", "dense+tokens"):
         with pytest.raises(InvalidInput, match="no light dense queries"):
-            evaluate_model(model, dataset, tmp_path / "work", modes=[mode])
+            evaluate_model(model, dataset, tmp_path / "work", systems=SystemOptions([mode]))
 
 
 def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(
@@ -232,49 +238,53 @@ def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(
     assert first.systems["full"].measures["RR@10"] > 0.7
     monkeypatch.setattr(LightRetriever, "load", None)
     modes = ["tokens", "dense", "sparse", "hybrid"]
-    again = evaluate_model(model, dataset, tmp_path / "work", modes=modes)
+    again = evaluate_model(model, dataset, tmp_path / "work", systems=SystemOptions(modes))
     assert again.systems == {mode: first.systems[mode] for mode in modes}
 
 
 def test_models_that_encode_documents_alike_share_the_vectors(tmp_path: Path, dataset: Path) -> None:
     a, b = save_model(tmp_path, instruction="find"), save_model(tmp_path, instruction="look up")
-    evaluate_model(a, dataset, tmp_path / "work", modes=["dense"])
+    evaluate_model(a, dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     before = (tmp_path / "work" / "vectors" / "manifest.json").read_bytes()
-    evaluate_model(b, dataset, tmp_path / "work", modes=["dense", "full"])
+    evaluate_model(b, dataset, tmp_path / "work", systems=SystemOptions(["dense", "full"]))
     assert (tmp_path / "work" / "vectors" / "manifest.json").read_bytes() == before
     cached = Contract.load(tmp_path / "work" / "query-encoder")
     assert cached.query.instruction == "look up"
 
 
 def test_a_work_folder_of_other_documents_is_refused(tmp_path: Path, dataset: Path) -> None:
-    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     with pytest.raises(ContractMismatch, match=r"pooling is 'eos' .* 'mean'"):
-        evaluate_model(save_model(tmp_path, pooling="mean"), dataset, tmp_path / "work", modes=["dense"])
+        evaluate_model(
+            save_model(tmp_path, pooling="mean"), dataset, tmp_path / "work", systems=SystemOptions(["dense"])
+        )
     corpus = dataset / "corpus.jsonl"
     before = corpus.read_text()
     corpus.write_text(before.replace("dog ab", "dot ab"))
     assert corpus.read_text() != before
     with pytest.raises(InvalidInput, match=r"holds other documents than echo: .* another text"):
-        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     corpus.write_text(before)
-    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+    evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     with corpus.open("a") as file:
         file.write('{"_id": "more", "text": "more"}\n')
     with pytest.raises(InvalidInput, match="8 documents, but echo has 9"):
-        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["dense"])
+        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path, dataset: Path) -> None:
     with pytest.raises(InvalidInput, match="no query table"):
-        evaluate_model(save_model(tmp_path), dataset, tmp_path / "work", modes=["full"], task="scifact")
+        evaluate_model(
+            save_model(tmp_path), dataset, tmp_path / "work", systems=SystemOptions(["full"], task="scifact")
+        )
 
 
 def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> None:
     model = save_model(tmp_path)
-    evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
+    evaluate_model(model, dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     manifest = tmp_path / "work" / "vectors" / "manifest.json"
     manifest.write_text(json.dumps({"format_version": 1, "complete": False, "shards": []}))
-    evaluate_model(model, dataset, tmp_path / "work", modes=["dense"])
+    evaluate_model(model, dataset, tmp_path / "work", systems=SystemOptions(["dense"]))
     assert len(VectorsReader(tmp_path / "work" / "vectors")) == 8
 
 
@@ -314,10 +324,10 @@ def own_terms(model: LightRetriever, texts: list[str]) -> np.ndarray:
 def test_every_search_of_a_sidr_ranks_as_its_formula_says(tmp_path: Path, dataset: Path) -> None:
     folder = save_sidr(tmp_path)
     modes = ["full-sparse", "beta", "beta-lex", "beta-bin", "overlap", "full-lex", "full-bin", "beta:3:full-sparse"]
-    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
+    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", SystemOptions(modes, device="cpu")) as systems:
         data = Dataset.open(dataset)
         queries, documents = list(data.queries("test")), list(data.corpus())
-        found = {
+        actual = {
             mode: searcher.search(queries, 8, SearchOptions(mode=name)) for mode, (searcher, name) in systems.items()
         }
     model = LightRetriever.load(folder, dtype=fast_dtype("cpu"))
@@ -342,14 +352,14 @@ def test_every_search_of_a_sidr_ranks_as_its_formula_says(tmp_path: Path, datase
     }
     for mode, expected in scores.items():
         for row, query in enumerate(queries):
-            ranking = found[mode][query.query_id]
+            ranking = actual[mode][query.query_id]
             of_each = dict(zip(ids, expected[row], strict=True))
             np.testing.assert_allclose(ranking.scores, [of_each[i] for i in ranking.doc_ids], rtol=1e-3, err_msg=mode)
             np.testing.assert_allclose(ranking.scores, np.sort(expected[row])[::-1][: len(ranking)], rtol=1e-3)
     for query in queries:
-        first = list(found["beta"][query.query_id].doc_ids)
-        head = sorted(first[:3], key=list(found["full-sparse"][query.query_id].doc_ids).index)
-        late = found["beta:3:full-sparse"][query.query_id]
+        first = list(actual["beta"][query.query_id].doc_ids)
+        head = sorted(first[:3], key=list(actual["full-sparse"][query.query_id].doc_ids).index)
+        late = actual["beta:3:full-sparse"][query.query_id]
         assert list(late.doc_ids) == head + first[3:]
         assert np.all(np.diff(late.scores) <= 0)
 
@@ -362,7 +372,7 @@ def test_a_sidr_is_evaluated_in_all_its_modes_and_others_are_refused(tmp_path: P
     ]
     for wrong, says in (("beta:full-sparse", "FIRST:M:SECOND"), ("beta:0:full-sparse", "orders 0"), ("gamma", "gamma")):
         with pytest.raises(InvalidInput, match=says):
-            evaluate_model(folder, dataset, tmp_path / "work", modes=[wrong])
+            evaluate_model(folder, dataset, tmp_path / "work", systems=SystemOptions([wrong]))
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])
@@ -371,7 +381,7 @@ def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
 ) -> None:
     folder = save_sidr(tmp_path)
     modes = ["beta", "tokens", "sparse", f"beta:{m}:sparse+tokens"]
-    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", modes=modes, device="cpu") as systems:
+    with model_systems(folder, Dataset.open(dataset), tmp_path / "work", SystemOptions(modes, device="cpu")) as systems:
         queries = list(Dataset.open(dataset).queries("test"))
         beta, tokens, sparse, late = (
             systems[mode][0].search(queries, 8, SearchOptions(mode=systems[mode][1])) for mode in modes
@@ -386,10 +396,10 @@ def test_the_second_stage_may_join_branches_over_the_best_documents_alone(
             most = max(scores.values(), default=0.0)
             for doc_id, score in scores.items():
                 total[doc_id] += 0.5 * (score / most if most else 1.0)
-        found = late[query.query_id]
-        assert list(found.doc_ids)[m:] == first[m:]
-        np.testing.assert_allclose(found.scores[:m], sorted(total.values(), reverse=True), rtol=1e-4)
-        for doc_id, score in zip(found.doc_ids[:m], found.scores[:m], strict=True):
+        actual = late[query.query_id]
+        assert list(actual.doc_ids)[m:] == first[m:]
+        np.testing.assert_allclose(actual.scores[:m], sorted(total.values(), reverse=True), rtol=1e-4)
+        for doc_id, score in zip(actual.doc_ids[:m], actual.scores[:m], strict=True):
             assert score == pytest.approx(total[doc_id], rel=1e-4)
 
 

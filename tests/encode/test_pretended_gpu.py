@@ -52,7 +52,7 @@ def gpu_if(device: str) -> contextlib.AbstractContextManager[None]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "bert", "mpnet", "xlm-roberta"])
 def test_documents_get_the_vectors_that_they_have_on_the_cpu(name: str, tmp_path: Path) -> None:
-    found = {}
+    actual = {}
     for device in PLACES:
         with gpu_if(device):
             model = model_on(device, name)
@@ -62,10 +62,10 @@ def test_documents_get_the_vectors_that_they_have_on_the_cpu(name: str, tmp_path
         shard = next(iter(VectorsReader(tmp_path / device)))
         assert shard.sparse is not None
         assert len(shard.sparse.term_ids) > 20
-        found[device] = (np.asarray(shard.dense), shard.sparse, queries)
-    np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], atol=2e-3)
-    np.testing.assert_array_equal(found["cuda"][1].term_ids, found["cpu"][1].term_ids)
-    np.testing.assert_allclose(found["cuda"][2], found["cpu"][2], atol=1e-5)
+        actual[device] = (np.asarray(shard.dense), shard.sparse, queries)
+    np.testing.assert_allclose(actual["cuda"][0], actual["cpu"][0], atol=2e-3)
+    np.testing.assert_array_equal(actual["cuda"][1].term_ids, actual["cpu"][1].term_ids)
+    np.testing.assert_allclose(actual["cuda"][2], actual["cpu"][2], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
@@ -85,24 +85,24 @@ def test_the_vocabulary_gets_the_rows_that_it_has_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_run_is_reranked_as_on_the_cpu(stop: bool) -> None:
     run = {query.query_id: rank_by_score(query.query_id, {d.doc_id: 1.0 for d in DOCUMENTS}) for query in QUERIES}
-    found, made = [], []
+    actual, made = [], []
     for device in PLACES:
         with gpu_if(device):
             model = model_on(device, "llama", suffix="\nSo: ")
-            found.append(rerank(model, run, iter(DOCUMENTS), iter(QUERIES), stop=stop, batch_tokens=50))
+            actual.append(rerank(model, run, iter(DOCUMENTS), iter(QUERIES), stop=stop, batch_tokens=50))
             made.append(
                 [
-                    each
+                    generated
                     for draw in (0, 9)
-                    for each in generate_queries(
+                    for generated in generate_queries(
                         model, DOCUMENTS[:2], options=GenerationOptions(2, max_tokens=5, draw_among=draw)
                     )
                 ]
             )
-    for query_id, ranking in found[0].items():
-        assert found[1][query_id].doc_ids == ranking.doc_ids
-        np.testing.assert_allclose(found[1][query_id].scores, ranking.scores, rtol=1e-4)
-    texts = [[[query.text for query in queries] for _, queries in each] for each in made]
+    for query_id, ranking in actual[0].items():
+        assert actual[1][query_id].doc_ids == ranking.doc_ids
+        np.testing.assert_allclose(actual[1][query_id].scores, ranking.scores, rtol=1e-4)
+    texts = [[[query.text for query in queries] for _, queries in generated] for generated in made]
     assert texts[0] == texts[1]
 
 

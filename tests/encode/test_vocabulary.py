@@ -76,8 +76,8 @@ def test_lookup_equals_shared_prompt_equals_one_forward_a_token(name: str, tmp_p
     with torch.no_grad():
         ids = query_term_ids(model.backbone.tokenizer, model.contract.query, QUERIES)
         shared = torch.nn.functional.normalize(model.light_queries(ids), dim=-1).double().numpy()
-    for found in (looked_up(tmp_path / "q", QUERIES), shared):
-        assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-5
+    for actual in (looked_up(tmp_path / "q", QUERIES), shared):
+        assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-5
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp16", 1e-3), ("int8", 1e-2)])
@@ -97,9 +97,9 @@ def test_several_instructions_lie_in_one_folder_and_the_first_is_the_default(tmp
     assert [table["task"] for table in listed] == ["scifact", "Other"]
     assert Contract.load(tmp_path / "q").query.instruction == listed[0]["instruction"]
     for table in listed:
-        found = looked_up(tmp_path / "q", QUERIES, file=table["file"])
+        actual = looked_up(tmp_path / "q", QUERIES, file=table["file"])
         expected = one_by_one(model, QUERIES, instruction=table["instruction"])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
     assert Contract.load(tmp_path / "q").document_fingerprint == model.contract.document_fingerprint
 
 
@@ -188,8 +188,8 @@ def test_cached_expansions_are_the_average_of_what_the_model_gives_each_token_al
     model = sidr_model(name)
     folder = cache_vocabulary(model, tmp_path / "q", options=TableOptions(dtype="fp32"))
     encoder = CachedQueryEncoder.load(folder)
-    found = encoder.encode(QUERIES).sparse
-    assert found is not None
+    actual = encoder.encode(QUERIES).sparse
+    assert actual is not None
     head = model.backbone.head
     assert head is not None
     prompt = model.frame_queries([""])[0][0][:-1]
@@ -206,8 +206,8 @@ def test_cached_expansions_are_the_average_of_what_the_model_gives_each_token_al
             weights = np.where(logits >= 0, logits + 1, np.exp(np.minimum(logits, 0)))
             others = [t for t in np.argsort(-weights) if t != term][:4]
             expected[[*others, term]] += weights[[*others, term]] / len(ids.row(row))
-        np.testing.assert_allclose(found.row(row)[1], expected[expected > 0], rtol=2e-3)
-        assert found.row(row)[0].tolist() == np.flatnonzero(expected).tolist()
+        np.testing.assert_allclose(actual.row(row)[1], expected[expected > 0], rtol=2e-3)
+        assert actual.row(row)[0].tolist() == np.flatnonzero(expected).tolist()
 
 
 def test_expansions_are_of_one_instruction_and_of_sixteen_bits_or_more(tmp_path: Path) -> None:

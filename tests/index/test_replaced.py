@@ -229,9 +229,7 @@ def test_an_index_that_replaces_one_of_the_same_model_gets_no_vectors_of_its_doc
             with IndexWriter.create(folder, contract=word_contract(), overwrite=True) as writer:
                 writer.add(new)
 
-    with pytest.raises(
-        InvalidInput, match="index was replaced by another index, or its queue removed; start the"
-    ):
+    with pytest.raises(InvalidInput, match="index was replaced by another index, or its queue removed; start the"):
         work(folder, FakeEncoder(watch=replace), WorkOptions(once=True), progress=False)
     with Index.open(folder) as index:
         assert (index.info().encoded, index.info().pending) == (0, 20)

@@ -113,18 +113,20 @@ def test_an_adapter_computes_in_its_layers_dtype_and_learns_in_fp32() -> None:
     base.to(torch.bfloat16)
     inputs = torch.randn(7, base.in_features, dtype=torch.bfloat16, requires_grad=True)
     seen = []
-    up.register_forward_hook(lambda _, given, found: seen.extend([given[0].dtype, found.dtype]))
-    found = layer(inputs)
-    found.float().square().sum().backward()
+    up.register_forward_hook(lambda _, given, actual: seen.extend([given[0].dtype, actual.dtype]))
+    actual = layer(inputs)
+    actual.float().square().sum().backward()
     assert seen == [torch.bfloat16, torch.bfloat16]
     assert (
-        {each.weight.dtype for each in (down, up)} == {each.weight.grad.dtype for each in (down, up)} == {torch.float32}
+        {layer.weight.dtype for layer in (down, up)}
+        == {layer.weight.grad.dtype for layer in (down, up)}
+        == {torch.float32}
     )
-    wide = [each.detach().double().requires_grad_() for each in (down.weight, up.weight)]
+    wide = [weight.detach().double().requires_grad_() for weight in (down.weight, up.weight)]
     scaled = layer.scaling["default"] * (inputs.detach().double() @ wide[0].T @ wide[1].T)
     expected = inputs.detach().double() @ base.weight.detach().double().T + scaled
     expected.square().sum().backward()
-    for ours, theirs in ((found, expected), (down.weight.grad, wide[0].grad), (up.weight.grad, wide[1].grad)):
+    for ours, theirs in ((actual, expected), (down.weight.grad, wide[0].grad), (up.weight.grad, wide[1].grad)):
         assert (ours.double() - theirs).norm() < 0.02 * theirs.norm()
 
 
@@ -190,7 +192,7 @@ def test_smollm2_loads_from_its_package_and_shares_prompts_exactly(monkeypatch: 
 
 
 class Unpacked:
-    """What transformers makes of a GGUF file, if all that mattered were its bytes."""
+    """A stand-in for transformers' GGUF reader that records the bytes of the file."""
 
     def __init__(self, folder: str, gguf_file: str) -> None:
         self.content = (Path(folder) / gguf_file).read_bytes()
@@ -199,7 +201,7 @@ class Unpacked:
     def from_pretrained(
         cls, folder: str, *, gguf_file: str, dtype: torch.dtype | None = None, quantization_config: Any = None
     ) -> Unpacked:
-        # What transformers is not told to dequantise it keeps flagged, and then neither saves nor merges.
+        # Without this setting transformers keeps the model flagged as quantized, and neither saves nor merges it.
         assert dtype is None or (dtype, quantization_config.dequantize) == (torch.float32, True)
         return cls(folder, gguf_file)
 

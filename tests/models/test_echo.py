@@ -65,14 +65,14 @@ def test_a_batch_of_one_equals_a_batch_of_many_on_any_padding_side(name: str, pa
     model = echo(name)
     framed = model.frame_documents(TEXTS)
     with torch.no_grad():
-        many = model.batch(framed, padding_side=padding_side, length=80)
-        states = model.states(many)
-        for row, each in enumerate(framed):
-            alone = model.batch([each])
+        together = model.batch(framed, padding_side=padding_side, length=80)
+        states = model.states(together)
+        for row, text in enumerate(framed):
+            alone = model.batch([text])
             own = model.states(alone)
             for whole, single in (
-                (model.dense_from(states, many)[row], model.dense_from(own, alone)[0]),
-                (model.sparse_from(states, many)[row], model.sparse_from(own, alone)[0]),
+                (model.dense_from(states, together)[row], model.dense_from(own, alone)[0]),
+                (model.sparse_from(states, together)[row], model.sparse_from(own, alone)[0]),
             ):
                 torch.testing.assert_close(whole, single, atol=2e-5, rtol=1e-4)
 

@@ -139,8 +139,8 @@ def test_no_token_is_merged_across_the_border_of_a_prompt_and_its_text() -> None
     model = LightRetriever(dataclasses.replace(model.backbone, tokenizer=tokenizer), contract)
 
     def ids(text: str) -> list[int]:
-        found: list[int] = tokenizer.term_ids([text]).row(0).tolist()
-        return found
+        actual: list[int] = tokenizer.term_ids([text]).row(0).tolist()
+        return actual
 
     prompt = "Instruct: find\nQuery: "
     assert ids(prompt + "the cat") != ids(prompt) + ids("the cat")
@@ -378,7 +378,7 @@ def test_a_damaged_file_is_named(saved: Path, name: str, content: bytes) -> None
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with an adapter and head arrays; its backbone lies beside it."""
+    """A model folder with an adapter and head arrays; its backbone is in the folder next to it."""
     folder = tmp_path_factory.mktemp("saved")
     save_tiny("llama", folder / "base")
     model = retriever(address=folder / "base", sparse=SparseHead(bias_hash="wanted"))

@@ -40,8 +40,8 @@ def positions(model: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
 
 def own_states(model: PreTrainedModel, ids: list[int]) -> Tensor:
     """One text by itself, at the positions that the model gives it."""
-    found: Tensor = model.base_model(torch.tensor([ids]), **positions(model, ids)).last_hidden_state[0]
-    return found
+    actual: Tensor = model.base_model(torch.tensor([ids]), **positions(model, ids)).last_hidden_state[0]
+    return actual
 
 
 @torch.no_grad()
@@ -84,9 +84,9 @@ def test_a_query_is_read_as_far_as_there_are_positions_and_a_longer_document_is_
     (ids, start, stop), (at_most, _, _) = model.frame_queries(["b" * 400, "b" * (most - 5)])
     assert (len(ids), len(at_most), ids[-1]) == (most, most, EOS)
     assert stop - start == most - 5
-    found = FullQueryEncoder(model).encode(["b" * 400, "b" * (most - 5)]).dense
-    assert found is not None
-    torch.testing.assert_close(*map(torch.from_numpy, found))
+    actual = FullQueryEncoder(model).encode(["b" * 400, "b" * (most - 5)]).dense
+    assert actual is not None
+    torch.testing.assert_close(*map(torch.from_numpy, actual))
     batch = model.batch(model.frame_documents(["b" * (most - 2)]))
     assert model.states(batch).shape[1] == most
     with pytest.raises(InvalidInput, match=rf"{most + 1} tokens, but tiny-{name} only {most} positions; .* 300"):

@@ -1,4 +1,4 @@
-"""What becomes of maxima: a calibrated bias, an activation, the strongest weights."""
+"""The sparse head: calibrated bias, activations and the strongest weights."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_activations_are_the_papers_formulas() -> None:
 def test_the_bias_is_the_quantile_interpolated_between_neighbours(n: int, quantile: float) -> None:
     maxima = torch.randn(n, 5, generator=torch.Generator().manual_seed(n))
     nothing = torch.full((1, 5), -torch.inf)  # a document without text
-    found = calibrate_bias([maxima[:1], nothing, maxima[1:]], quantile=quantile)
-    torch.testing.assert_close(found, -torch.quantile(maxima, quantile, dim=0))
+    actual = calibrate_bias([maxima[:1], nothing, maxima[1:]], quantile=quantile)
+    torch.testing.assert_close(actual, -torch.quantile(maxima, quantile, dim=0))
 
 
 def test_an_unknown_activation_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_a_recipe_has_the_backbone_patched_before_its_adapter_is_added(
     save_tiny("llama", tmp_path / "model")
     recipe = ModelRecipe(str(tmp_path / "model"), dtype="float32", lora_rank=4, liger=True)
     backbone, record = preparation.trainable_backbone(recipe, seed=0, device="cuda")
-    assert [each["model"] for each in stand_in] == [backbone.model]
+    assert [call["model"] for call in stand_in] == [backbone.model]
     plain, other = preparation.trainable_backbone(dataclasses.replace(recipe, liger=False), seed=0, device="cuda")
     assert len(stand_in) == 1
     assert record == other
@@ -143,10 +143,10 @@ def test_states_and_gradients_are_those_without_liger(name: str) -> None:
     use_liger(fused)
     assert type(fused.model.norm).__name__ != str(fused.model.norm).split("(")[0] == "LigerRMSNorm"
     assert dict(vars(PATCHED[name])) == before
-    rotations = [each.self_attn.forward.__globals__["apply_rotary_pos_emb"].__name__ for each in fused.model.layers]
+    rotations = [layer.self_attn.forward.__globals__["apply_rotary_pos_emb"].__name__ for layer in fused.model.layers]
     assert rotations == ["liger_rotary_pos_emb"] * 2
-    found = run(fused)
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-4)
+    actual = run(fused)
+    torch.testing.assert_close(actual[mask], expected[mask], atol=1e-5, rtol=1e-4)
     for (weight, one), other in zip(plain.trunk.named_parameters(), fused.trunk.parameters(), strict=True):
         assert one.grad is not None
         assert one.grad.abs().max() > 0, weight
@@ -162,7 +162,7 @@ def test_states_and_gradients_are_those_without_liger(name: str) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_training_steps_have_the_losses_of_those_without_liger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an adapter and GradCache; small, since the interpreter takes a second for a few texts."""
+    """Train with an adapter and GradCache; small, since the interpreter takes a second for a few texts."""
     save_tiny("llama", tmp_path / "model")
     recipe = ContrastiveRecipe(
         model=ModelRecipe(str(tmp_path / "model"), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.0),
@@ -180,9 +180,9 @@ def test_training_steps_have_the_losses_of_those_without_liger(tmp_path: Path, m
         return backbone
 
     monkeypatch.setattr(preparation, "load_backbone", load_fused)  # on a CPU a recipe with model.liger is refused
-    found = losses(contrastive.train(recipe, tmp_path / "fused", device="cpu"))
-    assert len(found) == 2
-    assert found == pytest.approx(expected, rel=1e-4)
+    actual = losses(contrastive.train(recipe, tmp_path / "fused", device="cpu"))
+    assert len(actual) == 2
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def losses(model: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the baselines need: light documents, the input embeddings as a query table, and prompts of their own."""
+"""Baselines: light documents, input embeddings as a query table, and document prompts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_stop_is_where_each_row_has_its_end(side: str, n_ends: int) -> None:
         first, last = int(batch.first_end[row]), int(batch.last_end[row])
         assert mask[row].tolist() == slow_mask(mask.shape[1], first, last, batch.valid[row].tolist())
         assert batch.input_ids[row][batch.query[row]].tolist() == QUERIES[row]
-    assert len({int(each) for each in batch.first_end}) > 1
+    assert len({int(end) for end in batch.first_end}) > 1
 
 
 def projections(backbone: Backbone) -> list[torch.nn.Module]:
@@ -116,7 +116,7 @@ def test_with_the_end_frozen_a_passage_does_not_reach_its_query(name: str, imple
 def test_the_passage_reaches_its_query_through_the_end() -> None:
     backbone = tiny_backbone("llama")
     one, other = (join(passages(seed=seed), QUERIES, n_ends=1) for seed in (0, 1))
-    states = [sequence_states(backbone, each, stop=True)[each.query] for each in (one, other)]
+    states = [sequence_states(backbone, sequences, stop=True)[sequences.query] for sequences in (one, other)]
     assert float((states[0] - states[1]).norm() / states[0].norm()) > 1e-3
 
 
@@ -180,12 +180,12 @@ def test_loss_and_gradients_are_those_of_plain_double_precision(stop: bool) -> N
         weight = backbone.model.layers[0].self_attn.k_proj.weight.requires_grad_()
         if plain:
             rows = [plain_log_likelihood(backbone, d, q, stop=stop) for d, q in zip(passages(), QUERIES, strict=True)]
-            found = torch.stack(rows)
+            actual = torch.stack(rows)
         else:
             batch = join(passages(), QUERIES, n_ends=1, padding_side="left")
-            found = log_likelihood(backbone, sequence_states(backbone, batch, stop=stop), batch.input_ids, batch.query)
-        (-found.sum()).backward()
-        values.append(found.detach())
+            actual = log_likelihood(backbone, sequence_states(backbone, batch, stop=stop), batch.input_ids, batch.query)
+        (-actual.sum()).backward()
+        values.append(actual.detach())
         gradients.append((weight.grad, head.weight.grad))
     torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=1e-6)  # norms and softmax stay in fp32
     for expected, ours in zip(*gradients, strict=True):
@@ -210,15 +210,15 @@ def test_logits_are_the_models_own(name: str) -> None:
 def test_corruption_takes_the_ratio_of_words_and_leaves_the_white_space() -> None:
     text = "  one two\tthree\n" * 400
     rng = np.random.default_rng(0)
-    found = corrupt_words(text, ratio=0.6, mask="_", rng=rng)
-    hit = [word == "_" for word in found.split()]
+    actual = corrupt_words(text, ratio=0.6, mask="_", rng=rng)
+    hit = [word == "_" for word in actual.split()]
     assert abs(np.mean(hit) - 0.6) < 0.05
     assert len(hit) == len(text.split())
-    assert [a for a, b in zip(text.split(), found.split(), strict=True) if b != "_" and a != b] == []
-    assert "".join(found.split("_")).split() == [w for w, h in zip(text.split(), hit, strict=True) if not h]
-    assert found.count("\t") == 400
-    assert corrupt_words(text, ratio=0.6, mask="_", rng=rng) != found
-    assert corrupt_words(text, ratio=0.6, mask="_", rng=np.random.default_rng(0)) == found
+    assert [a for a, b in zip(text.split(), actual.split(), strict=True) if b != "_" and a != b] == []
+    assert "".join(actual.split("_")).split() == [w for w, h in zip(text.split(), hit, strict=True) if not h]
+    assert actual.count("\t") == 400
+    assert corrupt_words(text, ratio=0.6, mask="_", rng=rng) != actual
+    assert corrupt_words(text, ratio=0.6, mask="_", rng=np.random.default_rng(0)) == actual
     assert corrupt_words(text, ratio=0.0, mask="_", rng=rng) == text
     assert set(corrupt_words(text, ratio=1.0, mask="_", rng=rng).split()) == {"_"}
     assert corrupt_words("", ratio=0.6, mask="_", rng=rng) == ""
@@ -226,11 +226,11 @@ def test_corruption_takes_the_ratio_of_words_and_leaves_the_white_space() -> Non
 
 def test_corruption_of_tokens_never_touches_the_frame() -> None:
     long, empty = framed(list(range(20, 220)), [])
-    found = corrupt_tokens(long, ratio=0.6, mask_id=5, rng=np.random.default_rng(0))
-    assert found[1:] == long[1:]
-    assert found[0][:4] == long[0][:4]
-    assert found[0][-3:] == long[0][-3:]
-    own = found[0][4:204]
+    actual = corrupt_tokens(long, ratio=0.6, mask_id=5, rng=np.random.default_rng(0))
+    assert actual[1:] == long[1:]
+    assert actual[0][:4] == long[0][:4]
+    assert actual[0][-3:] == long[0][-3:]
+    own = actual[0][4:204]
     assert abs(own.count(5) / 200 - 0.6) < 0.1
     assert all(token in (5, before) for token, before in zip(own, long[0][4:204], strict=True))
     assert corrupt_tokens(empty, ratio=1.0, mask_id=5, rng=np.random.default_rng(0)) == empty

@@ -37,7 +37,7 @@ def test_sparse_vectors_are_those_of_splade_pooling(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])  # the others' windows hide some of the text
 def test_bidirectional_states_are_those_of_a_causal_model_told_to_see_everything(name: str) -> None:
-    """By transformers' way of taking a mask as it is: (batch, 1, query, key), 0 where a query may look."""
+    """Compare with an explicit additive mask (batch, 1, query, key), which transformers uses unchanged."""
     backbone = tiny_backbone(name, attention="bidirectional")
     with torch.no_grad():
         ours = backbone.states(IDS, MASK)

@@ -53,9 +53,9 @@ def test_what_was_trained_comes_back_from_its_folder(name: str, plain: bool, tmp
 @pytest.mark.parametrize("plain", [False, True])
 def test_an_encoders_folder_has_its_familys_names_and_the_same_bytes_each_time(plain: bool, tmp_path: Path) -> None:
     backbone = trained("bert", plain, tmp_path / "before")
-    hashes = {save_weights(backbone, tmp_path / each) for each in ("after", "again")}
+    hashes = {save_weights(backbone, tmp_path / name) for name in ("after", "again")}
     assert len(hashes) == 1
-    before, after = (load_file(str(tmp_path / each / "model.safetensors")) for each in ("before", "after"))
+    before, after = (load_file(str(tmp_path / name / "model.safetensors")) for name in ("before", "after"))
     assert before.keys() == after.keys()
     assert not any(torch.equal(before[name], after[name]) for name in before)
 

@@ -24,8 +24,8 @@ def test_padding_on_either_side_does_not_matter(pooling: Pooling, left: int) -> 
     text[0, left : left + 4] = torch.tensor(TEXT)
     pooled = pool(states, attention_mask=attention, text_mask=text, pooling=pooling)
     assert pooled.tolist() == [EXPECTED[pooling]]
-    many = pool(states.expand(3, -1, -1), attention_mask=attention.long(), text_mask=text, pooling=pooling)  # type: ignore[arg-type]
-    assert torch.equal(many, pooled.expand(3, -1))
+    together = pool(states.expand(3, -1, -1), attention_mask=attention.long(), text_mask=text, pooling=pooling)  # type: ignore[arg-type]
+    assert torch.equal(together, pooled.expand(3, -1))
 
 
 def slow_pool(states: list[list[float]], text: list[bool], pooling: Pooling, ends: int) -> list[float]:
@@ -39,7 +39,7 @@ def slow_pool(states: list[list[float]], text: list[bool], pooling: Pooling, end
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_of_different_lengths_are_pooled_each_by_itself(pooling: Pooling, side: str, ends: int) -> None:
-    """With several end tokens, eos is the mean of their states, or of all where there are fewer."""
+    """Several end tokens are averaged; a row with fewer states averages all of them."""
     generator = torch.Generator().manual_seed(0)
     lengths, longest = [1, 2, 3, 5, 8], 9
     states = torch.randn(len(lengths), longest, 3, generator=generator)

@@ -41,7 +41,7 @@ def test_values_and_gradients_equal_the_naive_head_in_double_precision(rows: int
     upstream = torch.randn(rows, len(weight), dtype=torch.float64)
     results = []
     for function in (lambda x, w, b: projection_max(x, w, mask=mask, bias=b)[0], lambda x, w, b: naive(x, w, mask, b)):
-        leaves = [each.clone().requires_grad_() for each in (states, weight, bias)]
+        leaves = [tensor.clone().requires_grad_() for tensor in (states, weight, bias)]
         values = function(*leaves)
         values.backward(upstream)
         results.append([values.detach(), *(leaf.grad for leaf in leaves)])
@@ -52,7 +52,7 @@ def test_values_and_gradients_equal_the_naive_head_in_double_precision(rows: int
 @pytest.mark.usefixtures("tiles")
 def test_gradcheck() -> None:
     states, weight, bias, mask = example(2, 5, 70)
-    leaves = [each.requires_grad_() for each in (states, weight, bias)]
+    leaves = [tensor.requires_grad_() for tensor in (states, weight, bias)]
     assert torch.autograd.gradcheck(lambda x, w, b: projection_max(x, w, mask=mask, bias=b)[0], leaves)
 
 
@@ -79,7 +79,7 @@ def test_any_input_type_is_summed_in_fp32(dtype: torch.dtype) -> None:
     assert values.dtype == torch.float32
     torch.testing.assert_close(values.double(), expected, rtol=1e-6, atol=1e-5)
     values.square().sum().backward()
-    x, w = (each.detach().double().requires_grad_() for each in (states, weight))
+    x, w = (tensor.detach().double().requires_grad_() for tensor in (states, weight))
     naive(x, w, mask, bias.double()).square().sum().backward()
     for ours, theirs in ((states.grad, x.grad), (weight.grad, w.grad)):
         assert ours is not None
@@ -89,7 +89,7 @@ def test_any_input_type_is_summed_in_fp32(dtype: torch.dtype) -> None:
 
 
 def rounded_product(weight: Tensor, own: Tensor, rounded: bool, *, out: Tensor) -> Tensor:
-    """What a CPU with AMX computes, on any machine."""
+    """Compute the product of a CPU with AMX on any machine."""
     if rounded:
         weight, own = weight.bfloat16(), own.bfloat16()
     return torch.mm(weight.to(out.dtype), own.to(out.dtype).T, out=out)
@@ -149,8 +149,8 @@ def test_padding_special_positions_never_win_and_the_batch_does_not_matter() -> 
     for padded, first in ((torch.cat([sink, states], 1), 2), (torch.cat([states, sink], 1), 0)):
         mask = torch.zeros(2, 8, dtype=torch.bool)
         mask[:, first : first + 6] = True
-        many, _ = projection_max(padded.expand(2, -1, -1), weight, mask=mask)
-        torch.testing.assert_close(many, alone.expand(2, -1))
+        together, _ = projection_max(padded.expand(2, -1, -1), weight, mask=mask)
+        torch.testing.assert_close(together, alone.expand(2, -1))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -158,13 +158,13 @@ def test_padding_special_positions_never_win_and_the_batch_does_not_matter() -> 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_the_largest_maxima_equal_the_naive_head(rows: int, length: int, dtype: torch.dtype) -> None:
     states, weight, bias, mask = (
-        each if each.dtype == torch.bool else each.to(dtype) for each in example(rows, length)
+        tensor if tensor.dtype == torch.bool else tensor.to(dtype) for tensor in example(rows, length)
     )
     mask[1:2] = False
-    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(3, 0.0))
+    actual = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(3, 0.0))
     expected = naive(states.double(), weight.double(), mask, bias.double())
-    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert actual.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def bf16_example(terms: int = 700) -> tuple[Tensor, ...]:
@@ -182,9 +182,9 @@ def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, fl
     states, weight, bias, mask = bf16_example()
     expected = naive(states.double(), weight.double(), mask, bias.double())
     assert 0.05 < float((expected > 0).double().mean()) < 0.6
-    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(k, floor)).double()
-    given = found.isfinite()
-    torch.testing.assert_close(found[given], expected[given], rtol=1e-6, atol=1e-5)
+    actual = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(k, floor)).double()
+    given = actual.isfinite()
+    torch.testing.assert_close(actual[given], expected[given], rtol=1e-6, atol=1e-5)
     wanted = expected > floor
     if 0 < k < len(weight):
         wanted &= expected >= expected.topk(k, dim=1).values[:, -1:]
@@ -202,10 +202,10 @@ def test_terms_that_bf16_cannot_tell_apart_are_told_apart() -> None:
     states = torch.ones(1, 2, 512, dtype=torch.bfloat16)
     weight = torch.ones(90, 512, dtype=torch.bfloat16)
     weight[:, 0] += torch.arange(90) / 64  # sums of 512 and a bit: bfloat16 steps are 4 wide there
-    found = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), stored=StoredTerms(5))
+    actual = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), stored=StoredTerms(5))
     expected = weight.double().sum(dim=1)
     assert len((states[0, 0] @ weight.T).unique()) == 1
-    best = found[0].topk(5)
+    best = actual[0].topk(5)
     torch.testing.assert_close(best.values.double(), expected.topk(5).values, rtol=0, atol=0)
 
 

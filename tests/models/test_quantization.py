@@ -75,10 +75,10 @@ def test_int4_rounds_groups_of_an_output() -> None:
     backbone = tiny_backbone("llama")
     weight = backbone.model.layers[0].mlp.up_proj.weight.detach().clone()
     quantize_layers(backbone, "int4")
-    found = backbone.model.layers[0].mlp.up_proj(torch.eye(weight.shape[1])).T
+    actual = backbone.model.layers[0].mlp.up_proj(torch.eye(weight.shape[1])).T
     groups = weight.reshape(-1, INT4_GROUP)
-    assert float((found.reshape(-1, INT4_GROUP) - groups).abs().max() / groups.abs().max()) < 1 / 7
-    distinct = {len(set(row)) for row in found.reshape(-1, INT4_GROUP).tolist()}
+    assert float((actual.reshape(-1, INT4_GROUP) - groups).abs().max() / groups.abs().max()) < 1 / 7
+    distinct = {len(set(row)) for row in actual.reshape(-1, INT4_GROUP).tolist()}
     assert max(distinct) <= 16
 
 
@@ -92,10 +92,10 @@ def test_nf4_layers_compute_with_the_nearest_of_sixteen_values(dtype: torch.dtyp
     for name, layer in reference.model.named_modules():
         if isinstance(layer, nn.Linear) and layer.in_features % NF4_BLOCK == 0:
             expected = nearest_nf4(layer.weight.detach())
-            found = rounded.model.get_submodule(name)(torch.eye(layer.in_features, dtype=dtype)).detach()
-            found = (found if layer.bias is None else found - layer.bias.detach()).T.float()
+            actual = rounded.model.get_submodule(name)(torch.eye(layer.in_features, dtype=dtype)).detach()
+            actual = (actual if layer.bias is None else actual - layer.bias.detach()).T.float()
             scale = float(layer.weight.detach().abs().max())
-            assert float((found - expected).abs().max()) < 0.03 * scale, name  # scales are rounded too, to 8 bits
+            assert float((actual - expected).abs().max()) < 0.03 * scale, name  # scales are rounded too, to 8 bits
             with torch.no_grad():
                 layer.weight.copy_(expected)
             n_rounded += 1
@@ -103,15 +103,15 @@ def test_nf4_layers_compute_with_the_nearest_of_sixteen_values(dtype: torch.dtyp
     assert type(rounded.model.odd) is nn.Linear
     ids = torch.randint(2, 258, (3, 11), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found, expected, unrounded = (
-            each.states(ids, torch.ones_like(ids)).float() for each in (rounded, reference, exact)
+        actual, expected, unrounded = (
+            backbone.states(ids, torch.ones_like(ids)).float() for backbone in (rounded, reference, exact)
         )
-    assert float((found - expected).norm() / expected.norm()) < 0.02
-    assert float((found - unrounded).norm() / unrounded.norm()) > 0.05, "nothing was rounded"
+    assert float((actual - expected).norm() / expected.norm()) < 0.02
+    assert float((actual - unrounded).norm() / unrounded.norm()) > 0.05, "nothing was rounded"
     if dtype == torch.bfloat16:  # the layers of bitsandbytes' own kernel
         with torch.no_grad(), layers_compiled_for_any_shape(rounded):
             compiled = rounded.states(ids, torch.ones_like(ids)).float()
-        assert float((found - compiled).norm() / found.norm()) < 0.02
+        assert float((actual - compiled).norm() / actual.norm()) < 0.02
 
 
 @pytest.mark.parametrize("kind", QUANTIZERS)

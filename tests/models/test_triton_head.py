@@ -42,7 +42,7 @@ def drawn(shape: tuple[int, int, int, int], dtypes: tuple[torch.dtype, torch.dty
     mask = torch.rand(n_rows, n_positions, generator=generator) > 0.4
     mask[-1] = n_rows == 1  # of several texts the last one has no position
     kept = [states.to(dtypes[0]), weight.to(dtypes[1]), bias.float(), mask]
-    return [each.to(DEVICE) for each in kept]
+    return [tensor.to(DEVICE) for tensor in kept]
 
 
 def naive(states: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +68,8 @@ def test_values_and_positions_are_those_of_double_precision(
         assert values.dtype == torch.float32
         assert torch.equal(values.double(), expected)
         assert torch.equal(positions, places)
-    found = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(5, 0.0), kernel="triton")
-    assert torch.equal(top_k_weights(found.relu(), 5).sum(1), top_k_weights(expected.relu().float(), 5).sum(1))
+    actual = largest_maxima(states, weight, mask=mask, bias=bias, stored=StoredTerms(5, 0.0), kernel="triton")
+    assert torch.equal(top_k_weights(actual.relu(), 5).sum(1), top_k_weights(expected.relu().float(), 5).sum(1))
 
 
 @needs_somewhere_to_run
@@ -80,12 +80,12 @@ def test_gradients_are_those_of_double_precision(
 ) -> None:
     given = drawn(shape, dtypes)
     mask = given.pop()
-    leaves = [each.clone().requires_grad_() for each in given]
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
     values, positions = projection_max(leaves[0], leaves[1], mask=mask, bias=leaves[2], kernel="triton")
     upstream = torch.randint(-2, 3, values.shape, generator=torch.Generator().manual_seed(1)).to(values)
     torch.where(mask.any(dim=1)[:, None], values * upstream, 0.0).sum().backward()
 
-    exact = [each.double().requires_grad_() for each in given]
+    exact = [tensor.double().requires_grad_() for tensor in given]
     rows = mask.any(dim=1).nonzero()[:, 0]
     chosen = exact[0][rows[:, None], positions[rows].long()]  # the first of equal maxima, as the naive head finds it
     maxima = (chosen * exact[1]).sum(dim=2) + exact[2]
@@ -102,18 +102,18 @@ def test_random_states_give_what_the_portable_head_gives() -> None:
     generator = torch.Generator().manual_seed(0)
     states, weight = torch.randn(2, 70, 40, generator=generator), torch.randn(150, 40, generator=generator)
     mask = torch.rand(2, 70, generator=generator) > 0.5
-    found = []
+    actual = []
     for kernel in ("portable", "triton"):
-        leaves = [each.to(DEVICE).clone().requires_grad_() for each in (states, weight)]
+        leaves = [tensor.to(DEVICE).clone().requires_grad_() for tensor in (states, weight)]
         values, positions = projection_max(*leaves, mask=mask.to(DEVICE), kernel=kernel)  # type: ignore[arg-type]
         torch.log1p(values.relu()).square().sum().backward()
-        found.append([values.detach(), positions, *(each.grad for each in leaves)])
-    for one, other in zip(*found, strict=True):
+        actual.append([values.detach(), positions, *(tensor.grad for tensor in leaves)])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_what_triton_cannot_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    states, weight, _, mask = (each.cpu() for each in drawn(SHAPES[0], DTYPES[0]))
+    states, weight, _, mask = (tensor.cpu() for tensor in drawn(SHAPES[0], DTYPES[0]))
     with pytest.raises(InvalidInput, match="at most 32 bits"):
         projection_max(states.double(), weight, mask=mask, kernel="triton")
     with monkeypatch.context() as patched:
@@ -164,7 +164,7 @@ for states, weight, rounded, native in [("*bf16", "*bf16", 0, 1), ("*bf16", "*fp
 
 
 def test_the_kernels_compile_for_gpus_that_are_not_here() -> None:
-    """For compute capabilities 8.0 and 9.0, down to their machine code."""
+    """Compile the kernels to machine code for compute capabilities 8.0 and 9.0."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

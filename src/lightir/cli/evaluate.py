@@ -185,13 +185,12 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     if args.tokens != "bm25":
         raise Misuse("--tokens requires an index; build one of the vectors in --work and evaluate it")
     folder = resolve_model_folder(args.target[0])
-    from lightir.encode.model_evaluation import evaluate_model  # imports torch: only after the name is resolved
+    # Imports torch: only after the name is resolved.
+    from lightir.encode.model_evaluation import SystemOptions, evaluate_model
 
+    systems = SystemOptions(options.pop("modes"), args.task, device=args.device, threads=args.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        work = args.work or scratch
-        return evaluate_model(
-            folder, dataset, work, task=args.task, device=args.device, threads=args.threads, **options
-        )
+        return evaluate_model(folder, dataset, args.work or scratch, systems=systems, **options)
 
 
 def measure_runs(args: argparse.Namespace) -> EvaluationReport:

@@ -1,4 +1,4 @@
-"""Documents to vectors/ folders, and vocabularies to query tables."""
+"""Encoding of documents and vocabularies by a model, re-ranking, expansion and evaluation."""
 
 from __future__ import annotations
 

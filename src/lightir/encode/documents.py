@@ -1,4 +1,4 @@
-"""Documents to a vectors/ folder: length-bucketed batches, whole shards, resumable, each document exactly once."""
+"""Encoding of documents into a vectors/ folder: batches by length, whole shards, resumable, each document once."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from lightir.types import Document
 from lightir.vectors import SparseVectors
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""On a CPU what a layer works on should stay near its caches; a GPU wants more at a time."""
+"""Default maximum number of tokens of a forward pass: it fits the caches of a CPU, and fills a GPU."""
 SHARD_BATCHES = 64
-"""Full batches in a shard: enough to sort by length, and about a minute of a small LLM's work on a CPU."""
-FRAMED_AT_ONCE = 64
+"""Number of full batches in a shard: enough to sort by length, and about a minute of a small LLM on a CPU."""
+FRAMING_BATCH = 64
 WORTH_COMPILING = 2e13
-"""Tokens times weights of the layers, from which on layers are compiled unasked. Compiling takes 10 to 15 s of one core
-and then saves 0.25 to 0.4 of the time. This is twice the work at which that is paid back (the next call finds half of
-the compilation in torch's cache)."""
+"""Tokens times weights of the layers above which layers are compiled by default. Compiling takes 10 to 15 s of one core
+and then saves 25 to 40 % of the time. This is twice the break-even work (a second call finds half of the compilation in
+torch's cache)."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeReport:
-    """What one call encoded.
+    """Counts and duration of one call of `encode_corpus`.
 
     Attributes:
-        documents: encoded now.
-        already_there: found whole in the folder and skipped.
-        tokens: model input of the documents encoded now, frames included, padding not.
-        seconds: from the first document to the last shard on the disk; loading the model is not counted.
+        documents: number of documents encoded by this call.
+        already_there: number of documents in the folder that were skipped.
+        tokens: number of input tokens of this call's documents, with frames, without padding.
+        seconds: time from the first document to the last shard on disk, without loading the model.
     """
 
     documents: int
@@ -59,13 +59,13 @@ class EncodeReport:
 
     @property
     def documents_per_s(self) -> float:
-        """0 when nothing was encoded."""
+        """Documents encoded per second; 0 if none."""
         return self.documents / self.seconds if self.documents else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
-    """How a model is loaded and documents are encoded.
+    """Options of loading a model and encoding documents.
 
     Attributes:
         batch_tokens: maximum number of tokens of a forward pass, padding included; a longer document is a batch by
@@ -110,7 +110,7 @@ def encode_corpus(
     resume: bool = False,
     n_documents: int | None = None,
 ) -> EncodeReport:
-    """Encode documents into a vectors/ folder, in input order, also across interruptions.
+    """Encode documents into a vectors/ folder, in input order, which a resumed run continues.
 
     A document without text is encoded as its bare frame: a dense vector like any other, and no sparse terms. Text far
     beyond the model's length is cut before it is tokenized.
@@ -120,7 +120,7 @@ def encode_corpus(
             vectors.
         documents: documents with distinct ids. To resume, pass the same documents in the same order.
         out: vectors/ folder to write.
-        options: how the model is loaded and documents are encoded.
+        options: options of loading the model and encoding.
         resume: continue an interrupted folder; a complete one is left unchanged.
         n_documents: number of documents, for the progress bar; None if unknown.
 
@@ -170,12 +170,12 @@ def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_
 
 
 def default_batch_tokens(model: LightRetriever) -> int:
-    """Most tokens of a forward pass on the model's device."""
+    """Return the default maximum number of tokens of a forward pass on the model's device."""
     return BATCH_TOKENS.get(model.backbone.device.type, 8192)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Positions in batches of similar length, longest first; longest x rows stays within batch_tokens, or one row."""
+    """Yield positions in batches of similar length, longest first, with rows x longest <= batch_tokens or one row."""
     order = sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
     start = 0
     while start < len(order):
@@ -206,7 +206,7 @@ def load_encoder(model: LightRetriever | str | os.PathLike[str], options: Encode
 def compile_if_worth(
     model: LightRetriever, stack: contextlib.ExitStack, wanted: bool | None, expected_tokens: float
 ) -> None:
-    """Compile the layers until the stack is left, if that is wanted or worth it."""
+    """Compile the layers until the stack closes, if `wanted`; None compiles if the expected tokens repay it."""
     backbone = model.backbone
     if wanted is None:
         worth = expected_tokens * layer_parameters(backbone) >= WORTH_COMPILING
@@ -220,17 +220,17 @@ def compile_if_worth(
     except InvalidInput as error:
         if wanted:
             raise
-        logger.warning("layers run uncompiled, at 0.5 to 0.8 of the speed: %s", error)
+        logger.warning("layers run uncompiled, at 0.5 to 0.8 times the speed: %s", error)
         return
     logger.info("layers were compiled in %.1f s", time.perf_counter() - start)
 
 
 def _unwritten(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
-    """Those that no earlier run has written."""
+    """Yield the documents that no earlier run has written."""
     seen: set[str] = set()
     for document in documents:
         if document.doc_id in seen:
-            raise InvalidInput(f"document {document.doc_id!r} comes twice; each goes in once")
+            raise InvalidInput(f"duplicate document id {document.doc_id!r}")
         seen.add(document.doc_id)
         if not writer.has(document):
             yield document
@@ -238,7 +238,7 @@ def _unwritten(documents: Iterable[Document], writer: VectorsWriter) -> Iterator
 
 @dataclass(slots=True)
 class _Window:
-    """Documents of one shard, with what the model reads of each: ids, and the text's first and last position."""
+    """Documents of one shard, framed, with their number of tokens."""
 
     documents: list[Document]
     framed: list[Framed]
@@ -246,11 +246,11 @@ class _Window:
 
 
 def _windows(model: LightRetriever, documents: Iterator[Document], size: int, tokens: int) -> Iterator[_Window]:
-    """Documents in their order, in windows of `size` or, where they come first, of a few more than `tokens`."""
+    """Yield documents in order, in windows of `size` documents or slightly more than `tokens` tokens."""
     window = _Window([], [], 0)
-    while some := list(islice(documents, min(FRAMED_AT_ONCE, size - len(window.documents)))):
-        framed = model.frame_documents(some)
-        window.documents += some
+    while batch := list(islice(documents, min(FRAMING_BATCH, size - len(window.documents)))):
+        framed = model.frame_documents(batch)
+        window.documents += batch
         window.framed += framed
         window.tokens += sum(len(ids) for ids, _, _ in framed)
         if len(window.documents) == size or window.tokens >= tokens:

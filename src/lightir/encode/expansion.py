@@ -34,7 +34,7 @@ class GeneratedQuery:
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How queries are generated: by beam search, or drawn token by token.
+    """Options of query generation, by beam search or random draws.
 
     Beam search finds the most probable queries, which resemble each other; draws vary more (doc2query's later form
     draws from the 10 most probable tokens).

@@ -1,4 +1,4 @@
-"""Queries through the whole model, which light queries are held against."""
+"""Full query encoder: queries through the whole model, the reference for light queries."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tqdm import tqdm
 
 from lightir.encode.documents import length_batches
 from lightir.errors import InvalidInput
+from lightir.models.bags import terms_present
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
 from lightir.text import query_term_ids, sparse_queries
 from lightir.vectors import Floats, QueryVectors, Ragged, SparseVectors
 
 SparseForm = Literal["weights", "lex", "bin", "bag"]
-"""A sparse vector: the strongest terms; its own terms' weights (V_lex); the strongest terms, unweighted (V_bin); its
-own terms, unweighted (V_BoT). The last three are the paper's ablations (SiDR, appendix C)."""
+"""Form of a sparse vector: the strongest terms; the text's own terms, weighted (V_lex); the strongest terms, unweighted
+(V_bin); the text's own terms, unweighted (V_BoT). The last three are the paper's ablations (SiDR, appendix C)."""
 
 BATCH_TOKENS = 8192
 
 
 class FullQueryEncoder:
-    """Queries through the whole model, as its documents go: the symmetric encoder that light queries are held against.
+    """Encodes queries by the whole model, like documents: the symmetric encoder that light queries are compared with.
 
-    The sparse side is the light one, as it is in LightRetriever's comparison, or the model's own, as CSplade has it.
+    Sparse vectors are those of light queries, as in LightRetriever's comparison, or the model's own, as in CSplade.
     """
 
     def __init__(
@@ -42,11 +43,10 @@ class FullQueryEncoder:
         """Wrap a model.
 
         Args:
-            model: with a dense branch, or with a sparse one and `sparse`.
-            instruction: the contract's by default.
-            sparse: sparse vectors come from the model's sparse head, its strongest terms, as documents' do; not from
-                counted terms.
-            form: of these sparse vectors.
+            model: model with a dense branch, or with a sparse branch if `sparse`.
+            instruction: instruction of the queries; None is the contract's.
+            sparse: whether sparse vectors are the sparse head's strongest terms, like documents', or counted terms.
+            form: form of the sparse head's vectors.
 
         Raises:
             InvalidInput: the model lacks the branch.
@@ -54,7 +54,7 @@ class FullQueryEncoder:
         if model.contract.dense is None and not sparse:
             raise InvalidInput("this model has no dense branch, so there is no full query encoder")
         if model.contract.sparse is None and sparse:
-            raise InvalidInput("this model has no sparse branch, so it gives queries no sparse vectors")
+            raise InvalidInput("this model has no sparse branch, so it cannot encode sparse queries")
         self._model = model
         self._instruction = instruction
         self._sparse = sparse
@@ -62,13 +62,13 @@ class FullQueryEncoder:
 
     @property
     def document_fingerprint(self) -> str:
-        """The model's."""
+        """Fingerprint of the model's document side."""
         return self._model.contract.document_fingerprint
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
-        """The queries' vectors; one without terms gets zeros. There are no tasks: an instruction is set."""
+        """Return the queries' vectors, zeros for a query without terms; `task` must be None."""
         if task is not None:
-            raise InvalidInput(f"the full query encoder has no table for task {task!r}; give it the instruction")
+            raise InvalidInput(f"the full query encoder has no table for task {task!r}; pass its instruction instead")
         contract, tokenizer = self._model.contract, self._model.backbone.tokenizer
         term_ids = query_term_ids(tokenizer, contract.query, texts)
         dense, sparse = self._encode(texts, term_ids)
@@ -84,47 +84,45 @@ class FullQueryEncoder:
 
     @torch.no_grad()
     def _encode(self, texts: Sequence[str], term_ids: Ragged) -> tuple[Floats | None, SparseVectors | None]:
-        """What goes through the model: dense rows where it has them, sparse ones where they are wanted of it."""
+        """Return the model's dense rows, None without a dense branch, and its sparse rows if requested."""
         model, contract = self._model, self._model.contract
         rows = None
         if contract.dense is not None:
             width = contract.dense.dims[0] if contract.dense.dims else contract.backbone.hidden_size
             rows = np.zeros((len(texts), width), dtype=np.float32)
         terms: dict[int, tuple[Tensor, Tensor]] = {}
-        asked = np.flatnonzero(term_ids.lengths).tolist()
-        framed = model.frame_queries([texts[i] for i in asked], instruction=self._instruction)
-        with tqdm(total=len(asked), desc="encode queries", unit="query", disable=None) as bar:
-            for places in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
-                batch = model.batch([framed[place] for place in places])
-                states, own = model.states(batch), [asked[place] for place in places]
+        nonempty = np.flatnonzero(term_ids.lengths).tolist()
+        framed = model.frame_queries([texts[i] for i in nonempty], instruction=self._instruction)
+        with tqdm(total=len(nonempty), desc="encode queries", unit="query", disable=None) as bar:
+            for positions in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
+                batch = model.batch([framed[position] for position in positions])
+                states, own = model.states(batch), [nonempty[position] for position in positions]
                 if rows is not None:
                     dense = model.dense_from(states, batch)[:, : rows.shape[1]]
                     rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
                 if self._sparse and contract.sparse is not None:
                     weights = self._formed(model.sparse_from(states, batch), batch).cpu()
                     terms |= {query: _positive(row) for query, row in zip(own, weights, strict=True)}
-                bar.update(len(places))
+                bar.update(len(positions))
         return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
 
     def _formed(self, weights: Tensor, batch: TextBatch) -> Tensor:
-        """(B, V): the strongest terms, or another form."""
+        """Return (B, V) weights in the encoder's sparse form."""
         if self._form in ("weights", "bin"):
             kept = self._model.kept(weights, batch, k=self._model.contract.query.top_k or None)
             return kept if self._form == "weights" else (kept > 0).float()
-        own = torch.zeros_like(weights)
-        rows, places = batch.own_mask.nonzero(as_tuple=True)
-        own[rows, batch.input_ids[rows, places]] = 1.0
+        own = terms_present(batch, self._model.backbone).to(weights)
         return own if self._form == "bag" else own * weights
 
 
 def _positive(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids of the terms above zero, ascending, and their weights."""
+    """Return the ids of the terms above zero, ascending, and their weights."""
     ids = weights.nonzero()[:, 0]
     return ids, weights[ids]
 
 
 def _sparse_rows(terms: dict[int, tuple[Tensor, Tensor]], n: int, vocab_size: int) -> SparseVectors:
-    """n rows, those that `terms` lacks empty."""
+    """Return n rows; rows without an entry in `terms` are empty."""
     none = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
     rows = [terms.get(query, none) for query in range(n)]
     indptr = np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int64)

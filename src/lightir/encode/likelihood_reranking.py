@@ -1,4 +1,4 @@
-"""A run in another order, by query likelihood: how likely each document makes the query (LLM-QL, Table 6)."""
+"""Re-ranking by query likelihood, the probability of the query given each document (LLM-QL, Table 6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from lightir.addresses import resolve_local
 from lightir.contract import FILE_NAME, Contract, DenseHead, DocumentPolicy
 from lightir.encode.documents import length_batches
-from lightir.encode.rescoring import asked_queries, check_sizes, rescored
+from lightir.encode.rescoring import check_sizes, queries_of_run, rescore
 from lightir.errors import InvalidInput
 from lightir.models.backbones import load_backbone
 from lightir.models.devices import usable_device, weights_dtype
@@ -65,14 +65,14 @@ def rerank(
     """
     check_sizes(batch_tokens, depth)
     check_generator(model)
-    tokens = _query_tokens(model, asked_queries(run, queries))
+    tokens = _query_tokens(model, queries_of_run(run, queries))
     read = _from_ends if stop else _together
 
     def score(window: Sequence[Document], pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[list[int], list[float]]]:
         framed = model.frame_documents(window)
         return read(model, framed, [(row, tokens[query_id]) for row, query_id in pairs], batch_tokens)
 
-    return rescored(run, documents, score, depth=depth)
+    return rescore(run, documents, score, depth=depth)
 
 
 def load_generator(
@@ -131,35 +131,30 @@ ScoredPairs = Sequence[tuple[int, list[int]]]
 
 
 def _from_ends(
-    retriever: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
+    model: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
 ) -> Iterator[tuple[list[int], list[float]]]:
-    """Numbers of pairs with their log likelihoods; every document goes through the model once."""
-    backbone, n_ends = retriever.backbone, len(retriever.end_ids)
-    asking: dict[int, list[int]] = {}
+    """Yield pair numbers with their log likelihoods; the model reads every document once."""
+    backbone, n_ends = model.backbone, len(model.end_ids)
+    numbers_of: dict[int, list[int]] = {}  # by document
     for number, (row, _) in enumerate(pairs):
-        asking.setdefault(row, []).append(number)
+        numbers_of.setdefault(row, []).append(number)
     for rows in length_batches([len(ids) for ids, _, _ in framed], batch_tokens):
         ends: EndStates = end_states(backbone, [framed[row] for row in rows], n_ends=n_ends)
-        numbers = [(number, place) for place, row in enumerate(rows) for number in asking[row]]
-        for some in length_batches([n_ends + len(pairs[number][1]) for number, _ in numbers], batch_tokens):
-            chosen = [numbers[each] for each in some]
-            kept = ends.take(torch.tensor([place for _, place in chosen], device=backbone.device))
-            scores = likelihood_from_ends(backbone, kept, [pairs[number][1] for number, _ in chosen])
-            yield [number for number, _ in chosen], scores.tolist()
+        scored = [(number, end) for end, row in enumerate(rows) for number in numbers_of[row]]
+        for positions in length_batches([n_ends + len(pairs[number][1]) for number, _ in scored], batch_tokens):
+            numbers = [scored[position][0] for position in positions]
+            batch = ends.take(torch.tensor([scored[position][1] for position in positions], device=backbone.device))
+            scores = likelihood_from_ends(backbone, batch, [pairs[number][1] for number in numbers])
+            yield numbers, scores.tolist()
 
 
 def _together(
-    retriever: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
+    model: LightRetriever, framed: Sequence[Framed], pairs: ScoredPairs, batch_tokens: int
 ) -> Iterator[tuple[list[int], list[float]]]:
-    """As _from_ends, but each query sees its whole document."""
-    backbone = retriever.backbone
+    """Yield pair numbers with their log likelihoods; each query sees its whole document."""
+    backbone = model.backbone
     for numbers in length_batches([len(framed[row][0]) + len(query) for row, query in pairs], batch_tokens):
-        chosen = [pairs[number] for number in numbers]
-        batch = join(
-            [framed[row] for row, _ in chosen],
-            [query for _, query in chosen],
-            n_ends=len(retriever.end_ids),
-            device=backbone.device,
-        )
+        documents, queries = [framed[pairs[number][0]] for number in numbers], [pairs[number][1] for number in numbers]
+        batch = join(documents, queries, n_ends=len(model.end_ids), device=backbone.device)
         states = sequence_states(backbone, batch, stop=False)
         yield numbers, log_likelihood(backbone, states, batch.input_ids, batch.query).tolist()

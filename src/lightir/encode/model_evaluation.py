@@ -1,10 +1,11 @@
-"""How well a model retrieves on a data set: its corpus encoded and indexed, its queries with and without the model."""
+"""Evaluation of a model on a data set: corpus encoded and indexed, queries encoded with and without the model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -32,104 +33,107 @@ from lightir.search.index_evaluation import EvaluationReport, evaluate_systems, 
 from lightir.vectors import QueryVectors
 
 
+@dataclass(frozen=True, slots=True)
+class SystemOptions:
+    """The modes of a model to evaluate, and how its index and searchers are built.
+
+    Attributes:
+        modes: modes of `evaluate_index`. FULL replaces "dense" by the full query encoder, FULL_SPARSE "sparse" by the
+            model's own sparse query vectors. A model with a sparse branch also supports LIGHT_BETA, BETA_FORMS (bags of
+            tokens as documents) and DOCUMENT_FORMS. "FIRST:M:SECOND" orders the M best documents of one mode by
+            another: "beta:20:full-sparse" (late parametric search), "tokens:100:hybrid". None is `default_modes`.
+        task: query table to use, whose instruction the full encoder gets; None is the default table.
+        analyzer: analyzer of the tokens branch.
+        device: torch device; "auto" is a GPU if there is one, else the CPU.
+        threads: number of search threads.
+    """
+
+    modes: Sequence[str] | None = None
+    task: str | None = None
+    analyzer: str = "english"
+    device: str = "auto"
+    threads: int = 1
+
+
+DEFAULT_SYSTEMS = SystemOptions()
+
+
 def evaluate_model(
     model: str | os.PathLike[str],
     dataset: Dataset | Path | str,
     work: Path | str,
     *,
     split: str = "test",
-    modes: Sequence[str] | None = None,
+    systems: SystemOptions = DEFAULT_SYSTEMS,
     measures: Sequence[str] = DEFAULT_MEASURES,
     k: int | None = None,
-    task: str | None = None,
-    analyzer: str = "english",
     options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
-    device: str = "auto",
-    threads: int = 1,
 ) -> EvaluationReport:
-    """The measures of each mode for a model on a data set; what is encoded already is not encoded again.
+    """Measure each mode of a model on a data set; vectors that are encoded already are reused.
 
     Args:
-        model: a model folder, or the name of a shipped model.
-        dataset: a data set, or its folder.
-        work: a folder for this data set and document encoder: vectors (resumed after an interruption, and used again
-            by every model whose documents are encoded alike), the query table where the model has none, the index.
-        split: whose queries and judgements.
-        modes: those of evaluate_index, and with FULL for "dense" the full query encoder, with FULL_SPARSE for "sparse"
-            the model's own sparse query vectors. For a model with a sparse branch also LIGHT_BETA, BETA_FORMS (bags for
-            documents) and DOCUMENT_FORMS. "FIRST:M:SECOND" puts the M best documents of one mode in the order of
-            another: "beta:20:full-sparse" (late parametric search), "tokens:100:hybrid". None for all_modes, FULL
-            where the model has a dense branch, FULL_SPARSE where it is a CSplade or a SiDR, and for a SiDR beta, light
-            beta and late search.
-        measures: names as ir-measures has them.
-        k: see evaluate_index.
-        task: the query table to use, whose instruction the full encoder takes; None for the default one.
-        analyzer: of the tokens branch.
-        options: options of every search but the mode, see evaluate_index; weights require named modes.
-        run_dir: see evaluate_index.
-        device: "auto" takes a GPU where there is one.
-        threads: for searching.
+        model: model folder, or name of a shipped model.
+        dataset: data set, or its folder.
+        work: folder for this data set and document encoder. It holds the vectors (resumed after an interruption, and
+            reused by every model with the same document side), the query table if the model has none, and the index.
+        split: split of the queries and qrels.
+        systems: modes to measure, and how the index and searchers are built.
+        measures: names of measures as in ir-measures.
+        k: depth of the rankings; None is the deepest cutoff of the measures.
+        options: options of every search except the mode. Weights require named modes.
+        run_dir: folder for each mode's run, <dataset>.<split>.<mode>.trec; None writes none.
 
     Raises:
-        ContractMismatch: the work folder was begun with a model whose documents are encoded otherwise.
-        InvalidInput: a mode that the model cannot serve, and what evaluate_index raises.
+        ContractMismatch: the work folder was begun with a model of another document side.
+        InvalidInput: a mode that the model does not support, or an error of `evaluate_index`.
     """
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
-    measured_depth(dataset, split, measures, k)  # what is wrong is said before the corpus is encoded
+    measured_depth(dataset, split, measures, k)  # refuse errors before the corpus is encoded
     contract = Contract.load(resolve_model_folder(model))
-    check_modes(contract, default_modes(contract) if modes is None else modes, options)
-    with model_systems(
-        model, dataset, work, modes=modes, task=task, analyzer=analyzer, device=device, threads=threads
-    ) as systems:
-        return evaluate_systems(
-            systems,
-            dataset,
-            split,
-            measures=measures,
-            k=k,
-            options=options,
-            run_dir=run_dir,
-        )
+    check_modes(contract, default_modes(contract) if systems.modes is None else systems.modes, options)
+    with model_systems(model, dataset, work, systems) as searchers:
+        return evaluate_systems(searchers, dataset, split, measures=measures, k=k, options=options, run_dir=run_dir)
 
 
 @contextmanager
 def model_systems(
-    model: str | os.PathLike[str],
-    dataset: Dataset,
-    work: Path | str,
-    *,
-    modes: Sequence[str] | None = None,
-    task: str | None = None,
-    analyzer: str = "english",
-    device: str = "auto",
-    threads: int = 1,
+    model: str | os.PathLike[str], dataset: Dataset, work: Path | str, options: SystemOptions = DEFAULT_SYSTEMS
 ) -> Iterator[dict[str, tuple[Searcher, str]]]:
-    """Each mode's searcher, with the searcher's own name of the mode; arguments as for `evaluate_model`.
+    """Build the index of a model in `work`, and yield each mode's searcher with the searcher's name of the mode.
 
-    The index in `work` is built anew and open while the context lasts.
+    The index is open inside the context.
+
+    Args:
+        model: model folder, or name of a shipped model.
+        dataset: data set whose corpus is encoded and indexed.
+        work: folder for this data set and document encoder, as in `evaluate_model`.
+        options: modes, and how the index and searchers are built.
+
+    Raises:
+        InvalidInput: a mode that the model does not support.
     """
     folder = resolve_model_folder(model)
     contract = Contract.load(folder)
-    chosen = default_modes(contract) if modes is None else modes
-    check_modes(contract, chosen)
-    prepared = PreparedModel(folder, dataset, Path(work), device)
+    modes = default_modes(contract) if options.modes is None else options.modes
+    check_modes(contract, modes)
+    prepared = PreparedModel(folder, dataset, Path(work), options.device)
     build_index(
         prepared.vectors(),
         prepared.work / "index",
         contract=prepared.contract,
         query_encoder=prepared.query_encoder(),
-        options=IndexOptions(analyzer=analyzer),
+        options=IndexOptions(analyzer=options.analyzer),
         overwrite=True,
     )
     with ExitStack() as opened:
         index = opened.enter_context(Index.open(prepared.work / "index"))
-        systems = _Systems(prepared, index, task, threads, opened)
-        yield {mode: systems.of(mode) for mode in chosen}
+        systems = _Systems(prepared, index, options.task, options.threads, opened)
+        yield {mode: systems.of(mode) for mode in modes}
 
 
 class _Systems:
-    """Makes a searcher for each mode, all checked before; an index that some modes need is built for the first."""
+    """Builds a searcher for each checked mode; further indexes are built for the first mode that needs them."""
 
     def __init__(
         self, prepared: PreparedModel, index: Index, task: str | None, threads: int, opened: ExitStack
@@ -137,7 +141,7 @@ class _Systems:
         self._prepared, self._index, self._opened = prepared, index, opened
         self._task, self._threads = task, threads
         self._light = Searcher(index, task=task, threads=threads)
-        self._encoders: dict[tuple[bool, SparseForm], _Remembering] = {}
+        self._encoders: dict[tuple[bool, SparseForm], _CachedEncodings] = {}
 
     def of(self, mode: str) -> tuple[Searcher, str]:
         """The searcher, and its own name of the mode."""
@@ -174,19 +178,19 @@ class _Systems:
     def _bags(self) -> Index:
         return self._opened.enter_context(Index.open(self._prepared.bags_index()))
 
-    def _full(self, *, sparse: bool, form: SparseForm = "weights") -> _Remembering:
+    def _full(self, *, sparse: bool, form: SparseForm = "weights") -> _CachedEncodings:
         if (sparse, form) not in self._encoders:
-            found = self._prepared.full_query_encoder(self._light, self._task, sparse=sparse, form=form)
-            self._encoders[sparse, form] = _Remembering(found)
+            encoder = self._prepared.full_query_encoder(self._light, self._task, sparse=sparse, form=form)
+            self._encoders[sparse, form] = _CachedEncodings(encoder)
         return self._encoders[sparse, form]
 
 
-class _Remembering:
-    """A query encoder that keeps what it gave for each batch, since several modes ask for the same queries."""
+class _CachedEncodings:
+    """A query encoder that keeps the vectors of each batch, since several modes encode the same queries."""
 
     def __init__(self, encoder: FullQueryEncoder) -> None:
         self._encoder = encoder
-        self._found: dict[tuple[str, ...], QueryVectors] = {}
+        self._vectors: dict[tuple[str, ...], QueryVectors] = {}
 
     @property
     def document_fingerprint(self) -> str:
@@ -194,6 +198,6 @@ class _Remembering:
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
         key = tuple(texts)
-        if key not in self._found:
-            self._found[key] = self._encoder.encode(texts, task=task)
-        return self._found[key]
+        if key not in self._vectors:
+            self._vectors[key] = self._encoder.encode(texts, task=task)
+        return self._vectors[key]

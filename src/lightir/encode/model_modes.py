@@ -1,4 +1,4 @@
-"""The modes in which a model is measured: an index's, and those whose queries go through the whole model."""
+"""Search modes for the evaluation of a model: those of an index, and modes with the full query encoder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lightir.search.plan import plan
 from lightir.types import BRANCHES, Branch
 
 FULL = "full"
-"""In a mode: the dense branch with the query through the whole model, as in "full" and "full+tokens"."""
+"""Part of a mode: the dense branch with the full query encoder, as in "full" and "full+tokens"."""
 
 FULL_SPARSE = "full-sparse"
-"""In a mode: the sparse branch with the query through the whole model, as in "full-sparse" and "full+full-sparse"."""
+"""Part of a mode: the sparse branch with the full query encoder, as in "full-sparse" and "full+full-sparse"."""
 
 BETA = "beta"
-"""SiDR's beta search: queries through the model's sparse head over documents as bags of tokens, <V(q), V_BoT(d)>."""
+"""SiDR's beta search: sparse queries of the full query encoder over bags of tokens, <V(q), V_BoT(d)>."""
 
 LIGHT_BETA = "light-beta"
-"""Beta search with the query encoder that needs no model."""
+"""Beta search with the model-free query encoder."""
 
 BETA_FORMS: Mapping[str, SparseForm] = {BETA: "weights", "beta-lex": "lex", "beta-bin": "bin", "overlap": "bag"}
 """Modes that search bags of tokens, by the form of their queries."""
@@ -34,7 +34,11 @@ DOCUMENT_FORMS: Mapping[str, Literal["lex", "bin"]] = {"full-lex": "lex", "full-
 
 
 def default_modes(contract: Contract) -> list[str]:
-    """See evaluate_model."""
+    """Return the modes that `evaluate_model` measures by default.
+
+    They are `all_modes` of the branches, FULL with a dense branch, FULL_SPARSE for CSplade and SiDR, and for SiDR beta,
+    light beta and late search.
+    """
     method, branches = contract.method, _branches(contract)
     modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
     if "dense" in branches and not has_light_dense(contract):
@@ -44,8 +48,10 @@ def default_modes(contract: Contract) -> list[str]:
 
 
 def has_light_dense(contract: Contract) -> bool:
-    """Whether dense queries can be looked up: not in a plain bi-encoder, nor where a query's frame is more than a
-    prompt and one end."""
+    """Return whether the model has light dense queries.
+
+    A plain bi-encoder has none, and neither has a model whose query frame is more than a prompt and one end token.
+    """
     return contract.dense is not None and contract.method != "dense" and contract.has_light_queries
 
 
@@ -54,12 +60,15 @@ def check_modes(
     modes: Sequence[str],
     options: SearchOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Nothing, where a model of the contract can serve all modes, and those that join branches with the fusion.
+    """Refuse modes that a model of the contract does not support, before a corpus is encoded for hours.
 
-    It is asked before a corpus is encoded for them, which can take hours.
+    Args:
+        contract: contract of the model.
+        modes: modes to check.
+        options: search options of the modes that join branches.
 
     Raises:
-        InvalidInput: an unknown mode, fusion or branch, one that the model lacks, or weights of other branches.
+        InvalidInput: an unknown mode, fusion or branch, a branch that the model lacks, or weights of other branches.
     """
     for mode in modes:
         if ":" in mode:
@@ -75,8 +84,8 @@ def check_modes(
 
 def _check_joined(contract: Contract, mode: str, options: SearchOptions) -> None:
     parts = mode.split("+")
-    asks_light_dense = not {FULL, FULL_SPARSE} & {*parts} and {"dense", "hybrid"} & {*parts}
-    if asks_light_dense and contract.dense is not None and not has_light_dense(contract):
+    needs_light_dense = not {FULL, FULL_SPARSE} & {*parts} and {"dense", "hybrid"} & {*parts}
+    if needs_light_dense and contract.dense is not None and not has_light_dense(contract):
         raise InvalidInput(f"mode {mode!r}: this model has no light dense queries; its dense mode is {FULL!r}")
     weights = options.weights if mode == "hybrid" or len(parts) > 1 else None
     try:
@@ -87,25 +96,25 @@ def _check_joined(contract: Contract, mode: str, options: SearchOptions) -> None
 
 
 def searched_mode(mode: str) -> str:
-    """What an index calls a mode that joins branches: the full ones are its dense and its sparse branch."""
+    """Return the index's name of a mode: FULL is its dense and FULL_SPARSE its sparse branch."""
     return "+".join({FULL: "dense", FULL_SPARSE: "sparse"}.get(part, part) for part in mode.split("+"))
 
 
 def stages(mode: str) -> tuple[str, int, str]:
-    """The parts of FIRST:M:SECOND.
+    """Parse a mode of the form FIRST:M:SECOND.
 
     Raises:
-        InvalidInput: it has others.
+        InvalidInput: the mode has another form, or M is 0.
     """
     parts = mode.split(":")
     if len(parts) != 3 or not parts[1].isdecimal():
         raise InvalidInput(f"mode {mode!r}: expected FIRST:M:SECOND, as in beta:20:full-sparse")
     if int(parts[1]) < 1:
-        raise InvalidInput(f"mode {mode!r} orders {parts[1]} documents; at least 1 is needed")
+        raise InvalidInput(f"mode {mode!r} orders {parts[1]} documents; expected at least 1")
     return parts[0], int(parts[1]), parts[2]
 
 
 def _branches(contract: Contract) -> tuple[Branch, ...]:
-    """What an index of the model's vectors can be searched by; the tokens branch is in each that is made for it."""
+    """Return the branches of an index of the model's vectors, which always includes tokens."""
     has = {"dense": contract.dense is not None, "sparse": contract.sparse is not None, "tokens": True}
     return tuple(branch for branch in BRANCHES if has[branch])

@@ -1,4 +1,4 @@
-"""What measuring a model on a data set needs on the disk: its vectors, its query encoder, indexes of other forms."""
+"""Files for the evaluation of a model on a data set: vectors, query encoder, and indexes of other forms."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from lightir.text import TextTokenizer
 
 
 class PreparedModel:
-    """A model's vectors and query encoder for one corpus; the model itself is loaded only if something is missing."""
+    """A model's vectors and query encoder for one corpus; the model is loaded only to compute missing files."""
 
     def __init__(self, folder: Path, dataset: Dataset, work: Path, device: str) -> None:
+        """Set the model folder, the data set, the work folder for computed files, and the model's device."""
         self.folder = folder
         self.contract = Contract.load(folder)
         self.work = work
@@ -43,11 +44,11 @@ class PreparedModel:
     @cached_property
     def model(self) -> LightRetriever:
         """The loaded model."""
-        place = usable_device(self._device)
-        return LightRetriever.load(self.folder, dtype=fast_dtype(place), device=place)
+        device = usable_device(self._device)
+        return LightRetriever.load(self.folder, dtype=fast_dtype(device), device=device)
 
     def vectors(self) -> VectorsReader:
-        """The corpus, encoded; used as it is when it is whole and of the same document side."""
+        """Return the encoded corpus; a complete one in the work folder is reused if it has the same document side."""
         out = self.work / "vectors"
         if (out / MANIFEST).is_file():
             reader = VectorsReader(out, allow_incomplete=True)
@@ -62,17 +63,17 @@ class PreparedModel:
         if len(reader) != len(self._dataset):
             raise InvalidInput(
                 f"{reader.folder} holds {len(reader)} documents, but {self._dataset.name} has {len(self._dataset)}; "
-                f"choose another work folder for each data set"
+                f"use one work folder per data set"
             )
-        for held, asked in zip(reader.documents(), self._dataset.corpus(), strict=False):
-            if (held.doc_id, held.title, held.text) != (asked.doc_id, asked.title, asked.text):
+        for stored, expected in zip(reader.documents(), self._dataset.corpus(), strict=False):
+            if (stored.doc_id, stored.title, stored.text) != (expected.doc_id, expected.title, expected.text):
                 raise InvalidInput(
-                    f"{reader.folder} holds other documents than {self._dataset.name}: {held.doc_id!r} where it has "
-                    f"{asked.doc_id!r}, or another text; remove it, or choose another work folder"
+                    f"{reader.folder} holds other documents than {self._dataset.name}: {stored.doc_id!r} instead of "
+                    f"{expected.doc_id!r}, or another text; remove it, or use another work folder"
                 )
 
     def query_encoder(self) -> Path:
-        """The model's own query-encoder folder, or one computed in the work folder."""
+        """Return the model's query-encoder folder, or one computed in the work folder."""
         own, cached = self.folder / QUERY_ENCODER, self.work / QUERY_ENCODER
         if own.is_dir():
             return own
@@ -84,9 +85,9 @@ class PreparedModel:
         return cached
 
     def _write_empty_table(self, out: Path) -> None:
-        """An index of dense vectors wants a table; this one is zero, and no mode reads it."""
+        """Write a table of zeros: an index of dense vectors requires a table, but no mode of this model reads it."""
         dense, tokenizer = self.contract.dense, self.model.backbone.tokenizer
-        assert dense is not None  # the caller saw to it
+        assert dense is not None  # checked by the caller
         width = dense.dims[0] if dense.dims else self.contract.backbone.hidden_size
         rows = np.zeros((tokenizer.vocab_size, width), dtype=np.float32)
         table = QueryTable("", self.contract.query.instruction, rows)
@@ -94,7 +95,7 @@ class PreparedModel:
         write_query_encoder(out, self.contract, tokenizer, arrays, overwrite=True)
 
     def bags_index(self) -> Path:
-        """The corpus as bags of tokens."""
+        """Build an index of the corpus as bags of tokens."""
         shards = document_shards(self._dataset.corpus())
         build_index(
             shards,
@@ -107,7 +108,7 @@ class PreparedModel:
         return self.work / "bags"
 
     def formed_index(self, form: Literal["lex", "bin"]) -> Path:
-        """The sparse vectors of the corpus as V_lex or V_bin."""
+        """Build an index of the corpus's sparse vectors as V_lex or V_bin."""
         shards = (self._formed(shard, form) for shard in self.vectors())
         build_index(
             shards,
@@ -138,9 +139,9 @@ class PreparedModel:
     def full_query_encoder(
         self, light: Searcher, task: str | None, *, sparse: bool, form: SparseForm = "weights"
     ) -> FullQueryEncoder:
-        """With the instruction of the table that the light encoder uses, so that both answer the same question."""
+        """Return the full query encoder with the instruction of the light encoder's table."""
         encoder = light.encoder
-        assert isinstance(encoder, CachedQueryEncoder)  # it is the one that the index carries
+        assert isinstance(encoder, CachedQueryEncoder)  # the one stored in the index
         name = next(iter(encoder.tables), None) if task is None else task
         if name is None:
             return FullQueryEncoder(self.model, sparse=sparse, form=form)

@@ -1,18 +1,18 @@
-"""Writes the query-encoder/ folder: all that a query needs, no model.
+"""Writing of query-encoder/ folders, which encode queries without a model.
 
-    lightir.json         the model's contract; its instruction is the default table's
+    lightir.json         contract of the model, with the default table's instruction
     tokenizer.json
-    tables.json          format version, dtype, and for each table its task, instruction and file; the default first
-    model.safetensors    the default table
-    table-001.safetensors ...  the others
-    sparse.safetensors   term_weights (V,) float32, where the query policy says idf
-    bigrams.safetensors  where the policy names them: pairs (n, 2) uint32, ascending, and their rows as a table's
-    expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), where its weighting says expansion
-    config.json          so that model2vec reads the default table
+    tables.json          format version, dtype, and task, instruction and file of each table, the default first
+    model.safetensors    default table
+    table-001.safetensors ...  other tables
+    sparse.safetensors   term_weights (V,) float32, if the query policy's term_weights is "idf"
+    bigrams.safetensors  if the policy names bigrams: pairs (n, 2) uint32, ascending, and their rows like a table's
+    expansions.safetensors   term_ids (V, width) uint32 and weights (V, width), if its weighting is "expansion"
+    config.json          lets model2vec read the default table
 
-A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the rows'
-scales. Those are model2vec's names, so it and sentence-transformers' StaticEmbedding read the folder too (what the
-query policy does to a text is then the caller's to do, and bigrams are left out, as config.json says).
+A table file holds `embeddings` (V, dim), float16, float32 or int8; with int8 also `weights` (V,) float32, the scales of
+the rows. These are model2vec's names, so model2vec and sentence-transformers' StaticEmbedding read the folder too. They
+ignore the query policy and, as config.json says, bigrams.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ TableDtype = Literal["fp16", "fp32", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class QueryTable:
-    """One instruction's table.
+    """The query table of one instruction.
 
     Attributes:
-        task: its name in the folder; "" where there is only one.
-        instruction: the instruction's text, "" for none.
-        rows: (V, dim) float32, row t the vector of term t.
+        task: name of the table in the folder; "" for a single table.
+        instruction: text of the instruction, "" for none.
+        rows: (V, dim) float32; row t is the vector of term t.
     """
 
     task: str
@@ -69,8 +69,8 @@ class BigramTable:
     """Pairs of terms and their rows.
 
     Attributes:
-        bigrams: n pairs.
-        rows: (n, dim) float32.
+        bigrams: n pairs of terms.
+        rows: (n, dim) float32; row i is the vector of pair i.
     """
 
     bigrams: Bigrams
@@ -167,20 +167,21 @@ def _require_agreement(contract: Contract, tokenizer: TextTokenizer, arrays: Que
 
 
 def _require_alike(tables: Sequence[QueryTable]) -> None:
-    if repeated := {t.task for t in tables if [each.task for each in tables].count(t.task) > 1}:
+    tasks = [table.task for table in tables]
+    if repeated := {task for task in tasks if tasks.count(task) > 1}:
         raise InvalidInput(f"two tables have the task {min(repeated)!r}")
     if len({table.rows.shape for table in tables}) > 1:
         raise InvalidInput(f"tables of different shapes: {[table.rows.shape for table in tables]}")
 
 
 def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any]]:
-    """A table as its file holds it.
+    """Return the arrays of a table's file.
 
     Raises:
-        InvalidInput: NaN or infinity, also after rounding to float16; or an unknown dtype.
+        InvalidInput: NaN or infinity, also after rounding to float16, or an unknown dtype.
     """
     if not np.all(np.isfinite(rows)):
-        raise InvalidInput("the table holds NaN or infinity; the model or its precision is at fault")
+        raise InvalidInput("the table holds NaN or infinity; check the model and its precision")
     if dtype == "int8":
         scales = (np.abs(rows).max(axis=1, initial=0) / 127).astype(np.float32)
         safe = np.where(scales > 0, scales, 1).astype(np.float32)
@@ -190,5 +191,5 @@ def stored_rows(rows: Floats, *, dtype: TableDtype) -> dict[str, npt.NDArray[Any
     if dtype != "fp16":
         raise InvalidInput(f"table dtype {dtype!r}: expected 'fp16', 'fp32' or 'int8'")
     if np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
-        raise InvalidInput("a row is too large for float16; store the table as int8, or standardise the model")
+        raise InvalidInput("a row is too large for float16; store the table as int8, or standardize the model")
     return {"embeddings": np.ascontiguousarray(rows, dtype=np.float16)}

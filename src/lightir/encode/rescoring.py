@@ -1,4 +1,4 @@
-"""A run in another order: each of its documents is scored for its query by whatever reads the two."""
+"""Re-ranking of a run by a scorer of query-document pairs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightir.eval.runs import rank_by_score
 from lightir.types import Document, Query, Run
 
 WINDOW = 1024
-"""Documents that are read together: enough to fill batches with equal lengths, few enough to keep."""
+"""Number of documents scored together: enough for batches of similar length, few enough for memory."""
 
 Scorer = Callable[[Sequence[Document], Sequence[tuple[int, str]]], Iterator[tuple[list[int], list[float]]]]
-"""Documents, and pairs of a document's place among them and a query's id; numbers of pairs come back with scores."""
+"""Function from documents, and pairs of a row of them and a query id, to batches of pair numbers and scores."""
 
 
 def check_sizes(batch_tokens: int, depth: int | None) -> None:
@@ -24,57 +24,62 @@ def check_sizes(batch_tokens: int, depth: int | None) -> None:
         raise InvalidInput(f"batch_tokens is {batch_tokens} and depth {depth}; both must be at least 1")
 
 
-def asked_queries(run: Run, queries: Iterable[Query]) -> list[Query]:
-    """The run's queries with their texts; others are left aside.
+def queries_of_run(run: Run, queries: Iterable[Query]) -> list[Query]:
+    """Return the run's queries with their texts; others are ignored.
 
     Raises:
-        NotFound: a query of the run is not there.
+        NotFound: a query of the run is missing.
     """
-    wanted = [query for query in queries if query.query_id in run]
-    if missing := sorted(set(run) - {query.query_id for query in wanted}):
-        raise NotFound(f"the run names {len(missing)} queries that the queries don't hold, {missing[0]!r} for one")
-    return wanted
+    selected = [query for query in queries if query.query_id in run]
+    if missing := sorted(set(run) - {query.query_id for query in selected}):
+        raise NotFound(f"{len(missing)} queries of the run have no text, {missing[0]!r} for one")
+    return selected
 
 
 @torch.no_grad()
-def rescored(run: Run, documents: Iterable[Document], score: Scorer, *, depth: int | None) -> Run:
-    """The run with every score replaced, best first, ties by document id.
+def rescore(run: Run, documents: Iterable[Document], score: Scorer, *, depth: int | None) -> Run:
+    """Replace every score of a run, best first; ties go to the smaller document id.
 
     Args:
-        run: what some first stage found.
-        documents: a corpus that holds the run's documents; each is asked for once, with all queries that found it.
-        score: what reads them.
-        depth: how many of each ranking's best are scored; the rest is left out. None scores all.
+        run: rankings of a first stage.
+        documents: corpus that holds the run's documents. Each is scored once, for all queries that retrieved it.
+        score: scorer of documents and pairs.
+        depth: number of documents of each ranking that are scored; the others are dropped. None scores all.
 
     Raises:
-        NotFound: a document of the run is not there.
+        NotFound: a document of the run is missing.
     """
-    askers: dict[str, list[str]] = {}
+    query_ids: dict[str, list[str]] = {}  # by document
     for query_id, ranking in run.items():
         for doc_id in list(ranking.doc_ids)[:depth]:
-            askers.setdefault(doc_id, []).append(query_id)
-    found: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
-    with tqdm(total=sum(map(len, askers.values())), desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
-        for window in _windows(_asked(documents, set(askers))):
-            pairs = [(row, asker) for row, each in enumerate(window) for asker in askers[each.doc_id]]
+            query_ids.setdefault(doc_id, []).append(query_id)
+    new_scores: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
+    n_pairs = sum(map(len, query_ids.values()))
+    with tqdm(total=n_pairs, desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
+        for window in _windows(_selected(documents, set(query_ids))):
+            pairs = [(row, query_id) for row, document in enumerate(window) for query_id in query_ids[document.doc_id]]
             for numbers, scores in score(window, pairs):
                 for number, value in zip(numbers, scores, strict=True):
                     row, query_id = pairs[number]
-                    found[query_id][window[row].doc_id] = value
+                    new_scores[query_id][window[row].doc_id] = value
                 bar.update(len(numbers))
-    return {query_id: rank_by_score(query_id, scores) for query_id, scores in found.items()}
+    return {query_id: rank_by_score(query_id, scores) for query_id, scores in new_scores.items()}
 
 
-def _asked(documents: Iterable[Document], wanted: set[str]) -> Iterator[Document]:
-    """The wanted documents, each once, in the corpus's order; at the end none may be missing."""
-    for document in documents if wanted else ():
-        if document.doc_id in wanted:
-            wanted.remove(document.doc_id)
+def _selected(documents: Iterable[Document], doc_ids: set[str]) -> Iterator[Document]:
+    """Yield the documents with these ids, each once, in the corpus's order.
+
+    Raises:
+        NotFound: at the end, if the corpus lacks any of them.
+    """
+    for document in documents if doc_ids else ():
+        if document.doc_id in doc_ids:
+            doc_ids.remove(document.doc_id)
             yield document
-        if not wanted:
+        if not doc_ids:
             return
-    if wanted:
-        raise NotFound(f"the run names {len(wanted)} documents that the corpus does not hold, {min(wanted)!r} for one")
+    if doc_ids:
+        raise NotFound(f"{len(doc_ids)} documents of the run are missing from the corpus, {min(doc_ids)!r} for one")
 
 
 def _windows(documents: Iterator[Document]) -> Iterator[list[Document]]:

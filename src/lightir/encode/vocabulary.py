@@ -1,6 +1,6 @@
-"""The vocabulary through the model, once: a query table for each instruction (LightRetriever, section 3.1).
+"""Encoding of a model's vocabulary into query tables, one per instruction (LightRetriever, section 3.1).
 
-The same for sparse queries: each term's strongest terms of the sparse head, where the query policy says "expansion".
+For sparse queries with the weighting "expansion", the strongest terms of each term are cached in the same way.
 """
 
 from __future__ import annotations
@@ -95,17 +95,17 @@ def cache_vocabulary(
 
 
 def _loaded(model: LightRetriever | str | os.PathLike[str], device: str) -> tuple[LightRetriever, Path | None]:
-    """The model, and where its query encoder goes by default: into its folder, if it was given as one."""
+    """Return the loaded model and the default folder of its query encoder, None for a model that was passed loaded."""
     if not isinstance(model, LightRetriever):
         folder = resolve_model_folder(model)
         return LightRetriever.load(str(folder), device=device), folder / QUERY_ENCODER
     if device != "auto":
-        raise InvalidInput("a loaded model stays on its device; give its folder to choose another")
+        raise InvalidInput("a loaded model stays on its device; pass its folder to choose another")
     return model, None
 
 
 def stored_term_weights(model: LightRetriever) -> Floats | None:
-    """The sparse queries' weight of each term, (V,) float32, where the policy says idf; else None."""
+    """Return the weight of each term in sparse queries, (V,) float32, if the query policy's is "idf"; else None."""
     weights = model.heads.term_weights
     if model.contract.query.term_weights != "idf" or weights is None:
         return None
@@ -122,10 +122,16 @@ def _only_instruction(named: Sequence[tuple[str, str]], own: str) -> str:
 def cached_expansions(
     model: LightRetriever, *, instruction: str | None = None, dtype: TableDtype = "fp16", batch: int = 1024
 ) -> CachedExpansions:
-    """The strongest terms of V(Inst; t) for every term id t of the tokenizer, t itself always among them.
+    """Return the strongest terms of V(Inst; t) for every term id t of the tokenizer, always including t itself.
 
-    As many as the contract's query policy says (expansion_terms), ids ascending in a row. The prompt's keys and values
-    are computed once.
+    Their number is the query policy's expansion_terms; ids ascend in each row. The prompt's keys and values are
+    computed once.
+
+    Args:
+        model: model with a sparse branch.
+        instruction: instruction in the prompt; None is the contract's.
+        dtype: dtype of the weights, "fp16" or "fp32".
+        batch: number of terms of a forward pass.
     """
     if dtype not in ("fp16", "fp32"):
         raise InvalidInput(f"expansions are stored as 'fp16' or 'fp32', not {dtype!r}")
@@ -137,9 +143,9 @@ def cached_expansions(
     with tqdm(total=n_terms, desc="cache", unit="term", disable=None) as bar:
         for start in range(0, n_terms, batch):
             ids = torch.arange(start, min(start + batch, n_terms))
-            places, values = model.token_expansions(ids, instruction=instruction, cache=cache)
-            places, order = places.sort(dim=1)
-            term_ids[start : start + batch] = places.cpu().numpy().astype(np.uint32)
+            terms, values = model.token_expansions(ids, instruction=instruction, cache=cache)
+            terms, order = terms.sort(dim=1)
+            term_ids[start : start + batch] = terms.cpu().numpy().astype(np.uint32)
             weights[start : start + batch] = values.gather(1, order).float().cpu().numpy()
             bar.update(len(ids))
     return CachedExpansions(term_ids, weights)
@@ -149,10 +155,19 @@ def cached_expansions(
 def cached_table(
     model: LightRetriever, *, instruction: str | None = None, dim: int | None = None, batch: int = 1024
 ) -> Floats:
-    """E[t] = Enc_q(Inst; t) for every term id t of the tokenizer: (V, dim) float32, not normalised.
+    """Return E[t] = Enc_q(Inst; t) for every term id t of the tokenizer: (V, dim) float32, not normalized.
 
-    The prompt's keys and values are computed once. Eq. 6 takes the mean of rows first and normalises then, so cutting
-    the rows to a Matryoshka width here is the same as cutting the mean.
+    The prompt's keys and values are computed once. Eq. 6 normalizes after the mean, so cutting the rows to a Matryoshka
+    width equals cutting the mean.
+
+    Args:
+        model: model with light queries.
+        instruction: instruction in the prompt; None is the contract's.
+        dim: width of the rows; None is the model's.
+        batch: number of terms of a forward pass.
+
+    Raises:
+        InvalidInput: a width above the model's, or a batch below 1.
     """
     trained = model.contract.dense.dims if model.contract.dense is not None else ()
     width = dim or (trained[0] if trained else model.backbone.hidden_size)

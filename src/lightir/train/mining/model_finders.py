@@ -12,7 +12,7 @@ import numpy as np
 
 from lightir.data import Dataset
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.model_evaluation import model_systems
+from lightir.encode.model_evaluation import SystemOptions, model_systems
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.search import SearchOptions
@@ -87,8 +87,7 @@ def model_finder(
         loaded = LightRetriever.load(os.fspath(model), device=device).eval()
         yield BagFinder(loaded, list(dataset.corpus()))
         return
-    with model_systems(
-        model, dataset, work, modes=[mode], task=task, analyzer=analyzer, device=device, threads=threads
-    ) as systems:
+    options = SystemOptions([mode], task, analyzer, device, threads)
+    with model_systems(model, dataset, work, options) as systems:
         searcher, searched = systems[mode]
         yield IndexFinder(searcher, SearchOptions(mode=searched))
