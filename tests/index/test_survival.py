@@ -228,7 +228,7 @@ def test_a_full_disk_fails_the_change_and_leaves_the_index(
         before = contents(folder)
         with monkeypatch.context() as patched:
             if what == "segment":
-                patched.setattr(segment_writer, "write_segment", full)
+                patched.setattr(segment_writer, "write_arrays", full)
             else:
                 opened._store._connection.execute("PRAGMA max_page_count = 1")  # SQLite's own full disk
             if what == "segment" or name != "compact":  # which gives the store nothing to store

@@ -63,9 +63,7 @@ def _field_names(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 
 def _matching(view: View, conditions: Mapping[str, Any], limit: int) -> list[Document]:
     """Return the first documents that a filter matches."""
-    from lightir.index import metadata_filters
-
-    keys = view.store.keys_where(*metadata_filters.condition(conditions))[:limit]
+    keys = view.matching_keys(conditions)[:limit]
     return list(view.store.documents_of(keys.tolist()).values())
 
 

@@ -24,10 +24,12 @@ from lightir.index.merging import joining_bar
 from lightir.index.options import IndexOptions
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segments.graph import require_usearch
-from lightir.index.segments.rows import DocumentRows, join
+from lightir.index.segments.join import Join
+from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
+from lightir.index.segments.rows import DocumentRows
 from lightir.index.segments.segment import Segment
-from lightir.index.segments.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment, new_index
+from lightir.index.segments.segment_writer import write_segment
+from lightir.index.store import STORE_FILE, Store, new_index
 from lightir.index.store_row import StoreRow, store_row
 from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
@@ -176,18 +178,17 @@ class _Build:
         """
         if not self._documents:
             return
-        rows = join(self._rows)
-        order = sorted(range(len(rows)), key=rows.doc_ids.__getitem__)
-        keys = self.store.insert([self._documents[i] for i in order])
-        rows = dataclasses.replace(rows.take(np.array(order, dtype=np.int64)), doc_keys=keys)
+        documents = Join([(rows, np.arange(len(rows))) for rows in self._rows])
+        documents.doc_keys = self.store.insert([self._documents[i] for i in documents.order.tolist()])
+        self._n_documents += len(documents)
+        self._total_length += sum(rows.total_length for rows in self._rows)
         self._documents, self._rows = [], []
-        self._n_documents += len(rows)
-        self._total_length += rows.total_length
         number, options = len(self._segments) + 1, self.intake.options
         if self._segments or not last:
             options = dataclasses.replace(options, dense_graph=False)
         with self._writing():
-            self._segments.append(write_rows(self.folder, rows, number=number, mean=self._mean, options=options))
+            written = write_segment(self.folder, documents, number=number, mean=self._mean, options=options)
+            self._segments.append(written)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -212,9 +213,10 @@ class _Build:
                 opened = [Segment(self._folder_of(each), each.manifest_sha256) for each in group]
                 joined = group[0]
                 if len(group) > 1 or opened[0].mean_length != self._mean or options.dense_graph:
-                    parts = [(each, np.arange(len(each))) for each in opened]
-                    mean, told = self._mean, bar.update
-                    joined = write_joined(self.folder, parts, number=aside, mean=mean, options=options, told=told)
+                    documents = Join([(segment.rows(), np.arange(len(segment))) for segment in opened])
+                    joined = write_segment(
+                        self.folder, documents, number=aside, mean=self._mean, options=options, on_bytes=bar.update
+                    )
                     for each in group:
                         shutil.rmtree(self._folder_of(each))
                 named = dataclasses.replace(joined, number=len(self._segments) + 1)

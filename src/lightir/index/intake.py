@@ -157,6 +157,14 @@ def sliced(shard: Shard, size: int) -> Iterator[Shard]:
         yield Shard(shard.documents[start:end], dense, sparse)
 
 
+def selected(shard: Shard, positions: Sequence[int]) -> Shard:
+    """Return some documents of a shard with their vectors, in the given order."""
+    numbers = np.array(positions, dtype=np.int64)
+    dense = None if shard.dense is None else shard.dense[numbers]
+    sparse = None if shard.sparse is None else shard.sparse.take(numbers)
+    return Shard([shard.documents[i] for i in positions], dense, sparse)
+
+
 def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.float16]:
     if dim is None or dim == rows.shape[1]:
         return rows.astype(np.float16, copy=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -9,10 +10,11 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from lightir.index.segments.join import Part
+from lightir.index.segments.join import Join, Part
 from lightir.index.segments.live_segment import LiveSegment
-from lightir.index.segments.rows import DocumentRows, join, of_segment
+from lightir.index.segments.rows import DocumentRows, TokenRows
 from lightir.index.store import DocKeys
+from lightir.vectors import SparseVectors
 
 
 def with_tombstones(each: LiveSegment, keys: DocKeys) -> LiveSegment:
@@ -46,32 +48,19 @@ def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[DocumentR
     return found
 
 
-def with_absorbed(added: Sequence[DocumentRows], absorbed: Sequence[LiveSegment]) -> list[DocumentRows]:
-    """The new segments' documents, the last with the documents of the segments that it absorbs.
-
-    Raises:
-        FormatError: one of these is damaged; written again, its damage would have a good checksum.
-    """
-    if not absorbed:
-        return list(added)
-    for each in absorbed:
-        each.segment.verify()
-    return [*added[:-1], join([added[-1], *(of_segment(each.segment, each.places) for each in absorbed)])]
-
-
 def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
     """All documents in their order as the parts of segments, of `size` documents each but for the last."""
     groups: list[list[Part]] = []
     room = 0
-    for segment, places in parts:
+    for rows, numbers in parts:
         first = 0
-        while first < len(places):
+        while first < len(numbers):
             if not room:
                 groups.append([])
                 room = size
-            here = places[first : first + room]
-            groups[-1].append((segment, here))
-            first, room = first + len(here), room - len(here)
+            taken = numbers[first : first + room]
+            groups[-1].append((rows, taken))
+            first, room = first + len(taken), room - len(taken)
     return groups
 
 
@@ -80,18 +69,28 @@ def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
     return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
 
 
-def with_stored_tokens(segments: Sequence[LiveSegment], vectors: DocumentRows, keys: Mapping[str, int]) -> DocumentRows:
-    """Rows of vectors joined with the term counts that the index holds of the same documents.
+def with_stored_tokens(segments: Sequence[LiveSegment], rows: DocumentRows, keys: Mapping[str, int]) -> DocumentRows:
+    """Return rows of vectors with the term counts that the index stores of the same documents.
 
     Args:
-        segments: those of the index.
-        vectors: rows without tokens, of documents that are live in the segments.
-        keys: each of these documents' key, by doc_id.
+        segments: segments of the index.
+        rows: rows without tokens, of live documents.
+        keys: key of each document by doc_id.
     """
-    wanted = np.array(list(keys.values()), dtype=np.int64)
-    places = [np.flatnonzero(np.isin(each.segment.doc_keys, wanted) & each.live) for each in segments]
-    found = join([of_segment(each.segment, here) for each, here in zip(segments, places, strict=True) if len(here)])
-    order = {doc_id: i for i, doc_id in enumerate(found.doc_ids)}
-    stored = found.take(np.array([order[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64))
-    doc_keys = np.array([keys[doc_id] for doc_id in vectors.doc_ids], dtype=np.int64)
-    return dataclasses.replace(vectors, doc_keys=doc_keys, tokens=stored.tokens)
+    wanted = np.array([keys[doc_id] for doc_id in rows.doc_ids], dtype=np.int64)
+    parts = []
+    with contextlib.ExitStack() as stack:
+        for live in segments:
+            numbers = np.flatnonzero(np.isin(live.segment.doc_keys, wanted) & live.live)
+            if len(numbers):
+                stack.enter_context(live.segment.naming_damage())
+                parts.append((live.segment.rows(), numbers))
+        stored = Join(parts)
+        if not stored.has("tokens"):
+            return dataclasses.replace(rows, doc_keys=wanted)
+        tokens = stored.token_rows()
+    by_key = np.argsort(stored.doc_keys)
+    order = by_key[np.searchsorted(stored.doc_keys, wanted, sorter=by_key)]
+    counts = SparseVectors(tokens.counts.indptr, tokens.counts.term_ids, tokens.counts.weights, len(tokens.terms))
+    lengths = None if tokens.lengths is None else tokens.lengths[order]
+    return dataclasses.replace(rows, doc_keys=wanted, tokens=TokenRows(tokens.terms, counts.take(order), lengths))

@@ -17,8 +17,9 @@ from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder
 from lightir.index.segments.graph import mean_recall
+from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, new_index
+from lightir.index.store import STORE_FILE, Store, new_index
 from lightir.index.view import View, checked_record
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document

@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
 from lightir.files import atomic_folder
 from lightir.index.connections import Connection, connect
 from lightir.index.lock import WriterLock
+from lightir.index.segments.layout import StoredSegment
 from lightir.index.store_row import StoreRow
 from lightir.text import check_text
 from lightir.types import Document, require_list
 
 STORE_FILE = "store.sqlite"
-SEGMENTS_FOLDER = "segments"
 KEYS_AT_ONCE = 50_000
 """Keys that a statement is given at a time."""
 
@@ -46,33 +45,6 @@ INSERT INTO generation VALUES (0);
 """
 
 DocKeys = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSegment:
-    """A live segment as the store lists it.
-
-    Attributes:
-        number: never used again.
-        documents: how many, deleted ones too.
-        manifest_sha256: checksum of its manifest.
-        deleted: (documents,) bool; None where all live.
-    """
-
-    number: int
-    documents: int
-    manifest_sha256: str
-    deleted: npt.NDArray[np.bool_] | None
-
-    @property
-    def name(self) -> str:
-        """The segment's folder."""
-        return segment_name(self.number)
-
-
-def segment_name(number: int) -> str:
-    """The folder of a segment."""
-    return f"segment-{number:06d}"
 
 
 class Store:
@@ -250,11 +222,6 @@ class Store:
                 if row is not None:
                     found[doc_id] = int(row[0])
         return found
-
-    def keys_where(self, condition: str, arguments: Sequence[Any]) -> DocKeys:
-        """The keys of the documents whose metadata meet an SQL condition, ascending."""
-        rows = self._select(f"SELECT doc_key FROM metadata WHERE {condition} ORDER BY doc_key", arguments)
-        return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
         """What a field holds in each document that has it; of a list its elements too.

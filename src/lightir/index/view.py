@@ -15,14 +15,15 @@ import numpy.typing as npt
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
-from lightir.index import metadata_filters as filters
+from lightir.index import metadata_filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.metadata_filters import Filter
 from lightir.index.options import IndexOptions
-from lightir.index.segments.columns import COLUMNS_KEPT, Mask, Source
+from lightir.index.segments.columns import Mask, MetadataSource
+from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, Store, StoredSegment
+from lightir.index.store import STORE_FILE, DocKeys, Store
 from lightir.index.token_queries import TokenQueries
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
@@ -77,7 +78,7 @@ class View:
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
         self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
-        self._matching: OrderedDict[filters.Node, list[Mask]] = OrderedDict()
+        self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self.prepared: dict[Any, Any] = {}
         """What searches made ready for more of their kind; it goes with the view."""
 
@@ -285,21 +286,25 @@ class View:
         """
         if wanted is None:
             return None
-        tree = filters.parse(wanted)
-        found = self._matching.get(tree)
-        if found is None:
-            found = self._meeting(tree)
-            self._matching[tree] = found
+        tree = metadata_filters.parse(wanted)
+        masks = self._matching.get(tree)
+        if masks is None:
+            source = MetadataSource(self.store.values_of, self.store.described(), self.generation)
+            masks = [live.segment.columns.matching(tree, source) & live.live for live in self.segments]
+            self._matching[tree] = masks
             while len(self._matching) > FILTERS_KEPT:
                 self._matching.popitem(last=False)
-        return found
+        return masks
 
-    def _meeting(self, tree: filters.Node) -> list[Mask]:
-        if len({each.path for each in filters.field_tests(tree)}) > COLUMNS_KEPT:
-            keys = self.store.keys_where(*filters.sql_of(tree))
-            return [np.isin(each.segment.doc_keys, keys) for each in self.segments]
-        source = Source(self.store.values_of, self.store.described(), self.generation)
-        return [each.segment.columns.matching(tree, source) & each.live for each in self.segments]
+    def matching_keys(self, wanted: Filter) -> DocKeys:
+        """Return the keys of the documents that match a filter, ascending.
+
+        Raises:
+            InvalidInput: the filter is malformed.
+        """
+        masks = self.matching(wanted) or []
+        keys = [live.segment.doc_keys[mask] for live, mask in zip(self.segments, masks, strict=True)]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
 
     def token_queries(self, rows: Sequence[Sequence[str | int]], *, idfs: bool = True) -> TokenQueries:
         """Queries that were cut into words, or into the model's term ids, for the tokens branch.
@@ -332,7 +337,7 @@ class View:
         """
         self.require("tokens")
         distinct, places = np.unique(queries.term_ids, return_inverse=True)
-        found = [each.segment.term_places(distinct) for each in self.segments]
+        found = [each.segment.term_positions(distinct) for each in self.segments]
         vectors = SparseVectors(queries.indptr, places.astype(np.uint32), queries.weights, max(len(distinct), 1))
         return TokenQueries(distinct.tolist(), vectors, found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,26 +18,26 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
-from lightir.index import metadata_filters as filters
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
-from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, sliced
+from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, selected, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
     absorbed_segments,
     joining_bar,
     packed,
-    with_absorbed,
     with_stored_tokens,
     with_tombstones,
 )
 from lightir.index.metadata_filters import Filter
 from lightir.index.options import IndexOptions
 from lightir.index.reader import IndexInfo, view_info
+from lightir.index.segments.join import Join, Part
+from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.rows import DocumentRows
-from lightir.index.segments.segment_writer import write_joined, write_rows
-from lightir.index.store import SEGMENTS_FOLDER, STORE_FILE, DocKeys, Store, require_writable
+from lightir.index.segments.segment_writer import write_segment
+from lightir.index.store import STORE_FILE, DocKeys, Store, require_writable
 from lightir.index.store_row import store_row
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
@@ -262,7 +262,7 @@ class IndexWriter:
             InvalidInput: the filter is malformed.
         """
         with self._threads:
-            return self._remove(self._store.keys_where(*filters.condition(wanted)))
+            return self._remove(self._view.matching_keys(wanted))
 
     def set_vectors(
         self,
@@ -290,13 +290,11 @@ class IndexWriter:
         with self._threads:
             _require_same_kinds(self._view, shard)
             same, left = self._unchanged(shard.documents)
-            rows = self._intake.vectors(shard).take(np.array(same, dtype=np.int64))
+            pieces = [self._intake.vectors(piece) for piece in sliced(selected(shard, same), self._added_documents)]
             if same:
-                keys = self._store.keys(rows.doc_ids)
+                keys = self._store.keys(shard.documents[i].doc_id for i in same)
                 with self._changing() as change:
-                    for start in range(0, len(rows), self._added_documents):
-                        piece = rows.take(np.arange(len(rows))[start : start + self._added_documents])
-                        change.added.append(with_stored_tokens(self._view.segments, piece, keys))
+                    change.added += [with_stored_tokens(self._view.segments, rows, keys) for rows in pieces]
                     change.buried.append(np.array(list(keys.values()), dtype=np.int64))
             return left
 
@@ -415,10 +413,12 @@ class IndexWriter:
         else:
             absorbed = absorbed_segments(segments, change.added, self._added_documents)
             kept = [each for each in segments if each.n_live and each not in absorbed]
-            for rows in with_absorbed(change.added, absorbed):
-                number = self._store.next_segment()
-                written = write_rows(self.folder, rows, number=number, mean=mean, options=self._view.options)
-                self._store.add_segment(written)
+            new: list[list[Part]] = [[(rows, np.arange(len(rows)))] for rows in change.added]
+            for live in absorbed:
+                live.segment.verify()  # written again, its damage would have a good checksum
+                new[-1].append((live.segment.rows(), live.places))
+            for parts in new:
+                self._write(parts, mean)
         staying = {each.number for each in kept}
         self._store.remove_segments(each.number for each in segments if each.number not in staying)
         before = {each.number: each.deleted for each in self._view.segments}
@@ -434,12 +434,16 @@ class IndexWriter:
         """
         for each in segments:
             each.segment.verify()
-        groups = packed([(each.segment, each.places) for each in segments], self._view.options.segment_documents)
+        groups = packed([(each.segment.rows(), each.places) for each in segments], self._view.options.segment_documents)
         with joining_bar("compact", progress) as bar:
             for parts in groups:
-                number, options = self._store.next_segment(), self._view.options
-                written = write_joined(self.folder, parts, number=number, mean=mean, options=options, told=bar.update)
-                self._store.add_segment(written)
+                self._write(parts, mean, on_bytes=bar.update)
+
+    def _write(self, parts: Sequence[Part], mean: float, *, on_bytes: Callable[[int], object] = lambda _: None) -> None:
+        number, options = self._store.next_segment(), self._view.options
+        documents = Join(parts)
+        written = write_segment(self.folder, documents, number=number, mean=mean, options=options, on_bytes=on_bytes)
+        self._store.add_segment(written)
 
 
 def _listed(documents: Iterable[Document]) -> list[Document]:

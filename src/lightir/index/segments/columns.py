@@ -1,8 +1,7 @@
-"""The metadata of a segment's documents as columns, a field each, which filters test by array operations.
+"""The metadata of a segment's documents as columns, one per field, on which filters are array operations.
 
-A column is read out of the store when a filter first names its field, and kept with the segment, so that what a later
-view adds is all that is read for it. A value takes twelve bytes at most, and each different text is there once as a
-string. The tests say what those of lightir.index.metadata_filters' SQL say.
+A column is read from the store when a filter first names its field. It is kept with the segment, so a later view reads
+only the columns of new segments. A value takes at most twelve bytes; each distinct text is kept once as a string.
 """
 
 from __future__ import annotations
@@ -24,45 +23,45 @@ from lightir.index.metadata_filters import AllOf, Among, Compared, Exists, Field
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Value: TypeAlias = tuple[int, str, Any]
-"""The place of a document, SQLite's name of a value's type, and the value."""
+"""Row number of a document, SQLite's name for the type of a value, and the value."""
 
 COLUMNS_KEPT = 16
-"""Columns that are kept with a segment."""
+"""Maximum number of columns kept with a segment."""
 
 KINDS = ("null", "true", "false", "integer", "real", "text", "array", "object")
-"""JSON's types as SQLite names them."""
+"""JSON types by SQLite's names."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
 }
 
 
 class Column:
-    """A field's values: an entry for every value, or element of a list, that a document has there.
+    """The values of a field: one entry per value, or per element of a list, of a document.
 
     Attributes:
-        there: (n_documents,) whether a document has the field.
+        exists: (n_documents,) bool, whether a document has the field.
     """
 
     def __init__(self, n_documents: int, values: Iterable[Value]) -> None:
-        """Sort the values by their types; what is neither null, true, false, a number nor a text meets no test.
+        """Group the values by type. Values other than null, true, false, numbers and texts match no test.
 
         Args:
-            n_documents: of the segment.
-            values: of the field; a list has an entry of its own, beside those of its elements.
+            n_documents: number of documents of the segment.
+            values: values of the field; a list has an entry besides those of its elements.
         """
-        kinds: dict[str, tuple[list[int], list[Any]]] = {each: ([], []) for each in KINDS}
-        for place, kind, value in values:
-            places, kept = kinds[kind if kind != "integer" or isinstance(value, int) else "real"]
-            places.append(place)
+        by_kind: dict[str, tuple[list[int], list[Any]]] = {kind: ([], []) for kind in KINDS}
+        for row, kind, value in values:
+            rows, kept = by_kind[kind if kind != "integer" or isinstance(value, int) else "real"]
+            rows.append(row)
             kept.append(value)
-        arrays = {kind: (np.array(places, dtype=np.int32), kept) for kind, (places, kept) in kinds.items()}
-        self.there = np.zeros(n_documents, dtype=np.bool_)
+        arrays = {kind: (np.array(rows, dtype=np.int32), kept) for kind, (rows, kept) in by_kind.items()}
+        self.exists = np.zeros(n_documents, dtype=np.bool_)
         for kind in KINDS:
-            self.there[arrays[kind][0]] = True
+            self.exists[arrays[kind][0]] = True
         self._constants = {kind: arrays[kind][0] for kind in ("null", "true", "false")}
         self._ints = arrays["integer"][0], np.array(arrays["integer"][1], dtype=np.int64)
         self._floats = arrays["real"][0], np.array(arrays["real"][1], dtype=np.float64)
@@ -72,82 +71,80 @@ class Column:
 
     @cached_property
     def _ranked(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """All texts by code point, which is Python's order and that of UTF-8's bytes, and each code's rank."""
+        """All texts by code point, the order of Python and of UTF-8 bytes, and the rank of each code."""
         terms = sorted(self._codes)
         ranks = np.zeros(len(terms), dtype=np.int32)
         ranks[[self._codes[term] for term in terms]] = np.arange(len(terms))
         return terms, ranks
 
-    def meets(self, test: Among | Compared) -> Mask:
-        """(n_documents,) whether one of a document's values meets a test."""
-        found = np.zeros(len(self.there), dtype=np.bool_)
+    def matching(self, test: Among | Compared) -> Mask:
+        """Return the (n_documents,) mask of the documents with a value that passes a test."""
+        mask = np.zeros(len(self.exists), dtype=np.bool_)
         if isinstance(test, Among):
             for name in test.constants:
-                found[self._constants[name]] = True
-            self._find_numbers(test.numbers, found)
-            self._find_texts(test.texts, found)
+                mask[self._constants[name]] = True
+            self._mark_numbers(test.numbers, mask)
+            self._mark_texts(test.texts, mask)
         elif isinstance(test.value, str):
-            self._order(test.operator, test.value, found)
+            rows, codes = self._texts
+            mask[rows[self._texts_compared(test.operator, test.value)[codes]]] = True
         else:
-            self._compare(test.operator, test.value, found)
-        return found
+            rows, ints = self._ints
+            mask[rows[_ints_compared(ints, test.operator, test.value)]] = True
+            rows, floats = self._floats
+            mask[rows[_floats_compared(floats, test.operator, test.value)]] = True
+        return mask
 
-    def _find_numbers(self, numbers: Sequence[int | float], found: Mask) -> None:
-        whole = [int(each) for each in numbers if each == math.floor(each) and -(2**63) <= each < 2**63]
-        other = [float(each) for each in numbers if each == float(each)]
-        for (places, values), wanted in ((self._ints, whole), (self._floats, other)):
+    def _mark_numbers(self, numbers: Sequence[int | float], mask: Mask) -> None:
+        whole = [int(number) for number in numbers if number == math.floor(number) and -(2**63) <= number < 2**63]
+        other = [float(number) for number in numbers if number == float(number)]
+        for (rows, values), wanted in ((self._ints, whole), (self._floats, other)):
             if wanted and len(values):
-                found[places[np.isin(values, np.array(wanted, dtype=values.dtype))]] = True
+                mask[rows[np.isin(values, np.array(wanted, dtype=values.dtype))]] = True
 
-    def _find_texts(self, texts: Sequence[str], found: Mask) -> None:
+    def _mark_texts(self, texts: Sequence[str], mask: Mask) -> None:
         codes = [self._codes[text] for text in texts if text in self._codes]
         if codes:
-            found[self._texts[0][np.isin(self._texts[1], codes)]] = True
+            mask[self._texts[0][np.isin(self._texts[1], codes)]] = True
 
-    def _order(self, sign: str, text: str, found: Mask) -> None:
+    def _texts_compared(self, name: str, text: str) -> Mask:
+        """Return for each code whether its text compares so with another."""
         terms, ranks = self._ranked
-        side = bisect.bisect_left if sign in (">=", "<") else bisect.bisect_right
+        side = bisect.bisect_left if name in ("gte", "lt") else bisect.bisect_right
         first_above = side(terms, text)
-        chosen = ranks >= first_above if sign in (">", ">=") else ranks < first_above
-        found[self._texts[0][chosen[self._texts[1]]]] = True
-
-    def _compare(self, sign: str, number: int | float, found: Mask) -> None:
-        places, ints = self._ints
-        found[places[_ints_compared(ints, sign, number)]] = True
-        places, floats = self._floats
-        found[places[_floats_compared(floats, sign, number)]] = True
+        return ranks >= first_above if name in ("gt", "gte") else ranks < first_above
 
 
-def _ints_compared(ints: npt.NDArray[np.int64], sign: str, number: int | float) -> Mask:
-    """Exactly, as SQLite compares an integer of 64 bits with a float."""
+def _ints_compared(ints: npt.NDArray[np.int64], name: str, number: int | float) -> Mask:
+    """Compare exactly, as SQLite compares a 64-bit integer with a float."""
     if not -(2**63) <= number < 2**63:
-        return np.full(len(ints), (number > 0) == (sign in ("<", "<=")))
-    # Integers are above a number if they are above its floor, and at or above it if they are so to its ceiling. A float
-    # below 2**63 that is so large that its ceiling might not be is whole.
-    whole = math.floor(number) if sign in (">", "<=") else math.ceil(number)
-    found: Mask = _COMPARE[sign](ints, np.int64(whole))
-    return found
+        return np.full(len(ints), (number > 0) == (name in ("lt", "lte")))
+    # An integer is above a number if it is above its floor, and at or above it if it is at or above its ceiling. A
+    # float below 2**63 whose ceiling might not be below it is whole.
+    whole = math.floor(number) if name in ("gt", "lte") else math.ceil(number)
+    mask: Mask = _COMPARE[name](ints, np.int64(whole))
+    return mask
 
 
-def _floats_compared(floats: npt.NDArray[np.float64], sign: str, number: int | float) -> Mask:
-    """Exactly: an int that no float equals lies between two floats, and is compared by way of the nearer one."""
+def _floats_compared(floats: npt.NDArray[np.float64], name: str, number: int | float) -> Mask:
+    """Compare exactly: an int that equals no float is between two floats, and the nearer one decides."""
     nearest = float(number)
     if nearest > number:
-        sign = ">=" if sign in (">", ">=") else "<"
+        name = "gte" if name in ("gt", "gte") else "lt"
     elif nearest < number:
-        sign = ">" if sign in (">", ">=") else "<="
-    found: Mask = _COMPARE[sign](floats, nearest)
-    return found
+        name = "gt" if name in ("gt", "gte") else "lte"
+    mask: Mask = _COMPARE[name](floats, nearest)
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where the metadata of one state of an index are read.
+class MetadataSource:
+    """Reader of the metadata of one state of an index.
 
     Attributes:
-        values: of a field, by the places of the documents' keys.
-        described: how often documents were given other metadata.
-        generation: the number of changes of any kind, in which documents may have gone.
+        values: returns the values of a field, given its path and the keys of documents.
+        described: number of times that the metadata of stored documents were replaced.
+        generation: number of changes of any kind, deletions included.
     """
 
     values: Callable[[str, npt.NDArray[np.int64]], Iterable[Value]]
@@ -156,37 +153,37 @@ class Source:
 
 
 class Columns:
-    """A segment's columns; safe to use from several threads."""
+    """The columns of a segment; safe to use from several threads."""
 
     def __init__(self, doc_keys: npt.NDArray[np.int64]) -> None:
-        """No column is read yet.
+        """Start without columns.
 
         Args:
-            doc_keys: (n,) the documents' keys in the store.
+            doc_keys: (n,) keys of the documents in the store.
         """
         self._keys = doc_keys
         self._kept: OrderedDict[str, tuple[int, int, Column]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matching(self, tree: Node, source: Source) -> Mask:
-        """(n,) which documents a filter matches. What it says of documents that are gone means nothing."""
+    def matching(self, tree: Node, source: MetadataSource) -> Mask:
+        """Return the (n,) mask of the documents that match a filter; for deleted documents it is undefined."""
         if isinstance(tree, Not):
             return ~self.matching(tree.part, source)
         if isinstance(tree, FieldTest):
             column = self._column(tree.path, source)
             if isinstance(tree.test, Exists):
-                return column.there if tree.test.there else ~column.there
-            return column.meets(tree.test)
-        found = np.full(len(self._keys), isinstance(tree, AllOf))
+                return column.exists if tree.test.exists else ~column.exists
+            return column.matching(tree.test)
+        mask = np.full(len(self._keys), isinstance(tree, AllOf))
         for part in tree.parts:
             if isinstance(tree, AllOf):
-                found &= self.matching(part, source)
+                mask &= self.matching(part, source)
             else:
-                found |= self.matching(part, source)
-        return found
+                mask |= self.matching(part, source)
+        return mask
 
-    def _column(self, path: str, source: Source) -> Column:
-        """The column that is kept, if no metadata were replaced since and no document had gone before; or a new one."""
+    def _column(self, path: str, source: MetadataSource) -> Column:
+        """Return the kept column, unless metadata were replaced or documents deleted since; or read a new one."""
         with self._lock:
             described, generation, column = self._kept.get(path, (-1, -1, None))
             if column is not None and described == source.described and generation <= source.generation:

@@ -1,102 +1,65 @@
-"""A segment's terms in ascending order: words, or the model's term ids; a term's place is its id inside the segment."""
+"""Sorted strings and term ids in flat arrays: the document ids and the dictionary of terms of a segment."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import FormatError
-from lightir.vectors import TermIds
-
-Terms: TypeAlias = list[str] | TermIds
-"""Distinct terms, ascending."""
-
-
-def pack(terms: Terms) -> dict[str, npt.NDArray[Any]]:
-    """The dictionary's arrays by name."""
-    if isinstance(terms, np.ndarray):
-        return {"tokens.terms.ids": terms}
-    text, indptr = SortedStrings.pack(terms)
-    return {"tokens.terms.text": text, "tokens.terms.indptr": indptr}
-
-
-def union(dictionaries: Sequence[Terms]) -> tuple[Terms, list[TermIds]]:
-    """All terms, and each dictionary's places among them, ascending too."""
-    if all(isinstance(terms, np.ndarray) for terms in dictionaries):
-        ids = np.unique(np.concatenate(dictionaries)).astype(np.uint32)
-        return ids, [np.searchsorted(ids, terms).astype(np.uint32) for terms in dictionaries]
-    words = sorted(set().union(*dictionaries))
-    places = {word: place for place, word in enumerate(words)}
-    return words, [np.fromiter((places[word] for word in each), np.uint32, len(each)) for each in dictionaries]
-
-
-def select(terms: Terms, kept: npt.NDArray[np.bool_]) -> Terms:
-    """The terms that the mask keeps."""
-    if isinstance(terms, np.ndarray):
-        return terms[kept]
-    return [term for term, keep in zip(terms, kept.tolist(), strict=True) if keep]
+from lightir.vectors import TermIds, row_starts
 
 
 class SortedStrings:
-    """Different strings in ascending order of code points (UTF-8 bytes sort the same way)."""
+    """Distinct strings in ascending order of code points, which is also that of their UTF-8 bytes."""
 
     def __init__(self, text: npt.NDArray[np.uint8], indptr: npt.NDArray[np.int64]) -> None:
-        """Wrap the arrays that `pack` made: string i is text[indptr[i]:indptr[i + 1]] in UTF-8."""
+        """Wrap the arrays that `pack` returns: string i is text[indptr[i]:indptr[i + 1]] in UTF-8."""
         self.arrays = text, indptr
         self._text = memoryview(text.data)
         self._indptr = memoryview(indptr.data)  # gives Python integers, ten times as fast as numpy's
 
-    @staticmethod
-    def pack(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The arrays of strings that ascend already."""
+    @classmethod
+    def pack(cls, strings: Sequence[str]) -> SortedStrings:
+        """Return strings that already ascend as flat arrays."""
         encoded = [string.encode() for string in strings]
-        indptr = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum([len(each) for each in encoded], out=indptr[1:])
-        return np.frombuffer(b"".join(encoded), dtype=np.uint8), indptr
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), row_starts([len(text) for text in encoded]))
 
     def __len__(self) -> int:
         return len(self._indptr) - 1
 
     def __getitem__(self, position: int) -> str:
         try:
-            return self.text(position).decode()
+            return self._bytes(position).decode()
         except UnicodeDecodeError:
-            raise FormatError("a stored string is no UTF-8; `lightir verify` says which file of the index") from None
+            raise FormatError("a stored string is not UTF-8; `lightir verify` names the damaged file") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[position] for position in range(len(self)))
 
     def ends(self) -> tuple[bytes, bytes]:
-        """The first and the last one in UTF-8; there must be one."""
-        return self.text(0), self.text(len(self) - 1)
-
-    def terms(self) -> list[str]:
-        """All of them."""
-        return [self[position] for position in range(len(self))]
+        """Return the first and the last string in UTF-8; there must be at least one."""
+        return self._bytes(0), self._bytes(len(self) - 1)
 
     def select(self, kept: npt.NDArray[np.bool_]) -> list[str]:
-        """Those that the mask keeps."""
+        """Return the strings that a mask keeps."""
         return [self[position] for position in np.flatnonzero(kept).tolist()]
 
     def find(self, string: str) -> int | None:
-        """The string's position, or None."""
+        """Return the position of a string, or None."""
         wanted = string.encode(errors="surrogatepass")
-        position = bisect_left(range(len(self)), wanted, key=self.text)
-        return position if position < len(self) and self.text(position) == wanted else None
+        position = bisect_left(range(len(self)), wanted, key=self._bytes)
+        return position if position < len(self) and self._bytes(position) == wanted else None
 
-    @property
-    def indptr(self) -> npt.NDArray[np.int64]:
-        """(n + 1,) where each string begins in the text, and where the last one ends."""
-        return self.arrays[1]
-
-    def text(self, position: int) -> bytes:
-        """A string in UTF-8."""
+    def _bytes(self, position: int) -> bytes:
         return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])
 
 
 class SortedIds:
-    """The model's term ids that occur, as SortedStrings is for words."""
+    """Distinct term ids of the model, in ascending order."""
 
     def __init__(self, ids: TermIds) -> None:
         """Wrap ascending ids."""
@@ -108,22 +71,54 @@ class SortedIds:
     def __getitem__(self, position: int) -> int:
         return int(self._ids[position])
 
-    def select(self, kept: npt.NDArray[np.bool_]) -> Terms:
-        """Those that the mask keeps."""
+    def select(self, kept: npt.NDArray[np.bool_]) -> TermIds:
+        """Return the ids that a mask keeps."""
         return self._ids[kept]
 
     def find(self, term_id: int) -> int | None:
-        """The id's position, or None."""
+        """Return the position of an id, or None."""
         position = int(np.searchsorted(self._ids, term_id))
         return position if position < len(self) and self._ids[position] == term_id else None
 
-    def places(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
-        """(n,) the positions of ids, -1 for one that does not occur."""
+    def positions(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
+        """Return the (n,) positions of ids; -1 for an id that does not occur."""
         if not len(self):
             return np.full(len(term_ids), -1, dtype=np.int64)
-        found = np.searchsorted(self._ids, term_ids).astype(np.int64)
-        return np.where(self._ids[np.minimum(found, len(self) - 1)] == term_ids, found, -1)
+        positions = np.searchsorted(self._ids, term_ids).astype(np.int64)
+        return np.where(self._ids[np.minimum(positions, len(self) - 1)] == term_ids, positions, -1)
 
-    def terms(self) -> Terms:
-        """All of them."""
-        return self._ids
+
+Terms: TypeAlias = list[str] | TermIds
+"""Distinct terms in ascending order: words, or term ids of the model."""
+
+Dictionary: TypeAlias = Terms | SortedStrings | SortedIds
+"""Terms in memory or memory-mapped. The position of a term is its id inside the segment."""
+
+
+def select(dictionary: Dictionary, kept: npt.NDArray[np.bool_]) -> Terms:
+    """Return the terms that a mask keeps."""
+    if isinstance(dictionary, SortedStrings | SortedIds):
+        return dictionary.select(kept)
+    if kept.all():
+        return dictionary
+    if isinstance(dictionary, np.ndarray):
+        return dictionary[kept]
+    return [term for term, keep in zip(dictionary, kept.tolist(), strict=True) if keep]
+
+
+def union(dictionaries: Sequence[Terms]) -> tuple[Terms, list[TermIds]]:
+    """Return all terms, and for each dictionary the ascending positions of its terms among them."""
+    if all(isinstance(terms, np.ndarray) for terms in dictionaries):
+        ids = np.unique(np.concatenate(dictionaries)).astype(np.uint32)
+        return ids, [np.searchsorted(ids, terms).astype(np.uint32) for terms in dictionaries]
+    words = sorted(set().union(*dictionaries))
+    positions = {word: position for position, word in enumerate(words)}
+    return words, [np.fromiter((positions[word] for word in terms), np.uint32, len(terms)) for terms in dictionaries]
+
+
+def dictionary_arrays(terms: Terms) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a dictionary by name."""
+    if isinstance(terms, np.ndarray):
+        return {"tokens.terms.ids": terms}
+    text, indptr = SortedStrings.pack(terms).arrays
+    return {"tokens.terms.text": text, "tokens.terms.indptr": indptr}

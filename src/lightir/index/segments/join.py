@@ -1,17 +1,19 @@
-"""Documents of several segments as the arrays of one, piece by piece, in little memory however many they are.
+"""Documents of several sources as the arrays of one segment.
 
-Memory holds 65,536 documents' rows and, of every document of the new segment, some numbers and no text: its place, its
-key, where its rows begin. `rows.join` does the same in memory and gives the same bytes.
+A source is rows in memory or a memory-mapped segment. The arrays of up to 65,536 documents are held in memory. Those
+of more are streamed: memory then holds the rows of 65,536 documents at a time and, for each document of the new
+segment, a few numbers and no text. Both give the same bytes.
 """
 
 from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +21,31 @@ import numpy.typing as npt
 from lightir import kernel
 from lightir.index.bm25 import saturation
 from lightir.index.segments import dictionary
-from lightir.index.segments.rows import RowNumbers
-from lightir.index.segments.segment import Segment, SparseBranch
+from lightir.index.segments.dictionary import SortedStrings, Terms
+from lightir.index.segments.rows import DocumentRows, RowNumbers, TokenRows, WeightedTerms
 from lightir.kernel.segments import DocumentIds
+from lightir.types import Branch
 from lightir.vectors import SparseVectors, row_entries, row_starts
+
+HELD_DOCUMENTS = kernel.BLOCK_SIZE
+"""Maximum number of documents of a segment whose arrays are held in memory."""
 
 PIECE_DOCUMENTS = 16_384
 PIECE_POSTINGS = 1 << 21
 
-Array = npt.NDArray[Any]
-Part = tuple[Segment, RowNumbers]
-"""A segment, and the places of some of its documents, ascending."""
+Array: TypeAlias = npt.NDArray[Any]
+Part: TypeAlias = tuple[DocumentRows, RowNumbers]
+"""A source and the numbers of the documents to take from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An array that nobody holds as a whole.
+    """An array that is never in memory as a whole.
 
     Attributes:
-        dtype: of its elements.
-        shape: of the whole.
-        pieces: gives it in pieces along the first axis, as often as it is called.
+        dtype: type of the elements.
+        shape: shape of the whole array.
+        pieces: returns an iterator over pieces along the first axis; may be called repeatedly.
     """
 
     dtype: np.dtype[Any]
@@ -47,52 +53,83 @@ class Streamed:
     pieces: Callable[[], Iterator[Array]]
 
 
-class Joined:
-    """Some documents of some segments, in ascending order of their ids."""
+AnyArray: TypeAlias = Array | Streamed
+
+
+class Join:
+    """Some documents of some sources, in ascending order of their ids.
+
+    Attributes:
+        order: (n,) for each document its position among the documents of all parts, one part after the other.
+        doc_keys: (n,) keys in the store. They may be assigned after construction, when the store has inserted them.
+        pending: (n,) bool, whether a document has no vectors yet.
+    """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        """Put the documents of all parts in order; each doc_id comes once."""
-        self._segments = [segment for segment, _ in parts]
-        self._every = [len(places) == len(segment) for segment, places in parts]
-        order = _order_of_ids(parts)
-        self._of = np.repeat(np.arange(len(parts)), [len(places) for _, places in parts])[order]
-        self._places = np.concatenate([places for _, places in parts])[order]
-        self.doc_keys = self._column([segment.doc_keys for segment in self._segments], np.dtype(np.int64))
-        self.pending = self._column([segment.pending for segment in self._segments], np.dtype(np.bool_))
+        """Sort the documents of all parts; ids must be distinct."""
+        self._sources = [rows for rows, _ in parts]
+        self._is_whole = [len(numbers) == len(rows) for rows, numbers in parts]
+        ids = [i if isinstance(i := rows.doc_ids, SortedStrings) else SortedStrings.pack(i) for rows in self._sources]
+        self._ids = DocumentIds([strings.arrays for strings in ids])
+        self._id_lengths = [np.diff(strings.arrays[1]) for strings in ids]
+        firsts = row_starts([len(rows) for rows in self._sources])[:-1]
+        ords = np.concatenate([first + numbers for first, (_, numbers) in zip(firsts, parts, strict=True)])
+        ords = ords.astype(np.uint32)
+        self.order = self._ids.order(ords, np.zeros(len(ords), np.float32))  # all scores tie, so ids alone decide
+        self._ords = ords[self.order]
+        counts = [len(numbers) for _, numbers in parts]
+        self._source_of = np.repeat(np.arange(len(parts), dtype=np.int32), counts)[self.order]
+        self._numbers: RowNumbers = self._ords - firsts[self._source_of]
+        with_keys = all(len(rows.doc_keys) == len(rows) for rows in self._sources)
+        keys = [rows.doc_keys for rows in self._sources]
+        self.doc_keys = self._column(keys, np.dtype(np.int64)) if with_keys else np.zeros(0, np.int64)
+        self.pending = self._column([rows.pending for rows in self._sources], np.dtype(np.bool_))
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._source_of)
 
-    def doc_ids(self) -> tuple[Streamed, npt.NDArray[np.int64]]:
-        """What `SortedStrings.pack` gives of the ids."""
-        lengths = self._column([np.diff(segment.doc_ids.indptr) for segment in self._segments], np.dtype(np.int64))
-        indptr = row_starts(lengths)
+    @property
+    def is_held(self) -> bool:
+        """Whether the arrays are held in memory."""
+        return len(self) <= HELD_DOCUMENTS
+
+    def doc_ids(self) -> tuple[AnyArray, npt.NDArray[np.int64]]:
+        """Return the ids as the arrays of SortedStrings."""
+        indptr = row_starts(self._column(self._id_lengths, np.dtype(np.int64)))
 
         def pieces() -> Iterator[Array]:
             for span in self._spans(PIECE_DOCUMENTS):
-                each = zip(self._of[span].tolist(), self._places[span].tolist(), strict=True)
-                texts = [self._segments[i].doc_ids.text(place) for i, place in each]
-                yield np.frombuffer(b"".join(texts), np.uint8)
+                yield np.frombuffer("".join(self._ids.texts(self._ords[span])).encode(), np.uint8)
 
         return Streamed(np.dtype(np.uint8), (int(indptr[-1]),), pieces), indptr
 
-    def having(self, branch: str) -> list[Segment]:
-        """The segments that hold a branch of the documents; of vectors, those of documents that have some."""
-        there = [segment for i, segment in enumerate(self._segments) if segment.has(branch) and np.any(self._of == i)]
-        if branch == "tokens":
-            return there
-        encoded = [self._segments[i] for i in np.unique(self._of[~self.pending])]
-        return [segment for segment in there if segment in encoded]
+    def has(self, branch: Branch) -> bool:
+        """Whether documents have the branch; of vectors, encoded documents."""
+        documents = self._source_of if branch == "tokens" else self._source_of[~self.pending]
+        return any(getattr(self._sources[i], branch) is not None for i in np.unique(documents).tolist())
+
+    def _groups(self, span: slice) -> Iterator[tuple[int, Array | slice, RowNumbers]]:
+        """Yield for each source of a span its number, the positions of its documents in the span, and their rows."""
+        source_of, numbers = self._source_of[span], self._numbers[span]
+        if len(self._sources) == 1:
+            yield 0, slice(None), numbers
+            return
+        order = np.argsort(source_of, kind="stable")
+        bounds = np.flatnonzero(np.diff(source_of[order], prepend=-1, append=-1))
+        for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            positions = order[first:end]
+            yield int(source_of[positions[0]]), positions, numbers[positions]
 
     def _column(self, arrays: Sequence[Array | None], dtype: np.dtype[Any], span: slice = slice(None)) -> Array:
-        """A number, or a row of them, of each document of a span; zeros where a segment has none."""
-        of, places = self._of[span], self._places[span]
-        width = next((each.shape[1:] for each in arrays if each is not None), ())
-        out = np.zeros((len(of), *width), dtype)
-        for i in np.unique(of):
-            here, array = of == i, arrays[i]
+        """Return a number, or a row of numbers, per document of a span; zeros for sources without the array."""
+        width = next((array.shape[1:] for array in arrays if array is not None), ())
+        out = np.zeros((len(self._source_of[span]), *width), dtype)
+        for source, positions, numbers in self._groups(span):
+            array = arrays[source]
+            if isinstance(positions, slice) and array is not None:
+                return array[numbers].astype(dtype, copy=False)
             if array is not None:
-                out[here] = array[places[here]]
+                out[positions] = array[numbers]
         return out
 
     def _spans(self, size: int) -> Iterator[slice]:
@@ -100,124 +137,144 @@ class Joined:
 
     # Dense rows
 
-    def dense(self) -> tuple[Streamed, npt.NDArray[np.float32] | None]:
-        """The dense rows, (n, dim) float16 or int8, zeros for those without; and the (n,) scales of int8 rows."""
-        having = self.having("dense")
-        found = [segment.dense if segment in having else None for segment in self._segments]
-        model = next(each for each in found if each is not None)
-        rows = [None if each is None else each[0] for each in found]
-        dtype, width = model[0].dtype, model[0].shape[1]
+    def dense(self) -> tuple[AnyArray, npt.NDArray[np.float32] | None]:
+        """Return the dense rows, (n, dim) float16 or int8, zeros if pending, and the (n,) scales of int8 rows."""
+        matrices = [rows.dense for rows in self._sources]
+        model = next(matrix for matrix in matrices if matrix is not None)
+        rows = [None if matrix is None else matrix.rows for matrix in matrices]
+        dtype, width = model.rows.dtype, model.rows.shape[1]
+        scales = None
+        if model.scales is not None:
+            scales = self._column(
+                [None if matrix is None else matrix.scales for matrix in matrices], np.dtype(np.float32)
+            )
+        if self.is_held:
+            return self._column(rows, dtype), scales
 
         def pieces() -> Iterator[Array]:
             return (self._column(rows, dtype, span) for span in self._spans(PIECE_DOCUMENTS))
 
-        scales = [None if each is None else each[1] for each in found]
-        joined = None if model[1] is None else self._column(scales, np.dtype(np.float32))
-        return Streamed(dtype, (len(self), width), pieces), joined
+        return Streamed(dtype, (len(self), width), pieces), scales
 
     # Sparse branches
 
-    def sparse(self, scratch: Path) -> tuple[dict[str, Array | Streamed], int]:
-        """The arrays of the learned sparse branch by name, and its vocabulary's size.
+    def sparse(self, scratch: Path) -> tuple[dict[str, AnyArray], int]:
+        """Return the arrays of the learned sparse branch by name, and the size of its vocabulary.
 
         Args:
-            scratch: a folder for temporary files, which have no names there.
+            scratch: folder for temporary files, which are unlinked at once.
         """
-        having = self.having("sparse")
-        branches = [segment.sparse if segment in having else None for segment in self._segments]
-        vocab_size = next(each.postings.vocab_size for each in branches if each is not None)
-        rows = _SparseRows(self, branches, None, vocab_size, np.dtype(np.uint8))
-        postings = inverted(rows.blocks(), vocab_size, scratch)
+        sources = [rows.sparse for rows in self._sources]
+        vocab_size = next(rows.vocab_size for rows in sources if rows is not None)
+        rows = _JoinedTerms(self, sources, None, vocab_size, np.dtype(np.uint8))
+        postings = self._inverted(rows.blocks(), vocab_size, scratch)
         return {**_named("sparse.forward", rows.arrays()), **_named("sparse.postings", postings)}, vocab_size
 
-    def tokens(self, mean: float, scratch: Path) -> tuple[dict[str, Array | Streamed], int, int]:
-        """The arrays of the tokens branch by name, its vocabulary's size, and how many terms all documents have.
+    def tokens(self, mean: float, scratch: Path) -> tuple[dict[str, AnyArray], int, int]:
+        """Return the arrays of the tokens branch by name, the size of its vocabulary, and the number of terms.
 
         Args:
-            mean: the mean document length that BM25's saturation is stored for.
-            scratch: see `sparse`.
+            mean: mean document length for which BM25's saturation is stored.
+            scratch: folder for temporary files, which are unlinked at once.
         """
-        branches = [segment.tokens for segment in self._segments]
-        used = [self._used(i) for i in range(len(self._segments))]
-        terms, places = dictionary.union(
-            [
-                segment.terms.terms() if mask.all() else segment.terms.select(mask)
-                for segment, mask in zip(self._segments, used, strict=True)
-            ]
-        )
-        moved = [np.zeros(len(mask), np.uint32) for mask in used]
-        for to, mask, place in zip(moved, used, places, strict=True):
-            to[mask] = place
-        rows = _SparseRows(self, branches, moved, len(terms), np.dtype(np.float32))
-        if rows.largest() <= 255:
-            rows = _SparseRows(self, branches, moved, len(terms), np.dtype(np.uint8))
-        if self._segments[0].holds_bags:
-            postings = inverted(rows.blocks(), len(terms), scratch)
-            named = {**_named("tokens.forward", rows.arrays()), **_named("tokens.postings", postings)}
-            return {**named, **dictionary.pack(terms)}, len(terms), 0
-        lengths = self._column([segment.lengths for segment in self._segments], np.dtype(np.uint32))
+        rows, terms, lengths = self._token_rows()
+        arrays = {**_named("tokens.forward", rows.arrays()), **dictionary.dictionary_arrays(terms)}
+        if lengths is None:
+            postings = self._inverted(rows.blocks(), len(terms), scratch)
+            return {**arrays, **_named("tokens.postings", postings)}, len(terms), 0
 
         def saturated() -> Iterator[SparseVectors]:
             first = 0
             for block in rows.blocks():
-                here = lengths[first : first + len(block)]
+                block_lengths = lengths[first : first + len(block)]
                 first += len(block)
-                yield block.with_weights(saturation(block.weights, block.indptr, here, mean))
+                yield block.with_weights(saturation(block.weights, block.indptr, block_lengths, mean))
 
-        postings = inverted(saturated(), len(terms), scratch)
+        postings = self._inverted(saturated(), len(terms), scratch)
         df = np.zeros(len(terms), np.uint32)
         runs = postings["run_indptr"][postings["term_indptr"]]  # type: ignore[index]
         df[postings["term_ids"]] = np.diff(runs)  # type: ignore[index]
-        named = {**_named("tokens.forward", rows.arrays()), **_named("tokens.postings", postings)}
-        arrays = {**named, "tokens.lengths": lengths, "tokens.df": df, **dictionary.pack(terms)}
+        arrays |= {**_named("tokens.postings", postings), "tokens.lengths": lengths, "tokens.df": df}
         return arrays, len(terms), int(lengths.sum(dtype=np.int64))
 
-    def _used(self, i: int) -> npt.NDArray[np.bool_]:
-        """Which terms of a segment's dictionary its documents here have; a segment's dictionary has no others."""
-        segment = self._segments[i]
-        used = np.full(len(segment.terms), self._every[i])
-        if not self._every[i] and segment.tokens is not None:
-            places = self._places[self._of == i]
-            for first in range(0, len(places), PIECE_DOCUMENTS):
-                _, entries = row_entries(segment.tokens.indptr, places[first : first + PIECE_DOCUMENTS])
-                used[segment.tokens.term_ids[entries]] = True
+    def token_rows(self) -> TokenRows:
+        """Return the tokens branch as rows in memory, in the order of the ids."""
+        rows, terms, lengths = self._token_rows()
+        return TokenRows(terms, SparseVectors.concatenate(list(rows.blocks())), lengths)
+
+    def _token_rows(self) -> tuple[_JoinedTerms, Terms, npt.NDArray[np.uint32] | None]:
+        """Return the counts over the terms that occur, these terms, and the lengths; no lengths for bags."""
+        tokens = [rows.tokens for rows in self._sources if rows.tokens is not None]  # all sources have it, or none
+        used = [self._used_terms(i, source) for i, source in enumerate(tokens)]
+        kept = [dictionary.select(source.terms, mask) for source, mask in zip(tokens, used, strict=True)]
+        terms, positions = dictionary.union(kept)
+        new_ids = [_spread(position, mask) for position, mask in zip(positions, used, strict=True)]
+        counts = [source.counts for source in tokens]
+        rows = _JoinedTerms(self, counts, new_ids, len(terms), np.dtype(np.float32))
+        if rows.largest_weight() <= 255:
+            rows = _JoinedTerms(self, counts, new_ids, len(terms), np.dtype(np.uint8))
+        if tokens[0].lengths is None:
+            return rows, terms, None
+        return rows, terms, self._column([source.lengths for source in tokens], np.dtype(np.uint32))
+
+    def _used_terms(self, i: int, source: TokenRows) -> npt.NDArray[np.bool_]:
+        """Return which terms of a source's dictionary occur in the chosen documents; in all documents, every term."""
+        used = np.full(len(source.terms), self._is_whole[i])
+        if not self._is_whole[i]:
+            numbers = self._numbers[self._source_of == i]
+            for first in range(0, len(numbers), PIECE_DOCUMENTS):
+                _, entries = row_entries(source.counts.indptr, numbers[first : first + PIECE_DOCUMENTS])
+                used[source.counts.term_ids[entries]] = True
         return used
 
+    def _inverted(self, blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) -> Mapping[str, AnyArray]:
+        """Return the inverted file of the documents by array name."""
+        if not self.is_held:
+            return inverted(blocks, vocab_size, scratch)
+        (block,) = blocks
+        csr = block.indptr, block.term_ids, block.weights
+        return kernel.invert(*csr, vocab_size=vocab_size, n_docs=len(block)).arrays()
 
-def _order_of_ids(parts: Sequence[Part]) -> npt.NDArray[np.int64]:
-    """The places of the parts' documents, one part after the other, in ascending order of their ids."""
-    firsts = row_starts([len(segment) for segment, _ in parts])[:-1]
-    doc_ords = np.concatenate([first + places for first, (_, places) in zip(firsts, parts, strict=True)])
-    ids = DocumentIds([segment.doc_ids.arrays for segment, _ in parts])
-    return ids.order(doc_ords.astype(np.uint32), np.zeros(len(doc_ords), np.float32))  # all tie, so ids alone count
 
+class _JoinedTerms:
+    """Rows of one sparse branch of the documents of a join."""
 
-@dataclass(frozen=True, slots=True)
-class _SparseRows:
-    """The documents' rows of one sparse branch.
+    def __init__(
+        self,
+        documents: Join,
+        sources: Sequence[WeightedTerms | None],
+        new_ids: Sequence[npt.NDArray[np.uint32]] | None,
+        vocab_size: int,
+        dtype: np.dtype[Any],
+    ) -> None:
+        """Name the sources.
 
-    Attributes:
-        joined: the documents.
-        branches: of each segment; None for empty rows.
-        moved: for each segment what its term ids become; None where they stay.
-        vocab_size: every new term id is below it.
-        dtype: of the weights.
-    """
-
-    joined: Joined
-    branches: Sequence[SparseBranch | None]
-    moved: Sequence[npt.NDArray[np.uint32]] | None
-    vocab_size: int
-    dtype: np.dtype[Any]
+        Args:
+            documents: the join.
+            sources: rows of each source; None for empty rows.
+            new_ids: for each source, the new term id of each of its term ids; None to keep term ids.
+            vocab_size: upper bound of the new term ids.
+            dtype: type of the weights.
+        """
+        self._documents = documents
+        self._sources = sources
+        self._new_ids = new_ids
+        self._vocab_size = vocab_size
+        self._dtype = dtype
 
     def blocks(self, size: int = kernel.BLOCK_SIZE) -> Iterator[SparseVectors]:
-        """All rows, so many at a time."""
-        return (self._rows(span) for span in self.joined._spans(size))
+        """Yield all rows, `size` documents at a time, or at once if they are held."""
+        if self._documents.is_held:
+            return iter((self._held,))
+        return (self._rows(span) for span in self._documents._spans(size))
 
-    def arrays(self) -> dict[str, Array | Streamed]:
-        """The rows' arrays by name."""
-        lengths = [None if branch is None else np.diff(branch.indptr) for branch in self.branches]
-        indptr = row_starts(self.joined._column(lengths, np.dtype(np.int64)))
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return the arrays of the rows by name."""
+        if self._documents.is_held:
+            rows = self._held
+            return {"indptr": rows.indptr, "term_ids": rows.term_ids, "weights": rows.weights}
+        lengths = [None if source is None else np.diff(source.indptr) for source in self._sources]
+        indptr = row_starts(self._documents._column(lengths, np.dtype(np.int64)))
         shape = (int(indptr[-1]),)
 
         def term_ids() -> Iterator[Array]:
@@ -229,69 +286,84 @@ class _SparseRows:
         return {
             "indptr": indptr,
             "term_ids": Streamed(np.dtype(np.uint32), shape, term_ids),
-            "weights": Streamed(self.dtype, shape, weights),
+            "weights": Streamed(self._dtype, shape, weights),
         }
 
-    def largest(self) -> float:
-        """The largest weight."""
-        if all(branch is None or branch.weights.dtype == np.uint8 for branch in self.branches):
+    def largest_weight(self) -> float:
+        """Return an upper bound of the weights: the largest one, or 255 if all have a byte."""
+        if all(source is None or source.weights.dtype == np.uint8 for source in self._sources):
             return 255.0
         return max(float(rows.weights.max(initial=0)) for rows in self.blocks(PIECE_DOCUMENTS))
 
+    @cached_property
+    def _held(self) -> SparseVectors:
+        return self._rows(slice(None))
+
     def _rows(self, span: slice) -> SparseVectors:
-        of, places = self.joined._of[span], self.joined._places[span]
-        parts = [self._part(i, places[of == i]) for i in np.unique(of).tolist()]
-        rows = SparseVectors.concatenate(parts)
-        if len(parts) == 1:
-            return rows
-        place = np.empty(len(of), np.int64)
-        place[np.argsort(of, kind="stable")] = np.arange(len(of))
-        return rows.take(place)
+        rows, position_of = [], []
+        for i, positions, numbers in self._documents._groups(span):
+            if isinstance(positions, slice):
+                return self._source_rows(i, numbers)
+            ascending = np.argsort(numbers)  # rows of a whole source are then a slice of it, which copies nothing
+            rows.append(self._source_rows(i, numbers[ascending]))
+            position_of.append(positions[ascending])
+        row_of = np.argsort(np.concatenate(position_of))
+        return SparseVectors.concatenate(rows).take(row_of)
 
-    def _part(self, i: int, places: RowNumbers) -> SparseVectors:
-        branch = self.branches[i]
-        if branch is None:
-            return SparseVectors.empty(len(places), vocab_size=self.vocab_size, dtype=self.dtype)
-        indptr, entries = _entries(branch, places)
-        term_ids = branch.term_ids[entries]
-        moved = term_ids if self.moved is None else self.moved[i][term_ids]
-        weights = branch.weights[entries].astype(self.dtype, copy=False)
-        return SparseVectors(indptr, moved, weights, self.vocab_size)
+    def _source_rows(self, i: int, numbers: RowNumbers) -> SparseVectors:
+        source = self._sources[i]
+        if source is None:
+            return SparseVectors.empty(len(numbers), vocab_size=self._vocab_size, dtype=self._dtype)
+        indptr, entries = _entries(source, numbers)
+        term_ids = source.term_ids[entries]
+        term_ids = term_ids if self._new_ids is None else self._new_ids[i][term_ids]
+        return SparseVectors(
+            indptr, term_ids, source.weights[entries].astype(self._dtype, copy=False), self._vocab_size
+        )
 
 
-def _entries(branch: SparseBranch, places: RowNumbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | slice]:
-    """As `row_entries` for ascending places; those of neighbours, the usual case, are a slice, which copies nothing."""
-    if places[-1] - places[0] >= len(places):
-        return row_entries(branch.indptr, places)
-    indptr = branch.indptr[places[0] : places[-1] + 2]
+def _spread(positions: npt.NDArray[np.uint32], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """Return an array that holds the positions where the mask is set, and 0 elsewhere."""
+    if len(positions) == len(kept):
+        return positions
+    out = np.zeros(len(kept), np.uint32)
+    out[kept] = positions
+    return out
+
+
+def _entries(rows: WeightedTerms, numbers: RowNumbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | slice]:
+    """Return `row_entries`; entries of consecutive rows, the usual case, are a slice, which copies nothing."""
+    if not np.array_equal(numbers, np.arange(numbers[0], numbers[0] + len(numbers))):
+        return row_entries(rows.indptr, numbers)
+    indptr = rows.indptr[numbers[0] : numbers[-1] + 2]
     return indptr - indptr[0], slice(int(indptr[0]), int(indptr[-1]))
 
 
-def inverted(blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) -> dict[str, Array | Streamed]:
-    """The arrays of `kernel.invert` of all blocks' documents together, by name.
+def inverted(blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) -> dict[str, AnyArray]:
+    """Return what `kernel.invert` returns for all blocks together, by name and streamed.
 
-    Each block is inverted by itself into temporary files; its runs then go to their places among those of the others.
+    Each block is inverted on its own into temporary files; then its runs are moved between those of the other blocks.
 
     Args:
-        blocks: documents, kernel.BLOCK_SIZE at a time, the last perhaps fewer; weights uint8 or float32.
-        vocab_size: of all.
-        scratch: a folder for the files, which have no names there.
+        blocks: documents, kernel.BLOCK_SIZE at a time, the last block perhaps fewer; weights are uint8 or float32.
+        vocab_size: size of the vocabulary of all blocks.
+        scratch: folder for the files, which are unlinked at once.
     """
     term_ids_of, run_indptr_of = [], []
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     with tempfile.TemporaryFile(dir=scratch) as offsets_file, tempfile.TemporaryFile(dir=scratch) as weights_file:
         for block in blocks:
             csr = block.indptr, block.term_ids, block.weights
-            made = kernel.invert(*csr, vocab_size=vocab_size, n_docs=len(block))
-            offsets_file.write(made.offsets.data)
-            weights_file.write(made.weights.data)
-            term_ids_of.append(made.term_ids)
-            run_indptr_of.append(made.run_indptr)
-            dtype = made.weights.dtype
+            postings = kernel.invert(*csr, vocab_size=vocab_size, n_docs=len(block))
+            offsets_file.write(postings.offsets.data)
+            weights_file.write(postings.weights.data)
+            term_ids_of.append(postings.term_ids)
+            run_indptr_of.append(postings.run_indptr)
+            dtype = postings.weights.dtype
         offsets, weights = _mapped(offsets_file, np.dtype(np.uint16)), _mapped(weights_file, dtype)
     firsts = row_starts([int(indptr[-1]) for indptr in run_indptr_of])[:-1]
     order = np.argsort(np.concatenate(term_ids_of), kind="stable")  # by term, then by block
-    blocks_of = np.repeat(np.arange(len(term_ids_of), dtype=np.uint32), [len(each) for each in term_ids_of])
+    block_of = np.repeat(np.arange(len(term_ids_of), dtype=np.uint32), [len(term_ids) for term_ids in term_ids_of])
     begins = np.concatenate([indptr[:-1] + first for indptr, first in zip(run_indptr_of, firsts, strict=True)])[order]
     run_indptr = row_starts(np.concatenate([np.diff(indptr) for indptr in run_indptr_of])[order])
     term_ids, n_runs = np.unique(np.concatenate(term_ids_of), return_counts=True)
@@ -299,23 +371,23 @@ def inverted(blocks: Iterator[SparseVectors], vocab_size: int, scratch: Path) ->
     def gathered(array: Array) -> Iterator[Array]:
         first = 0
         while first < len(begins):
-            most = run_indptr[first] + PIECE_POSTINGS
-            end = max(first + 1, int(np.searchsorted(run_indptr, most, side="right")) - 1)
-            here = run_indptr[first : end + 1] - run_indptr[first]
-            yield array[np.arange(here[-1]) + np.repeat(begins[first:end] - here[:-1], np.diff(here))]
+            limit = run_indptr[first] + PIECE_POSTINGS
+            end = max(first + 1, int(np.searchsorted(run_indptr, limit, side="right")) - 1)
+            starts = run_indptr[first : end + 1] - run_indptr[first]
+            yield array[np.arange(starts[-1]) + np.repeat(begins[first:end] - starts[:-1], np.diff(starts))]
             first = end
 
     return {
         "term_ids": term_ids.astype(np.uint32),
         "term_indptr": row_starts(n_runs),
-        "run_blocks": blocks_of[order],
+        "run_blocks": block_of[order],
         "run_indptr": run_indptr,
         "offsets": Streamed(offsets.dtype, offsets.shape, lambda: gathered(offsets)),
         "weights": Streamed(weights.dtype, weights.shape, lambda: gathered(weights)),
     }
 
 
-def _named(prefix: str, arrays: dict[str, Array | Streamed]) -> dict[str, Array | Streamed]:
+def _named(prefix: str, arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     return {f"{prefix}.{name}": array for name, array in arrays.items()}
 
 
@@ -326,8 +398,8 @@ def _mapped(file: IO[bytes], dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
-def whole(array: Streamed, scratch: Path) -> Array:
-    """The array as a temporary file without a name, memory-mapped."""
+def mapped(array: Streamed, scratch: Path) -> Array:
+    """Write an array to an unlinked temporary file and return it memory-mapped."""
     with tempfile.TemporaryFile(dir=scratch) as file:
         for piece in array.pieces():
             file.write(np.ascontiguousarray(piece).data)

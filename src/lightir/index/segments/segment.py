@@ -23,11 +23,9 @@ from lightir.files import child_path
 from lightir.index.segments.columns import Columns
 from lightir.index.segments.dictionary import SortedIds, SortedStrings
 from lightir.index.segments.graph import Graph, GraphFacts
+from lightir.index.segments.layout import MANIFEST, SEGMENT_VERSION, file_of
+from lightir.index.segments.rows import DenseMatrix, DocumentRows, TokenRows
 from lightir.vectors import TermIds
-
-MANIFEST = "manifest.json"
-SEGMENT_VERSION = 2
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 DenseArray = npt.NDArray[np.float16] | npt.NDArray[np.int8]
 
@@ -48,15 +46,15 @@ class SparseBranch:
     term_ids: npt.NDArray[np.uint32]
     weights: kernel.Weights
 
+    @property
+    def vocab_size(self) -> int:
+        """Upper bound of the term ids."""
+        return self.postings.vocab_size
+
     def row(self, doc_ord: int) -> tuple[npt.NDArray[np.uint32], kernel.Weights]:
         """One document's term ids and weights."""
         span = slice(self.indptr[doc_ord], self.indptr[doc_ord + 1])
         return self.term_ids[span], self.weights[span]
-
-
-def file_of(name: str) -> str:
-    """The file that holds an array: those whose names begin alike share one, dense.rows and dense.scales dense.bin."""
-    return f"{name.split('.')[0]}.bin"
 
 
 class Segment:
@@ -201,11 +199,11 @@ class Segment:
             return SortedIds(self.array("tokens.terms.ids"))
         return SortedStrings(self.array("tokens.terms.text"), self.array("tokens.terms.indptr"))
 
-    def term_places(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
+    def term_positions(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
         """(n,) the places of the model's term ids in a dictionary of such; -1 for a term that no document has."""
         if not self.has("tokens"):
             return np.full(len(term_ids), -1, dtype=np.int64)
-        return SortedIds(self.array("tokens.terms.ids")).places(term_ids)
+        return SortedIds(self.array("tokens.terms.ids")).positions(term_ids)
 
     @cached_property
     def df(self) -> npt.NDArray[np.uint32]:
@@ -236,6 +234,14 @@ class Segment:
             **{field: self.array(f"{name}.postings.{field}") for field in fields},
         )
         return SparseBranch(postings, *(self.array(f"{name}.forward.{f}") for f in ("indptr", "term_ids", "weights")))
+
+    def rows(self) -> DocumentRows:
+        """Return the documents as a source of a join; nothing is copied or read."""
+        dense = None if self.dense is None else DenseMatrix(*self.dense)
+        tokens = None
+        if self.tokens is not None:
+            tokens = TokenRows(self.terms, self.tokens, None if self.holds_bags else self.lengths)
+        return DocumentRows(self.doc_ids, self.doc_keys, self.pending, dense, self.sparse, tokens)
 
     def n_bytes(self, branch: str) -> int:
         """Bytes on the disk of a branch's file; 0 where the segment lacks it."""
