@@ -1,6 +1,7 @@
-"""lightir: text retrieval where documents meet a language model offline and queries need none.
+"""lightir: text retrieval with documents encoded offline by a language model, and model-free queries.
 
-The main names of the library, each imported when it is first asked for: `import lightir` is quick and imports no torch.
+This module exports the library's main names. Each is imported on first access, so `import lightir` is fast and does not
+import torch.
 """
 
 from __future__ import annotations
@@ -81,18 +82,18 @@ _HEAVY = {
     "evaluate_model": "lightir.encode.model_evaluation",
     "train_file": "lightir.train.stages.registry",
 }
-"""Names that need the extra `train`; without it they raise MissingExtra, which says so."""
+"""Names that require the extra `train`; without it they raise MissingExtra."""
 
 
 def __getattr__(name: str) -> Any:
     module = _LIGHT.get(name) or _HEAVY.get(name)
     if module is None:
         raise AttributeError(f"module 'lightir' has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(module), name)
-    return found
+    globals()[name] = value = getattr(importlib.import_module(module), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    """What can be had here: help() and completion look at every name, and a heavy one raises without torch."""
+    """List the available names, without those that require torch if it is missing: help() accesses every name."""
     heavy = _HEAVY if importlib.util.find_spec("torch") is not None else {}
     return sorted({*globals(), *_LIGHT, *heavy})

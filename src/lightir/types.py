@@ -1,4 +1,4 @@
-"""The field's words as types: documents, queries, hits, rankings, runs and relevance judgements."""
+"""Types of the field: documents, queries, hits, rankings, runs and qrels."""
 
 from __future__ import annotations
 
@@ -13,28 +13,39 @@ import numpy.typing as npt
 from lightir.errors import InvalidInput
 
 Branch: TypeAlias = Literal["dense", "sparse", "tokens"]
-"""One way of scoring: dense vectors, learned sparse impacts, or BM25 over tokens."""
+"""A ranking source: dense vectors, learned sparse impacts, or counted words (BM25)."""
 
 BRANCHES: tuple[Branch, ...] = ("dense", "sparse", "tokens")
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
-"""Relevance judgements: query_id -> doc_id -> grade."""
+"""Relevance judgments: query_id -> doc_id -> grade."""
 
 _TO_ESCAPE = re.compile(r"[\s%]")
 _ESCAPED = re.compile(r"(?:%[0-9A-F]{2})+")
 
 
 def require_list(values: object, name: str) -> None:
-    """Raise InvalidInput where one str stands for several, which Python would take letter by letter, or no list."""
+    """Refuse a str, which would be iterated character by character, and anything that is not iterable.
+
+    Raises:
+        InvalidInput: with the name of the argument.
+    """
     if isinstance(values, str):
-        raise InvalidInput(f"{name} is one str, {values[:40]!r}; expected a list of them")
+        raise InvalidInput(f"{name} is a str, {values[:40]!r}; expected a list of str")
     if not isinstance(values, Iterable):
         raise InvalidInput(f"{name} is {type(values).__name__}; expected a list")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document; metadata is any JSON object and comes back with every hit."""
+    """A document.
+
+    Attributes:
+        doc_id: unique id.
+        text: text of the document.
+        title: title, "" if there is none.
+        metadata: any JSON object; it is stored with the document and returned with every hit.
+    """
 
     doc_id: str
     text: str
@@ -42,13 +53,19 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def full_text(self, joiner: str = " ") -> str:
-        """Title and text in one string; without a title the text alone."""
+        """Return title and text, joined; without a title the text only."""
         return f"{self.title}{joiner}{self.text}" if self.title else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query; metadata may hold what a data set gives with it (answers, language)."""
+    """A query.
+
+    Attributes:
+        query_id: unique id.
+        text: text of the query.
+        metadata: further fields of the data set, such as answers or language.
+    """
 
     query_id: str
     text: str
@@ -57,12 +74,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The documents found for one query: score down, then doc_id up.
+    """The ranked documents of one query, by descending score, then ascending doc_id.
 
     Attributes:
-        query_id: the query's id.
+        query_id: id of the query.
         doc_ids: n document ids, best first.
-        scores: (n,) float64.
+        scores: (n,) float64 scores.
     """
 
     query_id: str
@@ -78,19 +95,19 @@ class Ranking:
 
 
 Run: TypeAlias = dict[str, Ranking]
-"""What a system found: query_id -> ranking."""
+"""Rankings of a system: query_id -> ranking."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchScore:
-    """What one branch says of one hit. The hit's score is the sum over branches of weight x normalized.
+    """One branch's contribution to a hit. The hit's score is the sum over branches of weight x normalized.
 
     Attributes:
-        score: raw; computed also for a document that is not in the branch's own list.
-        normalized: the score after the normalisation per query.
-        rank: 1-based, in the branch's own list; None when the document is not in it.
-        weight: the branch's.
-        estimated: the document waits for its vectors, so the score is an estimate.
+        score: raw score, computed even if the document is not among the branch's candidates.
+        normalized: score after normalization per query.
+        rank: rank among the branch's candidates, from 1; None if the document is not one of them.
+        weight: weight of the branch.
+        estimated: True if the document is pending, so that the score is an estimate.
     """
 
     score: float
@@ -102,13 +119,13 @@ class BranchScore:
 
 @dataclass(frozen=True, slots=True)
 class TermScore:
-    """One matched term.
+    """A matched term.
 
     Attributes:
-        term: its text.
-        weight: in the query.
-        score: what it adds to the branch's score.
-        word: the query's first word that gave it, where the term is a stem of that; else "".
+        term: text of the term.
+        weight: weight in the query.
+        score: contribution to the branch's score.
+        word: first word of the query that the term is a stem of; "" if the term is not a stem.
     """
 
     term: str
@@ -119,18 +136,18 @@ class TermScore:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One found document with everything that a page of results shows.
+    """A search result with everything that a result page shows.
 
     Attributes:
-        doc_id: the document.
-        score: as in a ranking.
-        title: "" where there is none.
-        snippet: the passage of the text that shows why the document was found.
-        metadata: the document's.
-        branches: what each branch says of it.
-        terms: the matched terms, where they were asked for.
-        highlights: where the query's terms stand in the snippet: start and end of each, ascending.
-        late: the document was encoded for this very query.
+        doc_id: id of the document.
+        score: fused score.
+        title: title of the document, "" if it has none.
+        snippet: passage of the text that matches the query best.
+        metadata: metadata of the document.
+        branches: contribution of each branch.
+        terms: matched terms, if requested.
+        highlights: start and end of each query term in the snippet, ascending.
+        late: True if the document was encoded during this search.
     """
 
     doc_id: str
@@ -145,30 +162,30 @@ class Hit:
 
     @property
     def estimated(self) -> bool:
-        """Whether any branch's score is an estimate, since the document waits for its vectors."""
+        """Whether any branch's score is an estimate because the document is pending."""
         return any(branch.estimated for branch in self.branches.values())
 
 
-def escape_id(each_id: str) -> str:
-    """The id as TREC's files hold it, between blanks: blanks and "%" are written %XX, as in a URL.
+def escape_id(text: str) -> str:
+    """Escape an id for blank-separated TREC files: blanks and "%" become %XX, as in a URL.
 
     Raises:
-        InvalidInput: an empty id, which has no place there.
+        InvalidInput: an empty id, which the format does not allow.
     """
-    if not each_id:
-        raise InvalidInput("an empty id cannot stand in a TREC file")
-    return _TO_ESCAPE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), each_id)
+    if not text:
+        raise InvalidInput("TREC files do not allow empty ids")
+    return _TO_ESCAPE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text)
 
 
 def unescape_id(text: str) -> str:
-    """The id that escape_id wrote; escapes of other characters, as foreign ids may hold them, stay."""
+    """Restore an id that `escape_id` escaped; escapes of other characters are kept."""
     return _ESCAPED.sub(lambda match: _restored(match[0]), text)
 
 
 def _restored(escapes: str) -> str:
-    """The escapes' characters where they are ones that escape_id escapes; the others as they stand."""
+    """Decode the escapes of characters that `escape_id` escapes; keep the others."""
     restored = bytes.fromhex(escapes.replace("%", "")).decode(errors="surrogateescape")
     return "".join(
-        each if _TO_ESCAPE.fullmatch(each) else "".join(f"%{b:02X}" for b in each.encode(errors="surrogateescape"))
-        for each in restored
+        char if _TO_ESCAPE.fullmatch(char) else "".join(f"%{b:02X}" for b in char.encode(errors="surrogateescape"))
+        for char in restored
     )

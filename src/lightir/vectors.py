@@ -1,4 +1,4 @@
-"""Vectors in memory: ragged lists of term ids, sparse vectors in CSR form, and what a query encoder returns."""
+"""Vectors in memory: ragged lists of term ids, sparse vectors in CSR form, and query vectors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Floats = npt.NDArray[np.float32]
 
 
 def row_starts(lengths: Sequence[int] | npt.NDArray[np.integer[Any]]) -> IntArray:
-    """(n + 1,) int64: where each of n rows of these lengths begins in a flat array, and where the last one ends."""
+    """Return the offsets (n + 1,) int64 of n rows of given lengths in a flat array; the last one is the total."""
     indptr = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=indptr[1:])
     return indptr
 
 
 def row_entries(indptr: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Where the entries of some rows stand in a flat array.
+    """Return the positions of some rows' entries in a flat array.
 
     Args:
-        indptr: (n + 1,) int64, where each of the n rows begins.
+        indptr: (n + 1,) int64 offsets of n rows.
         rows: (m,) int64 row numbers, in any order, repeats allowed.
 
     Returns:
-        (m + 1,) int64, where each row begins once these rows are put one after the other; and the positions, int64, of
-        their entries in the old array, in the new order.
+        (m + 1,) int64 offsets of these rows when concatenated; and the int64 positions of their entries in the flat
+        array, in the same order.
     """
     lengths = indptr[rows + 1] - indptr[rows]
     starts = row_starts(lengths)
@@ -44,8 +44,8 @@ class Ragged:
     """Rows of term ids of different lengths in two flat arrays.
 
     Attributes:
-        term_ids: (total,) uint32, all rows one after the other.
-        indptr: (n + 1,) int64; row i is term_ids[indptr[i]:indptr[i + 1]].
+        term_ids: (total,) uint32 term ids of all rows, concatenated.
+        indptr: (n + 1,) int64 offsets; row i is term_ids[indptr[i]:indptr[i + 1]].
     """
 
     term_ids: TermIds
@@ -62,16 +62,16 @@ class Ragged:
         return len(self.indptr) - 1
 
     def row(self, position: int) -> TermIds:
-        """The term ids of one row."""
+        """Return the term ids of a row."""
         return self.term_ids[self.indptr[position] : self.indptr[position + 1]]
 
     @property
     def lengths(self) -> IntArray:
-        """(n,) int64."""
+        """Lengths of the rows, (n,) int64."""
         return np.diff(self.indptr)
 
     def without(self, drop: TermIds) -> Ragged:
-        """The rows without the given term ids."""
+        """Return the rows without the given term ids."""
         keep = ~np.isin(self.term_ids, drop)
         kept_before = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
         return Ragged(self.term_ids[keep], kept_before[self.indptr])
@@ -82,10 +82,10 @@ class SparseVectors:
     """Sparse vectors over a vocabulary, row by row (CSR); within a row term ids ascend, each at most once.
 
     Attributes:
-        indptr: (n + 1,) int64.
-        term_ids: (nnz,) uint32.
-        weights: (nnz,) float32, or uint8 where they are quantised impacts.
-        vocab_size: the width; every term id is below it.
+        indptr: (n + 1,) int64 offsets of the rows.
+        term_ids: (nnz,) uint32 term ids.
+        weights: (nnz,) float32 weights, or uint8 quantized impacts.
+        vocab_size: width of the vectors; every term id is smaller.
     """
 
     indptr: IntArray
@@ -95,7 +95,7 @@ class SparseVectors:
 
     def __post_init__(self) -> None:
         if self.indptr.ndim != 1 or len(self.indptr) == 0 or self.indptr[0] != 0 or np.any(np.diff(self.indptr) < 0):
-            raise InvalidInput("indptr must start at 0 and never fall")
+            raise InvalidInput("indptr must start at 0 and not decrease")
         if not self.indptr[-1] == len(self.term_ids) == len(self.weights):
             raise InvalidInput(
                 f"indptr ends at {self.indptr[-1]}, but there are {len(self.term_ids)} term ids "
@@ -106,7 +106,7 @@ class SparseVectors:
 
     @classmethod
     def count(cls, rows: Ragged, *, vocab_size: int) -> SparseVectors:
-        """Each row's distinct term ids with their counts, float32."""
+        """Count the term ids of each row; weights are float32 counts."""
         row_of = np.repeat(np.arange(len(rows), dtype=np.int64), rows.lengths)
         keys, counts = np.unique(row_of * vocab_size + rows.term_ids, return_counts=True)
         indptr = np.searchsorted(keys, np.arange(len(rows) + 1, dtype=np.int64) * vocab_size).astype(np.int64)
@@ -114,15 +114,15 @@ class SparseVectors:
 
     @classmethod
     def empty(cls, n_rows: int, *, vocab_size: int, dtype: npt.DTypeLike = np.float32) -> SparseVectors:
-        """Rows without any term; `dtype` is that of their weights."""
+        """Return empty rows; `dtype` is that of the weights."""
         return cls(np.zeros(n_rows + 1, dtype=np.int64), np.zeros(0, np.uint32), np.zeros(0, dtype), vocab_size)
 
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
-        """The rows of all parts, one part after the other.
+        """Concatenate the rows of several parts.
 
         Args:
-            parts: at least one; all over the same vocabulary and with weights of the same dtype.
+            parts: one or more parts over the same vocabulary, with weights of the same dtype.
         """
         indptr = row_starts(np.concatenate([np.diff(part.indptr) for part in parts]))
         term_ids = np.concatenate([part.term_ids for part in parts])
@@ -132,27 +132,27 @@ class SparseVectors:
         return len(self.indptr) - 1
 
     def row(self, position: int) -> tuple[TermIds, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]:
-        """Term ids and weights of one row."""
+        """Return term ids and weights of a row."""
         span = slice(self.indptr[position], self.indptr[position + 1])
         return self.term_ids[span], self.weights[span]
 
     def take(self, rows: IntArray) -> SparseVectors:
-        """Some rows, by their numbers (m,) int64, in the given order."""
+        """Return the rows with the numbers (m,) int64, in the given order."""
         indptr, entries = row_entries(self.indptr, rows)
         return SparseVectors(indptr, self.term_ids[entries], self.weights[entries], self.vocab_size)
 
     def with_weights(self, weights: npt.NDArray[np.float32] | npt.NDArray[np.uint8]) -> SparseVectors:
-        """The same terms with other weights."""
+        """Return the same terms with other weights."""
         return SparseVectors(self.indptr, self.term_ids, weights, self.vocab_size)
 
     def without_zeros(self) -> SparseVectors:
-        """The same vectors without stored zeros."""
+        """Return the vectors without stored zeros."""
         keep = self.weights != 0
         kept_before = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
         return SparseVectors(kept_before[self.indptr], self.term_ids[keep], self.weights[keep], self.vocab_size)
 
     def to_dense(self) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-        """(n, vocab_size) in the weights' dtype; for tests and small things."""
+        """Return a dense array (n, vocab_size) in the weights' dtype; for small vectors."""
         dense = np.zeros((len(self), self.vocab_size), dtype=self.weights.dtype)
         dense[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.term_ids] = self.weights
         return dense
@@ -163,9 +163,9 @@ class QueryVectors:
     """A batch of encoded queries; a branch that the encoder lacks is None.
 
     Attributes:
-        term_ids: the queries' term ids, for the tokens branch over the model's vocabulary and for explain.
-        dense: (n, dim) float32, L2-normalised; an empty query's row is zero.
-        sparse: one row a query.
+        term_ids: term ids of the queries, used by a lexical branch over the model's vocabulary and by explanations.
+        dense: (n, dim) float32 rows of L2 norm 1; zeros for an empty query.
+        sparse: one row per query.
     """
 
     term_ids: Ragged
@@ -177,13 +177,13 @@ class QueryVectors:
 
 
 class QueryEncoder(Protocol):
-    """Text in, query vectors out, without any model at query time."""
+    """Encodes texts as query vectors without a model."""
 
     @property
     def document_fingerprint(self) -> str:
-        """The fingerprint of the document side that the vectors are made for."""
+        """Fingerprint of the document side that the query vectors are comparable with."""
         ...
 
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
-        """Encode a batch; `task` picks one of the encoder's tables, None its default."""
+        """Encode a batch; `task` selects one of the encoder's tables, None its default."""
         ...

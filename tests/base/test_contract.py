@@ -86,8 +86,8 @@ def test_contracts_that_differ_in_the_query_alone_belong_together() -> None:
         (("document", "max_tokens"), 64, "fingerprint"),
         (("dense", "dims"), 8, "a list"),
         (("query",), None, "an object"),
-        (("query", "drop"), [-1], "term ids are 0 to"),
-        (("query", "drop"), [2**32], "term ids are 0 to"),
+        (("query", "drop"), [-1], "term ids from 0 to"),
+        (("query", "drop"), [2**32], "term ids from 0 to"),
         (("query", "max_tokens"), 2**63, "max_tokens"),
         (("sparse", "scale"), 0, "scale"),
         (("sparse", "scale"), math.inf, "scale"),
@@ -153,7 +153,7 @@ def test_a_query_whose_frame_is_more_than_a_prompt_and_one_end_has_no_light_form
 def test_an_echo_s_second_prompt_holds_the_first_where_the_format_says_so() -> None:
     assert DocumentPolicy(prompt="Read: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Read: "
     assert QueryPolicy(prompt_format="Ask: ", echo_prompt="Again: {prompt}").second_prompt == "Again: Ask: "
-    with pytest.raises(InvalidInput, match=r"echo_prompt 'Again: \{promt\}' holds \{promt\}"):
+    with pytest.raises(InvalidInput, match=r"echo_prompt 'Again: \{promt\}' has the unknown placeholder \{promt\}"):
         DocumentPolicy(prompt="Read: ", echo_prompt="Again: {promt}")
 
 

@@ -81,7 +81,7 @@ def test_a_complete_folder_that_grows_is_not_complete_until_it_is_finished_again
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     first = write(tmp_path / "v")
-    with pytest.raises(AlreadyExists, match="is being written by another process"):
+    with pytest.raises(AlreadyExists, match="another process is writing"):
         VectorsWriter(tmp_path / "v", make_contract(), resume=True)
     first.add(make_shard(5, 1))
     first.close()
@@ -104,7 +104,7 @@ def test_a_folder_has_one_writer_until_it_is_finished_or_given_up(tmp_path: Path
     writer = VectorsWriter(folder, make_contract())
     with pytest.raises(AlreadyExists, match="another process"):
         VectorsWriter(folder, make_contract(), resume=True)
-    with pytest.raises(FormatError, match="not complete"):
+    with pytest.raises(FormatError, match="is incomplete"):
         VectorsReader(folder)
     writer.close()
     with pytest.raises(AlreadyExists, match="--resume"):
@@ -160,7 +160,7 @@ def test_a_shard_may_lack_a_branch_or_hold_nothing(tmp_path: Path, left_out: dic
 
 def test_a_document_goes_in_once(tmp_path: Path) -> None:
     writer = write(tmp_path / "v")
-    with pytest.raises(InvalidInput, match="'d4' is encoded already"):
+    with pytest.raises(InvalidInput, match="duplicate document id 'd4': it is already encoded"):
         writer.add(make_shard(4, 1))
     twice = Shard([Document("x", ""), Document("x", "")], None, None)
     with pytest.raises(InvalidInput, match="'x'"):

@@ -99,15 +99,19 @@ def test_a_format_without_the_instruction_s_place_is_a_prompt_by_itself() -> Non
 
 @pytest.mark.parametrize("mistyped", ["{instructon}", "{}", "{ instruction }", "{Instruction}", "{prompt}"])
 def test_a_placeholder_that_stands_for_nothing_is_named(mistyped: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"prompt_format .* holds {re.escape(mistyped)}, .* is {{instruction}}$"):
+    with pytest.raises(
+        InvalidInput, match=rf"prompt_format .* the unknown placeholder {re.escape(mistyped)}; .* is {{instruction}}$"
+    ):
         QueryPolicy("Find it", prompt_format=f"{{instruction}} {mistyped}: ")
-    with pytest.raises(InvalidInput, match=r"echo_prompt .* holds \{instruction\}, .* is \{prompt\}$"):
+    with pytest.raises(
+        InvalidInput, match=r"echo_prompt .* the unknown placeholder \{instruction\}; .* is \{prompt\}$"
+    ):
         QueryPolicy("Find it", echo_prompt="{prompt} {instruction}")
     assert QueryPolicy("Find it", prompt_format='{instruction} {"k": 1}').prompt == 'Find it {"k": 1}'
 
 
 def test_an_instruction_that_its_format_has_no_place_for_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"no \{instruction\} for the instruction 'Find it'"):
+    with pytest.raises(InvalidInput, match=r"no placeholder \{instruction\} for the instruction 'Find it'"):
         QueryPolicy("Find it", prompt_format="query: ")
 
 
@@ -248,7 +252,7 @@ def test_dropping_terms_equals_filtering_each_row(rows: list[list[int]], drop: s
     ("indptr", "term_ids", "weights", "expected"),
     [
         ([1, 1], [], [], "start at 0"),
-        ([0, 2, 1], [0], [1.0], "never fall"),
+        ([0, 2, 1], [0], [1.0], "not decrease"),
         ([0, 2], [0], [1.0], "ends at 2"),
         ([0, 1], [5], [1.0], "term id 5 is outside the vocabulary of 5"),
     ],
@@ -261,5 +265,5 @@ def test_malformed_sparse_vectors_are_refused(indptr: list, term_ids: list, weig
 def test_a_tokenizer_without_a_term_for_unknown_words_says_so() -> None:
     tokenizer = TextTokenizer(Tokenizer(models.WordPiece({"cat": 0}, unk_token="[UNK]")))
     assert tokenizer.term_ids(["cat"]).row(0).tolist() == [0]
-    with pytest.raises(FormatError, match=r"cannot read these texts: .*\[UNK\]"):
+    with pytest.raises(FormatError, match=r"cannot represent these texts: .*\[UNK\]"):
         tokenizer.term_ids(["cat", "dog"])

@@ -302,7 +302,7 @@ def test_queries_and_ids_from_stdin_are_utf8_whatever_the_locale_says(bm25_index
         for arguments in (("search", copy, "-"), ("delete", copy, "--ids", "-")):
             refused = call(b"river\n\xff\n", *arguments, encoding=encoding)
             assert refused.returncode == 1
-            assert refused.stderr.decode().endswith("stdin, line 2: not UTF-8 (byte 0xff at position 0)\n")
+            assert refused.stderr.decode().endswith("stdin, line 2: invalid UTF-8 (byte 0xff at position 0)\n")
     assert b'"deleted": 1,' in call(b"\xef\xbb\xbfd-river\r\n\n", "delete", copy, "--ids", "-", "--json").stdout
 
 
@@ -524,7 +524,7 @@ def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index,
         assert main(["evaluate", str(target), *map(str, more)]) == 2
         assert said in capsys.readouterr().err
     assert main(["evaluate", str(run), str(bm25_index), "--dataset", str(dataset)]) == 1
-    assert f"{bm25_index} does not exist; a TREC file" in capsys.readouterr().err
+    assert f"{bm25_index} does not exist; expected a TREC file" in capsys.readouterr().err
 
 
 def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, capsys):

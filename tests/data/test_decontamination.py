@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets, open_triples
-from lightir.data.decontamination import Sample
+from lightir.data.decontamination import RelevantDocuments, Sample
 from lightir.data.near_duplicates import HAMMING, JACCARD, RULES, NearDuplicates, _signs, content_tokens, simhash
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
@@ -57,8 +57,8 @@ def test_the_index_finds_what_comparing_with_each_finds(
             if len(both) / len(either) >= min_jaccard:
                 expected.add((place, "jaccard"))
     found = list(index.matches(text))
-    assert {(match.place, match.rule) for match in found} == expected
-    assert found == sorted(found, key=lambda match: (RULES.index(match.rule), match.place))
+    assert {(match.position, match.rule) for match in found} == expected
+    assert found == sorted(found, key=lambda match: (RULES.index(match.rule), match.position))
     assert all(match.value == 0 for match in found if match.rule == "exact")
 
 
@@ -107,7 +107,10 @@ def test_a_shared_relevant_document_counts_within_one_set_when_asked() -> None:
     train = {"s": queries("alpha", "beta"), "other": queries("alpha")}
     test = {"s": queries("gamma")}
     train_qrels = {"s": {"t0": {"d1": 1}, "t1": {"d1": 0, "d2": 1}}, "other": {"t0": {"d1": 1}}}
-    kept, report = decontaminate(train, test, train_qrels=train_qrels, test_qrels={"s": {"t0": {"d1": 1, "d2": 0}}})
+    test_qrels = {"s": {"t0": {"d1": 1, "d2": 0}}}
+    kept, report = decontaminate(
+        train, test, train_relevant=RelevantDocuments(train_qrels), test_relevant=RelevantDocuments(test_qrels)
+    )
     assert [query.query_id for query in kept["s"]] == ["t1"]
     assert len(kept["other"]) == 1
     assert report.sets["s"].by_rule["shared_document"] == 1
@@ -123,12 +126,14 @@ def test_a_relevant_documents_text_counts_in_any_set_and_under_any_id() -> None:
     train = {"s": queries("alpha", "beta", "gamma")}
     train_qrels = {"s": {f"t{i}": {doc_id: 1} for i, doc_id in enumerate(texts)}}
     documents = {"s": {doc_id: Document(doc_id, text) for doc_id, text in texts.items()}}
-    held = {"test_qrels": {"h": {"t0": {"x": 1, "y": 0}}}, "train_qrels": train_qrels, "train_documents": documents}
-    of_x = {"h": {"x": Document("x", words), "y": Document("y", texts["far"])}}
-    kept, report = decontaminate(train, {"h": queries("delta")}, **held, test_documents=of_x)
+    of_train = RelevantDocuments(train_qrels, documents)
+    test_qrels = {"h": {"t0": {"x": 1, "y": 0}}}
+    of_test = RelevantDocuments(test_qrels, {"h": {"x": Document("x", words), "y": Document("y", texts["far"])}})
+    kept, report = decontaminate(train, {"h": queries("delta")}, train_relevant=of_train, test_relevant=of_test)
     assert [query.query_id for query in kept["s"]] == ["t2"]  # y is judged, but not relevant
     assert report.sets["s"].by_rule["shared_document"] == 2
-    kept, _ = decontaminate(train, {"h": queries("delta")}, **held)
+    of_test = RelevantDocuments(test_qrels)
+    kept, _ = decontaminate(train, {"h": queries("delta")}, train_relevant=of_train, test_relevant=of_test)
     assert len(kept["s"]) == 3
 
 

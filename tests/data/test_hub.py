@@ -78,11 +78,11 @@ def test_numbered_negatives_and_lists_come_in_order(tmp_path: Path) -> None:
         ([{"anchor": "a", "positive": 3}], "row 1: positive: text is int"),
         (
             [{"query": "a", "pos": [{"docid": "d", "text": t}], "query_id": t} for t in ("x", "y")],
-            "row 2: document 'd' came before with another text",
+            "row 2: duplicate document id 'd' with another text",
         ),
         (
             [{"query": t, "pos": "x", "query_id": "q"} for t in ("x", "y")],
-            "row 2: query 'q' is 'y', but came before with another text",
+            "row 2: query 'q' has the text 'y', but another one earlier",
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_split_or_a_set_that_is_not_there_is_named(tmp_path: Path, monkeypatch
     with pytest.raises(NotFound, match="has no split 'train'; it has dev"):
         open_hub(address, instructions=("",))
     monkeypatch.setattr(importlib.import_module("datasets").config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(NotFound, match=r"'nobody/nothing' cannot be loaded: .*hf:FOLDER"):
+    with pytest.raises(NotFound, match=r"cannot load data set 'nobody/nothing': .*hf:FOLDER"):
         open_hub("hf:nobody/nothing", instructions=("",))
 
 

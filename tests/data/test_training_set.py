@@ -69,7 +69,7 @@ def test_a_training_set_takes_the_listed_instructions_of_training(beir: Path) ->
 
 def test_negatives_of_one_query_stand_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "n.jsonl").write_text('{"query_id": "q", "negatives": ["a"]}\n' * 2)
-    with pytest.raises(InvalidInput, match="line 2: query 'q' came before"):
+    with pytest.raises(InvalidInput, match="line 2: duplicate query id 'q'"):
         read_negatives(tmp_path / "n.jsonl")
 
 
@@ -87,7 +87,7 @@ def test_a_teacher_scores_relevant_documents_best_grade_first_and_then_negatives
     ("examples", "message"),
     [
         ([], "has no example"),
-        ([TrainingExample("q", "x", ("a",), (), "s")] * 2, "query 'q' stands in it twice"),
+        ([TrainingExample("q", "x", ("a",), (), "s")] * 2, "duplicate query id 'q'"),
         ([TrainingExample("q", "x", (), (), "s")], "'q' has no positive"),
         ([TrainingExample("q", "x", ("a",), ("b",), "s")], "'q' names document 'b'"),
     ],
@@ -306,7 +306,7 @@ def test_dropped_queries_are_gone(tiny: TrainingSet) -> None:
         ({"batch_size": 25}, "fewer than a batch"),
         ({"batch_size": 0}, "at least 1"),
         ({"n_negatives": -1}, "at least 1"),
-        ({"n_negatives": 40}, "cannot get 40 negatives"),
+        ({"n_negatives": 40}, "too few for 40 negatives"),
         ({"ratios": {"tiny": 0}}, "positive"),
         ({"ratios": {"tony": 1}}, "'tony'"),
     ],

@@ -125,7 +125,7 @@ def test_byte_order_marks_blanks_and_missing_last_line_ends_change_nothing(
     assert dict(found.documents) == dict(expected.documents)
     with (tmp_path / "triples.tsv").open("a") as file:
         file.write(f"{end}{end}q1\tp1")
-    with pytest.raises(InvalidInput, match="line 12: 2 fields"):
+    with pytest.raises(InvalidInput, match="line 12: 2 tab-separated fields"):
         open_triples(tmp_path / "triples.tsv", instructions=("",))
 
 
@@ -139,7 +139,7 @@ def test_many_documents_are_found_and_no_others(tmp_path: Path, monkeypatch: pyt
     assert all(found[f"p{i}"].text == f"passage {i}" for i in range(n))
     assert not any(f"p{i}" in found for i in range(n, 3 * n))
     write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)), "p7\tpassage 7")
-    with pytest.raises(InvalidInput, match="line 301: document 'p7' came before"):
+    with pytest.raises(InvalidInput, match="line 301: duplicate document id 'p7'"):
         open_triples(tmp_path / "triples.tsv", instructions=("",))
 
 
@@ -155,16 +155,16 @@ def test_triples_are_cleaned_of_held_out_queries(marco: Path, beir: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("triples.tsv", "q1\tp1", "triples.tsv, line 3: 2 fields between tabs; expected 3"),
+        ("triples.tsv", "q1\tp1", "triples.tsv, line 3: 2 tab-separated fields; expected 3"),
         ("triples.tsv", "q1\t\tp1", "triples.tsv, line 3: field 2 is empty"),
         ("triples.tsv", "q1\tp9\tp1", "triples.tsv, line 3: document 'p9' is not in the collection"),
-        ("triples.tsv", "q9\tp1\tp1", "triples.tsv, line 3: query 'q9' is not among the queries"),
-        ("collection.tsv", "p1\tanother", "collection.tsv, line 3: document 'p1' came before"),
-        ("collection.tsv", "p1", "collection.tsv, line 3: 1 fields between tabs; expected 2"),
-        ("queries.tsv", "\tanother", "queries.tsv, line 3: .*; expected a query's id and text"),
-        ("queries.tsv", "q1\t ", "queries.tsv, line 3: .*; expected a query's id and text"),
-        ("queries.tsv", "q1", "queries.tsv, line 3: 'q1'; expected a query's id and text"),
-        ("queries.tsv", "q1\tanother", "queries.tsv, line 3: query 'q1' came before with another text"),
+        ("triples.tsv", "q9\tp1\tp1", "triples.tsv, line 3: unknown query id 'q9'"),
+        ("collection.tsv", "p1\tanother", "collection.tsv, line 3: duplicate document id 'p1'"),
+        ("collection.tsv", "p1", "collection.tsv, line 3: 1 tab-separated fields; expected 2"),
+        ("queries.tsv", "\tanother", "queries.tsv, line 3: .*; expected query id and text"),
+        ("queries.tsv", "q1\t ", "queries.tsv, line 3: .*; expected query id and text"),
+        ("queries.tsv", "q1", "queries.tsv, line 3: 'q1'; expected query id and text"),
+        ("queries.tsv", "q1\tanother", "queries.tsv, line 3: duplicate query id 'q1' with another text"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, name: str, line: str, message: str) -> None:
@@ -192,10 +192,10 @@ def test_ids_without_their_texts_and_empty_files_are_refused(tmp_path: Path) -> 
 
 def test_bytes_that_are_no_text_and_a_cut_gzip_are_named(tmp_path: Path) -> None:
     (tmp_path / "bytes.tsv").write_bytes(b"a b\tc d\te\nf g\t\xff\th\n")
-    with pytest.raises(InvalidInput, match=r"line 2: not UTF-8"):
+    with pytest.raises(InvalidInput, match=r"line 2: invalid UTF-8"):
         open_triples(tmp_path / "bytes.tsv", instructions=("",))
     (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"a b\tc\td\n" * 1000)[:-20])
-    with pytest.raises(InvalidInput, match="gzip stream is broken"):
+    with pytest.raises(InvalidInput, match="gzip stream is damaged"):
         open_triples(tmp_path / "cut.tsv.gz", instructions=("",))
 
 

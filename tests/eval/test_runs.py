@@ -61,7 +61,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_run(tmp_path: 
 
 def test_utf_16_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("q1 Q0 a 1 2.0 t\n", encoding="utf-16")
-    with pytest.raises(InvalidInput, match=r"line 1: not UTF-8 .* looks like UTF-16, which `iconv"):
+    with pytest.raises(InvalidInput, match=r"line 1: invalid UTF-8 .* looks like UTF-16, convert it with: iconv"):
         read_run(tmp_path / "run")
 
 
@@ -94,7 +94,7 @@ def test_a_run_s_scores_are_read_in_double_precision(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", ["", "two words", "tab\t"])
 def test_a_tag_is_one_word(tmp_path: Path, tag: str) -> None:
-    with pytest.raises(InvalidInput, match="must be one word"):
+    with pytest.raises(InvalidInput, match="expected one word"):
         write_run(tmp_path / "run", {"q": ranking("q", ("a", 1.0))}, tag=tag)
     assert not (tmp_path / "run").exists()
 
@@ -106,13 +106,13 @@ def test_a_run_may_be_gzipped_and_a_broken_stream_is_said(tmp_path: Path) -> Non
     (tmp_path / "run.trec.gz").write_bytes(gzip.compress(content))
     assert read_run(tmp_path / "run.trec.gz")["q"].doc_ids == run["q"].doc_ids
     (tmp_path / "cut.gz").write_bytes(gzip.compress(content)[:-2000])
-    with pytest.raises(InvalidInput, match=r"after line \d+: the gzip stream is broken"):
+    with pytest.raises(InvalidInput, match=r"after line \d+: the gzip stream is damaged"):
         read_run(tmp_path / "cut.gz")
     (tmp_path / "none.gz").write_bytes(content)
-    with pytest.raises(InvalidInput, match="after line 0: the gzip stream is broken"):
+    with pytest.raises(InvalidInput, match="after line 0: the gzip stream is damaged"):
         read_run(tmp_path / "none.gz")
     (tmp_path / "latin").write_bytes(b"q Q0 a 1 1.0 t\nq Q0 \xe9 2 0.5 t\n")
-    with pytest.raises(InvalidInput, match="line 2: not UTF-8"):
+    with pytest.raises(InvalidInput, match="line 2: invalid UTF-8"):
         read_run(tmp_path / "latin")
 
 
@@ -126,7 +126,7 @@ def test_ranking_of_nothing_is_empty() -> None:
         ("q Q0 d 1 1.0", "line 2: 5 columns"),
         ("q Q0 d 1 high t", "line 2: the score is 'high'"),
         ("q Q0 d 1 nan t", "line 2: the score is 'nan'"),
-        ("q Q0 first 1 0.5 t", "line 2: document 'first' came before"),
+        ("q Q0 first 1 0.5 t", "line 2: duplicate document 'first'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -215,7 +215,7 @@ def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
         ([Document("x", "1"), Document("x", "2")], {}, "'x' comes twice in one batch"),
         ([Document("", "text")], {}, "0 bytes"),
         ([Document("x" * 10_001, "text")], {}, "10001 bytes"),
-        ([Document("\udcff", "text")], {}, "a doc_id cannot be written as UTF-8"),
+        ([Document("\udcff", "text")], {}, "a doc_id is not representable in UTF-8"),
         ([Document("x", "\udcff")], {}, "the text of document 'x'"),
         ([Document("x", "", "\udcff")], {}, "the title of document 'x'"),
         ([Document("x", "", "", {"\udcff": 1})], {}, "the metadata of document 'x'"),
@@ -253,7 +253,7 @@ def test_what_is_refused_is_named_and_changes_nothing(
 def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         for change in (writer.delete, writer.keep_only):
-            with pytest.raises(InvalidInput, match="doc_ids is one str, 'ab'"):
+            with pytest.raises(InvalidInput, match="doc_ids is a str, 'ab'"):
                 change("ab")
             for wrong_ids, said in ((None, "doc_ids is NoneType"), ([1, 2], "is int"), (["a", "\udcff"], "UTF-8")):
                 with pytest.raises(InvalidInput, match=said):  # to keep only 1 and 2 would leave nothing of "1" and "2"

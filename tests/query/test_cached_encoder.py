@@ -124,8 +124,8 @@ def test_tables_are_memory_mapped(tmp_path: Path) -> None:
         ({"": word_table()[:5]}, {}, f"5 rows.*{VOCAB_SIZE} terms"),
         ({"": word_table()}, {"dense": DenseHead(dims=(2,))}, "4 wide.*are 2"),
         ({"": word_table(), "b": word_table()[:, :2]}, {}, "'b' is 2 wide.*4"),
-        ({}, {}, "a dense branch, but 0 tables"),
-        ({"": word_table()}, {"dense": None}, "no dense branch, but 1 tables"),
+        ({}, {}, "0 tables, but the contract has a dense branch"),
+        ({"": word_table()}, {"dense": None}, "1 tables, but the contract has no dense branch"),
     ],
 )
 def test_tables_that_do_not_fit_the_contract_are_refused(
@@ -173,7 +173,7 @@ def test_term_weights_are_one_float_a_term(tmp_path: Path, weights: np.ndarray) 
     with pytest.raises(ContractMismatch, match=rf"term weights are {weights.dtype}.*\({VOCAB_SIZE},\)"):
         CachedQueryEncoder.load(folder)
     save_file({"weights": weights}, folder / "sparse.safetensors")
-    with pytest.raises(FormatError, match=r"sparse\.safetensors holds .*'term_weights' is needed"):
+    with pytest.raises(FormatError, match=r"sparse\.safetensors holds .*expected the key 'term_weights'"):
         CachedQueryEncoder.load(folder)
 
 
@@ -263,16 +263,18 @@ def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_
     assert CachedQueryEncoder.load(model).tasks == ("own",)
     monkeypatch.setattr("lightir.addresses.shipped_models", lambda: {"shipped": model})
     assert CachedQueryEncoder.load("shipped").tasks == ("own",)
-    with pytest.raises(NotFound, match=r"nope is no folder, and no model that is shipped"):
+    with pytest.raises(NotFound, match=r"nope is neither a folder nor a shipped model"):
         CachedQueryEncoder.load("nope")
-    with pytest.raises(NotFound, match=r"org/model is no folder"):
+    with pytest.raises(NotFound, match=r"org/model is neither a folder"):
         CachedQueryEncoder.load("org/model")
     with monkeypatch.context() as bare:
         bare.setattr("lightir.addresses.shipped_models", dict)
-        with pytest.raises(NotFound, match=r"none is installed; `pip install --no-deps packages/lightir-minilm`"):
+        with pytest.raises(
+            NotFound, match=r"none; install one in a checkout with `pip install --no-deps packages/lightir-minilm`"
+        ):
             CachedQueryEncoder.load("minilm")
     shutil.rmtree(model / "query-encoder")
-    with pytest.raises(NotFound, match="`lightir cache shipped`"):
+    with pytest.raises(NotFound, match="lightir cache shipped"):
         resolve_query_encoder("shipped")
 
 

@@ -103,7 +103,7 @@ def test_the_folder_brings_its_expansions(tmp_path: Path, dense: bool) -> None:
         (CONTRACT, None, LightirError, "expansions"),
         (CONTRACT, random_expansions(0, n_terms=5), ContractMismatch, "5 expansions"),
         (CONTRACT, random_expansions(0, vocab_size=900), ContractMismatch, "vocabulary has 8"),
-        (CONTRACT, one_expansion(VOCAB_SIZE), ContractMismatch, f"names term {VOCAB_SIZE}"),
+        (CONTRACT, one_expansion(VOCAB_SIZE), ContractMismatch, f"contains term id {VOCAB_SIZE}"),
         (dataclasses.replace(CONTRACT, sparse=None), random_expansions(0), InvalidInput, "no sparse branch"),
     ],
 )

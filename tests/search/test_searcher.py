@@ -117,7 +117,7 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
         ({"weights": {"tokens": [1.0]}}, r"weight of tokens is \[1.0\]"),
         ({"weights": {"tokens": "1"}}, "weight of tokens is '1'"),
         ({"exclude": 5}, "the documents to exclude is int"),
-        ({"exclude": {"0": "a"}}, "the documents to exclude is one str, 'a'"),
+        ({"exclude": {"0": "a"}}, "the documents to exclude is a str, 'a'"),
         ({"exclude": {"0": None}}, "the documents to exclude is NoneType"),
         ({"exclude": {"0": [3]}}, "a doc_id is int; expected str"),
     ],
@@ -206,16 +206,16 @@ def test_queries_may_be_generated(index: Index, texts: list[str]) -> None:
 
 def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index: Index) -> None:
     searcher = Searcher(index)
-    for queries, said in (("cat", "queries is one str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):
+    for queries, said in (("cat", "queries is a str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):
         with pytest.raises(InvalidInput, match=said):
             searcher.search(queries)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="a query is int; expected str or Query"):
         searcher.search(["cat", 3])  # type: ignore[list-item]
-    with pytest.raises(InvalidInput, match="doc_ids is one str, 'b'"):
+    with pytest.raises(InvalidInput, match="doc_ids is a str, 'b'"):
         index.documents("b")
     with pytest.raises(InvalidInput, match="doc_ids is NoneType; expected a list"):
         index.documents(None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="the documents to exclude is one str, 'b'"):
+    with pytest.raises(InvalidInput, match="the documents to exclude is a str, 'b'"):
         searcher.hits("cat", options=SearchOptions(exclude="b"))
     with pytest.raises(InvalidInput, match="a doc_id is int; expected str"):
         searcher.explain("cat", 3)  # type: ignore[arg-type]

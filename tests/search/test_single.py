@@ -130,7 +130,7 @@ def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) 
     assert of_texts(encoder(), "tokens") is None
     assert of_texts(OtherKind(encoder()), "hybrid") is None
     assert of_texts(None, "tokens") is None
-    with pytest.raises(NotFound, match="no query table for task 'other'; there is one table alone"):
+    with pytest.raises(NotFound, match="unknown task 'other': the query encoder has one table"):
         of_texts(encoder(), "hybrid", "other")
 
 
@@ -152,7 +152,7 @@ def test_a_text_that_is_none_is_refused_by_its_query(index: Index) -> None:
     searcher = Searcher(index, encoder())
     with pytest.raises(InvalidInput, match="query 'q7' is int; expected str"):
         searcher.search([Query("q7", 3)])  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="query 'q8' cannot be written as UTF-8"):
+    with pytest.raises(InvalidInput, match="query 'q8' is not representable in UTF-8"):
         searcher.search([Query("q8", "cat \ud800")])
     with pytest.raises(InvalidInput, match="k is 0"):
         searcher.search(["cat"], 0)

@@ -110,7 +110,7 @@ def test_scores_of_examples_stand_in_the_batchs_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "message"), [([1.0], "1 scores for 2"), ([1.0, "x"], "'x' is no number"), (3, "int")]
+    ("scores", "message"), [([1.0], "1 scores for 2"), ([1.0, "x"], "'x' is not a number"), (3, "int")]
 )
 def test_scores_that_fit_nothing_are_refused(tmp_path: Path, scores: object, message: str) -> None:
     line = {"query": "q", "positives": ["a"], "negatives": ["b"], "scores": scores}

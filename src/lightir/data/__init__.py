@@ -1,4 +1,4 @@
-"""Reading documents, queries and judgements; training examples; instructions; decontamination."""
+"""Documents, queries and qrels; training sets and their batches; instructions; decontamination."""
 
 from __future__ import annotations
 

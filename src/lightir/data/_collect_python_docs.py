@@ -1,7 +1,6 @@
-"""Prints the running Python's documentation as JSON lines; standard library only, run as a script in its own process.
+"""Print the running Python's documentation as JSON lines; a script that uses the standard library alone.
 
-python_docs.py starts it: importing a hundred modules may hang, print or change global state, and none of that should
-happen to the caller.
+python_docs.py runs it in a separate process because importing a hundred modules may hang, print or change global state.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# Importing these opens a browser or a window, prints, or brings nothing that one would look up.
-LEFT_OUT = frozenset(
+# Importing these modules opens a browser or a window, prints, or adds nothing worth looking up.
+SKIPPED = frozenset(
     """
     antigravity this test idlelib lib2to3 turtledemo turtle tkinter pydoc_data distutils ensurepip encodings
     msilib msvcrt winreg winsound nt ntpath nturl2path posixpath opcode sre_compile sre_constants sre_parse
     genericpath pydoc rlcompleter stringprep symtable tabnanny __main__ site sitecustomize usercustomize
     """.split()  # noqa: SIM905  a list of 50 strings would be a page
 )
-ALIASES = {"os.path": "posixpath"}  # the name that one looks up -> the module that it is in
+ALIASES = {"os.path": "posixpath"}  # documented name -> module that implements it
 MIN_WORDS = 4
-MAX_CHARACTERS = 900  # about 200 tokens; what follows is examples and small print
+MAX_CHARACTERS = 900  # about 200 tokens; the rest is mostly examples and details
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def module_names() -> list[str]:
-    """Public modules of the standard library, packages' submodules included; shallow names first."""
-    names = [name for name in sys.stdlib_module_names if not name.startswith("_") and name not in LEFT_OUT]
+    """Return the public modules of the standard library and their submodules; names with fewer dots first."""
+    names = [name for name in sys.stdlib_module_names if not name.startswith("_") and name not in SKIPPED]
     submodules = [
         f"{name}.{info.name}"
         for name in names
@@ -44,31 +43,31 @@ def module_names() -> list[str]:
 
 
 def load(name: str) -> types.ModuleType | None:
-    """The module, or None where this Python cannot import it (another system's, or built without a library)."""
+    """Import a module; None if this Python lacks it (another platform, or built without a library)."""
     try:
         return importlib.import_module(ALIASES.get(name, name))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a foreign module may raise anything; said on stderr
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a module may raise anything; logged to stderr
         sys.stderr.write(f"{name}: {type(error).__name__}: {error}\n")
         return None
 
 
 def own_doc(value: Any) -> str:
-    """The object's own doc string, cleaned; inherited ones are somebody else's document."""
+    """Return an object's own docstring, cleaned; inherited ones belong to another document."""
     doc = value.__doc__ if isinstance(getattr(value, "__doc__", None), str) else ""
     return inspect.cleandoc(doc).strip()
 
 
 def signature(value: Any) -> str:
-    """`(interval, function, args=None)`, or "" where it cannot be known."""
+    """Return a signature such as `(interval, function, args=None)`, or "" if unknown."""
     try:
-        found = ADDRESS.sub("", str(inspect.signature(value)))
+        text = ADDRESS.sub("", str(inspect.signature(value)))
     except Exception:  # noqa: BLE001  inspect evaluates C functions' default values, which may raise anything
         return ""
-    return "" if "environ(" in found else found  # somebody's environment is no documentation
+    return "" if "environ(" in text else text  # exclude values of this process's environment
 
 
 def cut(text: str) -> str:
-    """The text's beginning, whole paragraphs as far as they fit."""
+    """Cut a text to MAX_CHARACTERS, after whole paragraphs if possible."""
     if len(text) <= MAX_CHARACTERS:
         return text
     head = text[:MAX_CHARACTERS]
@@ -79,12 +78,13 @@ def cut(text: str) -> str:
 
 
 def spelled_out(doc_id: str) -> str:
-    """The last name's words: "temporary directory" for tempfile.TemporaryDirectory; "" where it is one word."""
+    """Return the words of the last name: "temporary directory" for tempfile.TemporaryDirectory; "" for one word."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", doc_id.rpartition(".")[2])
     return " ".join(words).lower() if len(words) > 1 else ""
 
 
 def record(doc_id: str, kind: str, text: str, *, call: str = "") -> dict[str, Any] | None:
+    """Return a document as JSON values, or None if the text is too short."""
     if len(text.split()) < MIN_WORDS:
         return None
     title = f"{doc_id}: {spelled}" if (spelled := spelled_out(doc_id)) else doc_id
@@ -92,19 +92,19 @@ def record(doc_id: str, kind: str, text: str, *, call: str = "") -> dict[str, An
 
 
 def members(module: types.ModuleType, name: str) -> Iterator[tuple[str, Any]]:
-    """What a module offers: its __all__, or its public names that were not imported from another module."""
+    """Yield a module's members: its __all__, or its public names that were not imported from another module."""
     listed = getattr(module, "__all__", None)
     for attribute in sorted(listed if listed is not None else vars(module)):
         value = getattr(module, attribute, None)
         home = getattr(value, "__module__", None) or ""
-        at_home = home.lstrip("_").split(".")[0] == name.split(".")[0] or home == "builtins" == name
-        offered = listed is not None or (not attribute.startswith("_") and at_home)
-        if offered and (inspect.isclass(value) or inspect.isroutine(value)):
+        own = home.lstrip("_").split(".")[0] == name.split(".")[0] or home == "builtins" == name
+        public = listed is not None or (not attribute.startswith("_") and own)
+        if public and (inspect.isclass(value) or inspect.isroutine(value)):
             yield attribute, value
 
 
 def methods(cls: type, name: str) -> Iterator[dict[str, Any] | None]:
-    """The public methods and properties that a class itself defines and documents."""
+    """Yield the public methods and properties that a class itself defines and documents."""
     for attribute, value in sorted(vars(cls).items()):
         target = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         documented = inspect.isroutine(target) or isinstance(target, property)
@@ -114,7 +114,7 @@ def methods(cls: type, name: str) -> Iterator[dict[str, Any] | None]:
 
 
 def documents() -> Iterator[dict[str, Any] | None]:
-    """Modules, their functions and classes, the classes' methods, and pydoc's topics."""
+    """Yield modules, their functions and classes, the classes' methods, and pydoc's topics."""
     seen: set[int] = set()
     for name in module_names():
         module = load(name)
@@ -135,24 +135,24 @@ def documents() -> Iterator[dict[str, Any] | None]:
 
 
 def topics() -> Iterator[dict[str, Any] | None]:
-    """The language reference's sections that `help()` shows, under their keyword."""
+    """Yield the sections of the language reference that `help()` shows, by keyword."""
     from pydoc_data.topics import topics as texts
 
     for name, text in sorted(texts.items()):
         lines = text.strip().splitlines()
         body = "\n".join(line for line in lines[1:] if set(line.strip()) not in ({"*"}, {"="}, {"-"}, {"~"})).strip()
-        found = record(f"topic:{name}", "topic", body)
-        yield found and {**found, "title": lines[0]}
+        topic = record(f"topic:{name}", "topic", body)
+        yield topic and {**topic, "title": lines[0]}
 
 
 def main() -> None:
-    """Every document once, by id; the first to bear an id keeps it."""
+    """Print every document; of duplicate ids the first is kept."""
     warnings.simplefilter("ignore")
     ids: set[str] = set()
-    for each in documents():
-        if each is not None and each["doc_id"] not in ids:
-            ids.add(each["doc_id"])
-            sys.stdout.write(json.dumps(each) + "\n")
+    for document in documents():
+        if document is not None and document["doc_id"] not in ids:
+            ids.add(document["doc_id"])
+            sys.stdout.write(json.dumps(document) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A BEIR folder: corpus, queries and judgements that belong together."""
+"""A data set in a BEIR folder: corpus, queries and qrels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Dataset:
     """A folder with corpus.jsonl, queries.jsonl (either may be .gz) and qrels/<split>.tsv.
 
     Attributes:
-        folder: where it lies.
+        folder: path of the folder.
         splits: names of the splits, sorted.
     """
 
@@ -27,20 +27,20 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path | str) -> Dataset:
-        """The data set in the folder; only names of files are read.
+        """Open a folder; only the names of its files are read.
 
         Raises:
-            NotFound: the folder, or one of its three parts, is missing.
+            NotFound: the folder, or one of its three parts, does not exist.
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise NotFound(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; expected a BEIR folder")
         for role in ("corpus", "queries"):
             if beir_file(folder, role) is None:
-                raise NotFound(f"{folder} holds neither {role}.jsonl nor {role}.jsonl.gz; expected a BEIR folder")
+                raise NotFound(f"{folder} has no {role}.jsonl or {role}.jsonl.gz; expected a BEIR folder")
         splits = tuple(sorted(path.name.split(".tsv")[0] for path in _qrels_files(folder)))
         if not splits:
-            raise NotFound(f"{folder} holds no qrels/<split>.tsv; expected a BEIR folder")
+            raise NotFound(f"{folder} has no qrels/<split>.tsv; expected a BEIR folder")
         return cls(folder, splits)
 
     @property
@@ -49,18 +49,18 @@ class Dataset:
         return self.folder.resolve().name
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
         return count_documents(self.folder) or 0
 
     def corpus(self) -> Iterator[Document]:
-        """The documents, as read_documents gives them."""
+        """Iterate over the documents; see `read_documents`."""
         return read_documents(self.folder)
 
     def queries(self, split: str | None = None) -> Iterator[Query]:
-        """All queries in the file's order, or those that the split judges.
+        """Iterate over the queries in the file's order: all, or those that a split's qrels contain.
 
         Raises:
-            InvalidInput: the split judges queries that the file does not hold (after the last query).
+            InvalidInput: the qrels contain queries that the file lacks (raised after the last query).
         """
         if split is None:
             yield from read_queries(self.folder)
@@ -72,23 +72,23 @@ class Dataset:
                 yield query
         if wanted:
             raise InvalidInput(
-                f"{self.folder}: qrels/{split} judges {len(wanted)} queries that the queries file does not hold, "
-                f"{min(wanted)!r} for one"
+                f"{self.folder}: qrels/{split} has {len(wanted)} query ids that the queries file lacks, "
+                f"for instance {min(wanted)!r}"
             )
 
     def qrels(self, split: str) -> Qrels:
-        """The split's judgements.
+        """Read the qrels of a split.
 
         Raises:
-            NotFound: there is no such split.
+            NotFound: the split does not exist.
         """
         return read_qrels(self._qrels_file(split))
 
     def digest(self, split: str) -> str:
-        """8 digits of a hash over the files of the corpus, the queries and the split's judgements, as they lie there.
+        """Return 8 hexadecimal digits of a hash of the corpus, queries and qrels files.
 
         Raises:
-            NotFound: there is no such split.
+            NotFound: the split does not exist.
         """
         files = [beir_file(self.folder, "corpus"), beir_file(self.folder, "queries"), self._qrels_file(split)]
         digests = "".join(sha256_file(path) for path in files if path is not None)

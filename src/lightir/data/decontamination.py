@@ -1,10 +1,10 @@
-"""Training queries that are too close to development or test queries, found and left out, with a report."""
+"""Decontamination: drop training queries that are too close to development or test queries, and report them."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lightir.data.dataset import Dataset
@@ -13,15 +13,37 @@ from lightir.data.training_set import TrainingSet
 from lightir.types import Document, Qrels, Query
 
 DOCUMENT_JACCARD = 0.8
-"""Documents whose content tokens agree so far are versions of one text."""
+"""Minimum Jaccard similarity of content tokens at which two documents count as versions of one text."""
 
 N_SAMPLES = 5
-"""Matches that a report spells out, for each training set and rule."""
+"""Maximum number of matches in a report, per training set and rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelevantDocuments:
+    """The documents that are relevant to the queries of some sets.
+
+    Attributes:
+        qrels: qrels by set name; grades of 1 or more count as relevant.
+        documents: documents by set name and id; empty if texts are not compared.
+    """
+
+    qrels: Mapping[str, Qrels] = field(default_factory=dict)
+    documents: Mapping[str, Mapping[str, Document]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One match, spelled out."""
+    """A match with both texts.
+
+    Attributes:
+        query_id: id of the training query.
+        query: text of the training query.
+        test_set: name of the test set.
+        test_query_id: id of the test query.
+        test_query: text of the test query.
+        value: similarity or distance; see `Match`.
+    """
 
     query_id: str
     query: str
@@ -33,16 +55,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SetReport:
-    """What happened to one training set.
+    """The result for one training set.
 
     Attributes:
-        queries: before.
-        dropped: queries that any rule found.
-        by_rule: queries that each rule found; one query may be found by several.
-        only_by_rule: queries that this rule found and no other.
-        by_test_set: queries that some rule found close to a query of the test set.
-        test_queries_touched: of each test set, its queries that some training query was close to.
-        samples: up to N_SAMPLES a rule.
+        queries: number of queries before.
+        dropped: number of queries that any rule matched.
+        by_rule: number of queries that each rule matched; several rules may match one query.
+        only_by_rule: number of queries that only this rule matched.
+        by_test_set: number of queries that match a query of each test set.
+        test_queries_touched: number of queries of each test set that match a training query.
+        samples: up to N_SAMPLES matches per rule.
     """
 
     queries: int
@@ -56,13 +78,13 @@ class SetReport:
 
 @dataclass(frozen=True, slots=True)
 class DecontaminationReport:
-    """What was dropped, by training set.
+    """The result for all training sets.
 
     Attributes:
-        min_jaccard: threshold.
-        max_hamming: threshold.
-        test_sets: each test set's number of queries.
-        sets: one report a training set.
+        min_jaccard: threshold of the Jaccard similarity.
+        max_hamming: threshold of the SimHash distance, in bits.
+        test_sets: number of queries of each test set.
+        sets: report of each training set.
     """
 
     min_jaccard: float
@@ -71,16 +93,16 @@ class DecontaminationReport:
     sets: Mapping[str, SetReport]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
     def to_markdown(self) -> str:
-        """One row a training set: queries, found by each rule, dropped, kept."""
+        """Return a table with one row per training set: queries, matches of each rule, dropped, kept."""
         rows = [["set", "queries", *RULES, "dropped", "kept"]]
         rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
-        for name, each in self.sets.items():
-            numbers = (each.queries, *(each.by_rule[rule] for rule in RULES), each.dropped, each.queries - each.dropped)
-            rows.append([name, *map(str, numbers)])
+        for name, report in self.sets.items():
+            matched = (report.by_rule[rule] for rule in RULES)
+            rows.append([name, *map(str, (report.queries, *matched, report.dropped, report.queries - report.dropped))])
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -90,44 +112,43 @@ def decontaminate(
     *,
     min_jaccard: float = JACCARD,
     max_hamming: int = HAMMING,
-    train_qrels: Mapping[str, Qrels] | None = None,
-    test_qrels: Mapping[str, Qrels] | None = None,
-    train_documents: Mapping[str, Mapping[str, Document]] | None = None,
-    test_documents: Mapping[str, Mapping[str, Document]] | None = None,
+    train_relevant: RelevantDocuments | None = None,
+    test_relevant: RelevantDocuments | None = None,
 ) -> tuple[dict[str, list[Query]], DecontaminationReport]:
-    """The training queries that are far from every test query, and what was dropped and why.
+    """Drop the training queries that are too close to a test query.
 
-    A query goes when, against any query of any test set, its words are the same (case and punctuation aside), its
-    SimHash over content tokens differs in few bits, or the Jaccard similarity of content tokens is high.
+    A query is dropped if, compared with any query of any test set, its words are equal (ignoring case and punctuation),
+    the SimHashes of their content tokens differ in few bits, or the Jaccard similarity of content tokens is high.
+
+    With relevant documents of both sides, a query is also dropped if one of its documents is relevant to a test query:
+    the same id in sets of the same name, or the same text in any sets (equal words, a close SimHash, or a Jaccard
+    similarity of at least DOCUMENT_JACCARD).
 
     Args:
-        train: queries by set name.
+        train: training queries by set name.
         test: development and test queries by set name.
-        min_jaccard: this similarity or more is too close.
-        max_hamming: this many bits or fewer are too close.
-        train_qrels: with test_qrels, a query goes also when a document relevant to it (grade 1 or more) is relevant
-            to a test query of the set with the same name; sets named in only one of the two are not looked at.
-        test_qrels: see train_qrels.
-        train_documents: texts by set and id; with test_documents, a query goes also when the text of a document
-            relevant to it is that of one relevant to a test query of any set: the same words, a close SimHash, or a
-            Jaccard similarity of DOCUMENT_JACCARD or more.
-        test_documents: see train_documents.
+        min_jaccard: minimum Jaccard similarity of a match.
+        max_hamming: maximum number of differing SimHash bits of a match.
+        train_relevant: relevant documents of the training queries; None to compare queries only.
+        test_relevant: relevant documents of the test queries.
 
     Returns:
-        The kept queries by set name in their order, and the report.
+        The kept queries by set name, in their order, and the report.
     """
-    places = [(name, query) for name, queries in test.items() for query in queries]
-    near = NearDuplicates([query for _, query in places], min_jaccard=min_jaccard, max_hamming=max_hamming)
-    sharing = _Sharing(places, test_qrels or {}, test_documents or {}, max_hamming=max_hamming)
+    train_relevant = train_relevant or RelevantDocuments()
+    test_queries = [(name, query) for name, queries in test.items() for query in queries]
+    near = NearDuplicates([query for _, query in test_queries], min_jaccard=min_jaccard, max_hamming=max_hamming)
+    sharing = _SharedDocuments(test_queries, test_relevant or RelevantDocuments(), max_hamming=max_hamming)
     kept: dict[str, list[Query]] = {}
     reports: dict[str, SetReport] = {}
     for name, queries in train.items():
-        tally = _Tally(places)
-        qrels = (train_qrels or {}).get(name, {})
-        texts = (train_documents or {}).get(name, {})
+        tally = _Tally(test_queries)
+        qrels = train_relevant.qrels.get(name, {})
+        documents = train_relevant.documents.get(name, {})
         kept[name] = []
         for query in queries:
-            matches = [*near.matches(query.text), *sharing.matches(name, qrels.get(query.query_id, {}), texts)]
+            shared = sharing.matches(name, qrels.get(query.query_id, {}), documents)
+            matches = [*near.matches(query.text), *shared]
             tally.add(query, matches)
             if not matches:
                 kept[name].append(query)
@@ -144,15 +165,14 @@ def decontaminate_sets(
     max_hamming: int = HAMMING,
     shared_documents: bool = False,
 ) -> tuple[list[TrainingSet], DecontaminationReport]:
-    """`decontaminate` for training sets, against every query of every split but "train" of the test sets.
+    """Decontaminate training sets against all queries of the test sets' splits except "train".
 
     Args:
-        sets: the training sets. One that loses all its queries comes back empty.
-        test: the test sets.
-        min_jaccard: see `decontaminate`.
-        max_hamming: see `decontaminate`.
-        shared_documents: leave out also training queries whose positive is relevant to a test query of the same set,
-            or has the text of a document that is relevant in any of them.
+        sets: training sets. A set that loses all its queries is returned empty.
+        test: test sets.
+        min_jaccard: minimum Jaccard similarity of a match.
+        max_hamming: maximum number of differing SimHash bits of a match.
+        shared_documents: also drop training queries that share a relevant document with a test query.
     """
     queries: dict[str, list[Query]] = {}
     qrels: dict[str, Qrels] = {}
@@ -162,25 +182,35 @@ def decontaminate_sets(
         queries[dataset.name] = [query for query in dataset.queries() if query.query_id in judged]
         if shared_documents:
             relevant = {doc_id for grades in judged.values() for doc_id, grade in grades.items() if grade >= 1}
-            documents[dataset.name] = {each.doc_id: each for each in dataset.corpus() if each.doc_id in relevant}
-    train_queries = {each.name: list(each.queries()) for each in sets}
-    options: dict[str, Any] = {"min_jaccard": min_jaccard, "max_hamming": max_hamming}
+            documents[dataset.name] = {d.doc_id: d for d in dataset.corpus() if d.doc_id in relevant}
+    train_queries = {training.name: list(training.queries()) for training in sets}
+    train_relevant = test_relevant = None
     if shared_documents:
-        options["train_qrels"] = {
-            each.name: {e.query_id: dict.fromkeys(e.positive_ids, 1) for e in each.examples} for each in sets
-        }
-        options["train_documents"] = {each.name: each.documents for each in sets}
-        options |= {"test_qrels": qrels, "test_documents": documents}
-    kept, report = decontaminate(train_queries, queries, **options)
+        positives = {training.name: _positives_as_qrels(training) for training in sets}
+        train_relevant = RelevantDocuments(positives, {training.name: training.documents for training in sets})
+        test_relevant = RelevantDocuments(qrels, documents)
+    kept, report = decontaminate(
+        train_queries,
+        queries,
+        min_jaccard=min_jaccard,
+        max_hamming=max_hamming,
+        train_relevant=train_relevant,
+        test_relevant=test_relevant,
+    )
     clean = []
-    for each in sets:
-        kept_ids = {query.query_id for query in kept[each.name]}
-        clean.append(each.without([q.query_id for q in train_queries[each.name] if q.query_id not in kept_ids]))
+    for training in sets:
+        kept_ids = {query.query_id for query in kept[training.name]}
+        dropped = [query.query_id for query in train_queries[training.name] if query.query_id not in kept_ids]
+        clean.append(training.without(dropped))
     return clean, report
 
 
+def _positives_as_qrels(training: TrainingSet) -> Qrels:
+    return {example.query_id: dict.fromkeys(example.positive_ids, 1) for example in training.examples}
+
+
 def _held_out_qrels(dataset: Dataset) -> Qrels:
-    """The judgements of every split but "train"."""
+    """Return the qrels of all splits except "train"."""
     judged: Qrels = {}
     for split in dataset.splits:
         if split != "train":
@@ -189,48 +219,44 @@ def _held_out_qrels(dataset: Dataset) -> Qrels:
     return judged
 
 
-class _Sharing:
-    """Which test queries a document is relevant to: by set and id, and by its text."""
+class _SharedDocuments:
+    """Finds the test queries that a training query shares a relevant document with, by id or by text."""
 
     def __init__(
-        self,
-        places: Sequence[tuple[str, Query]],
-        qrels: Mapping[str, Qrels],
-        documents: Mapping[str, Mapping[str, Document]],
-        *,
-        max_hamming: int,
+        self, test_queries: Sequence[tuple[str, Query]], relevant: RelevantDocuments, *, max_hamming: int
     ) -> None:
         self._by_document: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for place, (name, query) in enumerate(places):
-            for doc_id, grade in qrels.get(name, {}).get(query.query_id, {}).items():
+        for position, (name, query) in enumerate(test_queries):
+            for doc_id, grade in relevant.qrels.get(name, {}).get(query.query_id, {}).items():
                 if grade >= 1:
-                    self._by_document[name, doc_id].append(place)
-        self._read = [key for key in self._by_document if key[1] in documents.get(key[0], {})]
-        texts = [Query(doc_id, documents[name][doc_id].full_text()) for name, doc_id in self._read]
+                    self._by_document[name, doc_id].append(position)
+        documents = relevant.documents
+        self._with_text = [key for key in self._by_document if key[1] in documents.get(key[0], {})]
+        texts = [Query(doc_id, documents[name][doc_id].full_text()) for name, doc_id in self._with_text]
         self._texts = NearDuplicates(texts, min_jaccard=DOCUMENT_JACCARD, max_hamming=max_hamming)
         self._known: dict[tuple[str, str], frozenset[int]] = {}
 
     def matches(self, name: str, grades: Mapping[str, int], documents: Mapping[str, Document]) -> list[Match]:
-        """The test queries that share a relevant document with these grades of the set."""
+        """Return the matches of a training query with these grades, in the set `name`."""
         relevant = [doc_id for doc_id, grade in grades.items() if grade >= 1]
-        found = {place for doc_id in relevant for place in self._places(name, doc_id, documents)}
-        return [Match(place, "shared_document", 0.0) for place in sorted(found)]
+        positions = {position for doc_id in relevant for position in self._positions(name, doc_id, documents)}
+        return [Match(position, "shared_document", 0.0) for position in sorted(positions)]
 
-    def _places(self, name: str, doc_id: str, documents: Mapping[str, Document]) -> frozenset[int]:
+    def _positions(self, name: str, doc_id: str, documents: Mapping[str, Document]) -> frozenset[int]:
         if (name, doc_id) not in self._known:
-            found = set(self._by_document.get((name, doc_id), ()))
-            if self._read and (document := documents.get(doc_id)) is not None:
+            positions = set(self._by_document.get((name, doc_id), ()))
+            if self._with_text and (document := documents.get(doc_id)) is not None:
                 for match in self._texts.matches(document.full_text()):
-                    found.update(self._by_document[self._read[match.place]])
-            self._known[name, doc_id] = frozenset(found)
+                    positions.update(self._by_document[self._with_text[match.position]])
+            self._known[name, doc_id] = frozenset(positions)
         return self._known[name, doc_id]
 
 
 class _Tally:
     """Counts the matches of one training set."""
 
-    def __init__(self, places: Sequence[tuple[str, Query]]) -> None:
-        self._places = places
+    def __init__(self, test_queries: Sequence[tuple[str, Query]]) -> None:
+        self._test_queries = test_queries
         self._dropped = 0
         self._by_rule: Counter[str] = Counter()
         self._only_by_rule: Counter[str] = Counter()
@@ -246,18 +272,18 @@ class _Tally:
         self._by_rule.update(rules)
         if len(rules) == 1:
             self._only_by_rule.update(rules)
-        self._by_test_set.update({self._places[match.place][0] for match in matches})
-        self._touched.update(match.place for match in matches)
+        self._by_test_set.update({self._test_queries[match.position][0] for match in matches})
+        self._touched.update(match.position for match in matches)
         for rule in rules:
             if len(self._samples[rule]) < N_SAMPLES:
                 first = next(match for match in matches if match.rule == rule)
-                name, test_query = self._places[first.place]
+                name, test_query = self._test_queries[first.position]
                 sample = Sample(query.query_id, query.text, name, test_query.query_id, test_query.text, first.value)
                 self._samples[rule].append(sample)
 
     def report(self, n_queries: int) -> SetReport:
-        names = dict.fromkeys(name for name, _ in self._places)
-        touched = Counter(self._places[place][0] for place in self._touched)
+        names = dict.fromkeys(name for name, _ in self._test_queries)
+        touched = Counter(self._test_queries[position][0] for position in self._touched)
         return SetReport(
             queries=n_queries,
             dropped=self._dropped,

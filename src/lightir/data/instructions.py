@@ -1,4 +1,4 @@
-"""Task instructions: LightRetriever's Appendix A.4 as data, and our choice for sets that it does not list."""
+"""Task instructions from LightRetriever's Appendix A.4, and our choices for sets that it does not list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from lightir.errors import NotFound
 
 Group: TypeAlias = Literal["training", "beir", "cmteb", "lightir"]
-"""The paper's training sets, its two benchmarks, and "lightir": sets that the paper lacks, pointed by us to a listed
+"""The paper's training sets, its two benchmarks, and "lightir": sets that the paper lacks, mapped by us to a listed
 instruction that fits."""
 
 _EVALUATION: tuple[Group, ...] = ("beir", "cmteb", "lightir", "training")
@@ -19,28 +19,31 @@ _TRAINING: tuple[Group, ...] = ("training", "beir", "cmteb", "lightir")
 
 
 def instructions(task: str, *, training: bool = False) -> tuple[str, ...]:
-    """The task's instructions, without the frame around them; never empty.
+    """Return the instructions of a task, without the prompt format; never empty.
 
-    Some tasks stand in both lists with different texts (SciFact, NQ): the benchmark's comes first, or with training
-    the training set's, which may be several to draw from. Case, blanks and punctuation in the name don't matter.
+    Some tasks have other instructions as a training set than as a benchmark (SciFact, NQ), possibly several.
+
+    Args:
+        task: name of the task; case, blanks and punctuation are ignored.
+        training: prefer the training set's instructions to the benchmark's.
 
     Raises:
-        NotFound: no list has the task; the nearest names are given.
+        NotFound: unknown task; the message suggests similar names.
     """
     key = _key(task)
     for group in _TRAINING if training else _EVALUATION:
         if key in _tables()[group]:
             return _tables()[group][key]
     names = {_key(name): name for name in task_names()}
-    close = [names[each] for each in difflib.get_close_matches(key, names, n=3, cutoff=0.5)]
+    close = [names[match] for match in difflib.get_close_matches(key, names, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "task_names() lists all."
-    raise NotFound(f"no instruction is known for task {task!r}; {hint} An instruction can also be given as text")
+    raise NotFound(f"unknown task {task!r}: {hint} The text of an instruction can be given instead")
 
 
 def task_names(group: Group | None = None) -> tuple[str, ...]:
-    """The names of the group's tasks, or of all, in the lists' order, each once."""
+    """Return the task names of a group, or of all groups, without duplicates."""
     groups = _EVALUATION if group is None else (group,)
-    return tuple(dict.fromkeys(name for each in groups for name in _content()[each]))
+    return tuple(dict.fromkeys(name for listed in groups for name in _content()[listed]))
 
 
 def _key(name: str) -> str:
@@ -58,6 +61,6 @@ def _content() -> dict[str, dict[str, list[str]]]:
 def _tables() -> dict[str, dict[str, tuple[str, ...]]]:
     content = _content()
     tables = {group: {_key(name): tuple(texts) for name, texts in content[group].items()} for group in content}
-    # Ours are stored as (group, name) of the listed task whose instruction they take.
+    # The group "lightir" is stored as (group, name) of the listed task that has the instruction.
     tables["lightir"] = {_key(name): tables[group][_key(task)] for name, (group, task) in content["lightir"].items()}
     return tables

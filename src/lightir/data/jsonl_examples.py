@@ -1,4 +1,4 @@
-"""Training examples out of JSON lines."""
+"""Training examples from JSON lines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightir.types import Document
 
 
 def read_jsonl_examples(path: Path, name: str) -> tuple[list[TrainingExample], dict[str, Document]]:
-    """The examples of a file, of the data set `name`, and their documents by id; the form is TrainingSet.open_jsonl's.
+    """Read the examples of the data set `name` and their documents by id, in the format of `TrainingSet.open_jsonl`.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidInput: file and line are named.
+        NotFound: the file does not exist.
+        InvalidInput: invalid line; the message names file and line.
     """
     if not path.is_file():
-        raise NotFound(f"{path} does not exist; a file of training examples is needed")
+        raise NotFound(f"{path} does not exist; expected a file of training examples")
     documents: dict[str, Document] = {}
     examples = [
         _example(record, number, name, documents, record_location(str(path), number))
@@ -39,7 +39,7 @@ def _example(
         )
     query = check_text(record.get("query"), f"{where}: query")
     positives, negatives = (
-        tuple(_add_document(each, documents, f"{where}: {role}") for each in list_field(record, role, where))
+        tuple(_add_document(value, documents, f"{where}: {role}") for value in list_field(record, role, where))
         for role in ("positives", "negatives")
     )
     query_id = check_text(record.get("query_id", str(number)), f"{where}: query_id")
@@ -55,8 +55,8 @@ def _scores(record: dict[str, Any], n: int, where: str) -> tuple[float, ...]:
 
 
 def _add_document(value: Any, documents: dict[str, Document], where: str) -> str:
-    """The id of the document, which is put among the documents."""
+    """Parse a document, add it to the documents, and return its id."""
     document = parse_document(value, where)
     if documents.setdefault(document.doc_id, document) != document:
-        raise InvalidInput(f"{where}: document {document.doc_id!r} came before with another text")
+        raise InvalidInput(f"{where}: duplicate document id {document.doc_id!r} with another text")
     return document.doc_id

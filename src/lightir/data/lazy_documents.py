@@ -1,4 +1,4 @@
-"""Documents by id that stay in their file, found again by a hash of the id: 16 bytes of memory each."""
+"""Documents by id that are read from their file on access; memory holds 16 bytes for each."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from lightir.errors import InvalidInput
 from lightir.types import Document
 
 ROWS_AT_ONCE = 65_536
-"""Rows whose document ids are looked up together."""
+"""Number of rows whose document ids are looked up together."""
 
 IdHashes = npt.NDArray[np.uint64]
 Locations = npt.NDArray[np.int64]
 
 
 def hash_text(text: str) -> int:
-    """64 bits of a hash: two of a billion different texts agree with a probability of 3 %, two of ten million 3e-6."""
+    """Return a 64-bit hash: among 1e9 different texts two collide with probability 0.03, among 1e7 with 3e-6."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class LazyDocuments(Mapping[str, Document]):
-    """Documents by id that stay in their file: 16 bytes each are kept. They come in the order of their ids' hashes."""
+    """A mapping from id to document that reads documents on access; it iterates in the order of the ids' hashes."""
 
-    def __init__(self, keys: IdHashes, places: Locations, read: Callable[[int], Sequence[Document]]) -> None:
-        """Put together from arrays.
+    def __init__(self, id_hashes: IdHashes, locations: Locations, read: Callable[[int], Sequence[Document]]) -> None:
+        """Wrap arrays.
 
         Args:
-            keys: (n,) hash_text of each id, ascending and different.
-            places: (n,) where each lies.
-            read: the documents at a place.
+            id_hashes: (n,) hash_text of each id, ascending and distinct.
+            locations: (n,) location of each document in its file or table.
+            read: function that returns the documents at a location.
         """
-        self._keys, self._places, self._read = keys, places, read
+        self._id_hashes, self._locations, self._read = id_hashes, locations, read
 
     def __getitem__(self, doc_id: str) -> Document:
-        """The document, read now."""
-        key = np.uint64(hash_text(doc_id))
-        position = int(np.searchsorted(self._keys, key))
-        if position < len(self._keys) and self._keys[position] == key:
-            for document in self._read(int(self._places[position])):
+        """Read a document."""
+        id_hash = np.uint64(hash_text(doc_id))
+        position = int(np.searchsorted(self._id_hashes, id_hash))
+        if position < len(self._id_hashes) and self._id_hashes[position] == id_hash:
+            for document in self._read(int(self._locations[position])):
                 if document.doc_id == doc_id:
                     return document
         raise KeyError(doc_id)
 
     def __iter__(self) -> Iterator[str]:
-        """All ids."""
+        """Iterate over the ids."""
         return iter(self.ids)
 
     def __len__(self) -> int:
-        """Number of documents."""
-        return len(self._keys)
+        """Return the number of documents."""
+        return len(self._id_hashes)
 
     @property
     def ids(self) -> Sequence[str]:
-        """The ids in the mapping's order, each read when it is asked for."""
-        return _PlacedIds(self)
+        """The ids in the mapping's order, read on access."""
+        return _LazyIds(self)
 
-    def lacks(self, keys: IdHashes) -> npt.NDArray[np.bool_]:
-        """Which of the hashes belong to no document."""
-        if not len(self._keys):
-            return np.ones(len(keys), dtype=np.bool_)
-        positions = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.asarray(self._keys[positions] != keys)
+    def lacks(self, id_hashes: IdHashes) -> npt.NDArray[np.bool_]:
+        """Return which of the hashes belong to no document."""
+        if not len(self._id_hashes):
+            return np.ones(len(id_hashes), dtype=np.bool_)
+        positions = np.minimum(np.searchsorted(self._id_hashes, id_hashes), len(self._id_hashes) - 1)
+        return np.asarray(self._id_hashes[positions] != id_hashes)
 
     def id_at(self, position: int) -> str:
-        """The id at a position in the mapping's order."""
-        return _id_of_key(self._read(int(self._places[position])), int(self._keys[position]))
+        """Return the id at a position in the mapping's order."""
+        return _id_with_hash(self._read(int(self._locations[position])), int(self._id_hashes[position]))
 
 
-def _id_of_key(documents: Sequence[Document], key: int) -> str:
-    return next(each.doc_id for each in documents if hash_text(each.doc_id) == key)
+def _id_with_hash(documents: Sequence[Document], id_hash: int) -> str:
+    return next(document.doc_id for document in documents if hash_text(document.doc_id) == id_hash)
 
 
-class _PlacedIds(Sequence[str]):
+class _LazyIds(Sequence[str]):
     def __init__(self, documents: LazyDocuments) -> None:
         self._documents = documents
 
@@ -92,61 +92,63 @@ class _PlacedIds(Sequence[str]):
 
     def __getitem__(self, position: int | slice) -> str | Sequence[str]:
         if isinstance(position, slice):
-            return [self._documents.id_at(each) for each in range(len(self))[position]]
+            return [self._documents.id_at(row) for row in range(len(self))[position]]
         return self._documents.id_at(range(len(self))[position])
 
 
 class LazyDocumentsBuilder:
-    """Collects where documents lie; an id stands for one text."""
+    """Collects the locations of documents and checks that no id has two texts."""
 
     def __init__(
-        self, read: Callable[[int], Sequence[Document]], where: Callable[[int], str], *, repeats: bool
+        self, read: Callable[[int], Sequence[Document]], describe: Callable[[int], str], *, repeats: bool
     ) -> None:
-        """Begin with none.
+        """Start without documents.
 
         Args:
-            read: the documents at a place.
-            where: a place in words.
-            repeats: an id may stand several times, with the same text.
+            read: function that returns the documents at a location.
+            describe: function that names a location for error messages.
+            repeats: allow an id to occur several times, with the same text.
         """
-        self._read, self._where, self._repeats = read, where, repeats
-        self._fresh: tuple[array[int], array[int], array[int]] = (array("Q"), array("Q"), array("q"))
-        self._keys, self._texts = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        self._places = np.zeros(0, np.int64)
+        self._read, self._describe, self._repeats = read, describe, repeats
+        self._added: tuple[array[int], array[int], array[int]] = (array("Q"), array("Q"), array("q"))
+        self._id_hashes, self._text_hashes = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+        self._locations = np.zeros(0, np.int64)
 
-    def add(self, document: Document, place: int) -> None:
-        """The document lies at the place, perhaps not for the first time.
+    def add(self, document: Document, location: int) -> None:
+        """Add a document at a location.
 
         Raises:
-            InvalidInput: an id stands twice with two texts, or where it may not at all; the later place is named.
+            InvalidInput: duplicate id with another text, or any duplicate id unless repeats are allowed. The message
+                names the later location.
         """
-        keys, texts, places = self._fresh
-        keys.append(hash_text(document.doc_id))
-        texts.append(hash_text(f"{document.title}\0{document.text}"))
-        places.append(place)
-        if len(keys) >= 64 * ROWS_AT_ONCE:
-            self._unite()
+        id_hashes, text_hashes, locations = self._added
+        id_hashes.append(hash_text(document.doc_id))
+        text_hashes.append(hash_text(f"{document.title}\0{document.text}"))
+        locations.append(location)
+        if len(id_hashes) >= 64 * ROWS_AT_ONCE:
+            self._merge_added()
 
     def build(self) -> LazyDocuments:
-        """The mapping; raises as add does."""
-        self._unite()
-        return LazyDocuments(self._keys, self._places, self._read)
+        """Return the mapping; raises as `add` does."""
+        self._merge_added()
+        return LazyDocuments(self._id_hashes, self._locations, self._read)
 
-    def _unite(self) -> None:
-        """Sort what is new into what is known."""
-        known = (self._keys, self._texts, self._places)
-        keys, texts, places = (
-            np.concatenate([old, np.asarray(new, dtype=old.dtype)]) for old, new in zip(known, self._fresh, strict=True)
+    def _merge_added(self) -> None:
+        """Merge the documents added since the last call into the sorted arrays."""
+        known = (self._id_hashes, self._text_hashes, self._locations)
+        id_hashes, text_hashes, locations = (
+            np.concatenate([old, np.asarray(new, dtype=old.dtype)]) for old, new in zip(known, self._added, strict=True)
         )
-        order = np.argsort(keys, kind="stable")  # of one id's places the first comes first
-        keys, texts, places = keys[order], texts[order], places[order]
-        again = np.concatenate([[False], keys[1:] == keys[:-1]])[: len(keys)]
-        wrong = again[1:] & (texts[1:] != texts[:-1]) if self._repeats else again[1:]
+        order = np.argsort(id_hashes, kind="stable")  # stable: of equal ids the first location stays first
+        id_hashes, text_hashes, locations = id_hashes[order], text_hashes[order], locations[order]
+        repeated = np.concatenate([[False], id_hashes[1:] == id_hashes[:-1]])[: len(id_hashes)]
+        wrong = repeated[1:] & (text_hashes[1:] != text_hashes[:-1]) if self._repeats else repeated[1:]
         if wrong.any():
             position = int(np.flatnonzero(wrong)[0]) + 1
-            place = int(places[position])
-            doc_id = _id_of_key(self._read(place), int(keys[position]))
+            location = int(locations[position])
+            doc_id = _id_with_hash(self._read(location), int(id_hashes[position]))
             text = " with another text" if self._repeats else ""
-            raise InvalidInput(f"{self._where(place)}: document {doc_id!r} came before{text}")
-        self._keys, self._texts, self._places = keys[~again], texts[~again], places[~again]
-        self._fresh = (array("Q"), array("Q"), array("q"))
+            raise InvalidInput(f"{self._describe(location)}: duplicate document id {doc_id!r}{text}")
+        self._id_hashes, self._text_hashes = id_hashes[~repeated], text_hashes[~repeated]
+        self._locations = locations[~repeated]
+        self._added = (array("Q"), array("Q"), array("q"))

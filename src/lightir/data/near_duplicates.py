@@ -1,4 +1,4 @@
-"""Texts that are nearly the same, found without comparing each with each: equal words, SimHash, Jaccard similarity."""
+"""Near-duplicate detection without comparing all pairs: equal words, SimHash, Jaccard similarity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rule: TypeAlias = Literal["exact", "simhash", "jaccard", "shared_document"]
 RULES: tuple[Rule, ...] = ("exact", "simhash", "jaccard", "shared_document")
 
 JACCARD = 0.5
-"""Content tokens of two queries that agree so far, or further, make them near-duplicates."""
+"""Minimum Jaccard similarity of content tokens at which two queries are near-duplicates."""
 
 HAMMING = 3
 """Manku, Jain & Das Sarma, WWW 2007: near-duplicates among 64-bit SimHashes differ in at most 3 bits."""
@@ -34,7 +34,7 @@ _STOP_WORDS = """
     very was we were what when where which while who whom whose why will with would you your
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""English function and question words: two questions are not alike because both ask "what is the"."""
+"""English function and question words, ignored because two questions are not alike for both asking "what is the"."""
 
 _TOKEN = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
@@ -43,7 +43,7 @@ _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 
 def content_tokens(text: str) -> list[str]:
-    """The text's words in order, casefolded, without STOP_WORDS; Han and kana runs as overlapping bigrams."""
+    """Return a text's words in order, casefolded, without STOP_WORDS; Han and kana runs as overlapping bigrams."""
     tokens: list[str] = []
     for run in _TOKEN.findall(text.casefold()):
         if _CJK.match(run):
@@ -54,7 +54,7 @@ def content_tokens(text: str) -> list[str]:
 
 
 def simhash(tokens: Sequence[str]) -> int:
-    """The tokens' 64-bit SimHash (Charikar, STOC 2002): each bit is the sign of its sum over the tokens' hashes.
+    """Return the 64-bit SimHash of tokens (Charikar, STOC 2002): each bit is the sign of its sum over their hashes.
 
     Repeated tokens count repeatedly; a sum of 0 gives a 0 bit; no tokens give 0.
     """
@@ -70,32 +70,35 @@ def _signs(token: str) -> npt.NDArray[np.int64]:
 
 
 class Match(NamedTuple):
-    """One reason why two texts are taken for near-duplicates.
+    """A near-duplicate that a rule found.
 
     Attributes:
-        place: which of the texts that were looked among, by its position.
-        rule: the rule that found it.
-        value: how close the two are: the Jaccard similarity, the number of differing bits, or 0 for the other rules.
+        position: position of the near-duplicate among the indexed texts.
+        rule: name of the rule.
+        value: Jaccard similarity or number of differing bits; 0 for the other rules.
     """
 
-    place: int
+    position: int
     rule: Rule
     value: float
 
 
 class NearDuplicates:
-    """Texts in tables by their words, bands of their SimHash and content tokens, so that `matches` is quick."""
+    """An index of texts by their words, bands of their SimHash and content tokens."""
 
     def __init__(self, queries: Sequence[Query], *, min_jaccard: float = JACCARD, max_hamming: int = HAMMING) -> None:
-        """Fill the tables.
+        """Index texts.
 
         Args:
-            queries: the texts to find, test queries for one.
-            min_jaccard: of content tokens, in (0, 1]: this similarity or more is a match.
-            max_hamming: this many differing SimHash bits or fewer are a match; 0 to 63.
+            queries: texts to find, for instance test queries.
+            min_jaccard: minimum Jaccard similarity of content tokens, in (0, 1].
+            max_hamming: maximum number of differing SimHash bits, 0 to 63.
+
+        Raises:
+            InvalidInput: a threshold is outside its range.
         """
         if not 0 < min_jaccard <= 1 or not 0 <= max_hamming < SIMHASH_BITS:
-            raise InvalidInput(f"min_jaccard {min_jaccard} must be in (0, 1], max_hamming {max_hamming} in [0, 63]")
+            raise InvalidInput(f"min_jaccard {min_jaccard}, max_hamming {max_hamming}: expected (0, 1] and 0 to 63")
         self._min_jaccard = min_jaccard
         self._max_hamming = max_hamming
         self._bands = np.array_split(np.arange(SIMHASH_BITS), max_hamming + 1)
@@ -104,25 +107,25 @@ class NearDuplicates:
         self._by_token: dict[str, list[int]] = defaultdict(list)
         self._tokens: list[frozenset[str]] = []
         self._hashes: list[int] = []
-        for place, query in enumerate(queries):
-            self._add(place, query.text)
+        for position, query in enumerate(queries):
+            self._add(position, query.text)
 
-    def _add(self, place: int, text: str) -> None:
+    def _add(self, position: int, text: str) -> None:
         tokens = content_tokens(text)
-        self._exact[_normalized(text)].append(place)
+        self._exact[_normalized(text)].append(position)
         self._tokens.append(frozenset(tokens))
         self._hashes.append(simhash(tokens))
         for token in self._tokens[-1]:
-            self._by_token[token].append(place)
+            self._by_token[token].append(position)
         if tokens:
             for table, key in zip(self._by_band, self._band_keys(self._hashes[-1]), strict=True):
-                table[key].append(place)
+                table[key].append(position)
 
     def matches(self, text: str) -> Iterator[Match]:
-        """Every query in the tables that the text is too close to, rule by rule in the order of RULES."""
+        """Yield every near-duplicate of a text, rule by rule in the order of RULES."""
         tokens = content_tokens(text)
-        for place in self._exact.get(_normalized(text), ()):
-            yield Match(place, "exact", 0.0)
+        for position in self._exact.get(_normalized(text), ()):
+            yield Match(position, "exact", 0.0)
         if tokens:
             yield from self._close_hashes(simhash(tokens))
             yield from self._similar_sets(frozenset(tokens))
@@ -131,25 +134,25 @@ class NearDuplicates:
         return [(a_hash >> int(band[0])) & ((1 << len(band)) - 1) for band in self._bands]
 
     def _close_hashes(self, a_hash: int) -> Iterator[Match]:
-        # max_hamming differing bits cannot touch all of max_hamming + 1 bands: a match agrees in a whole one.
+        # max_hamming differing bits cannot fall into all of max_hamming + 1 bands: one band of a match is equal.
         keys = zip(self._by_band, self._band_keys(a_hash), strict=True)
-        for place in sorted({place for table, key in keys for place in table.get(key, ())}):
-            distance = (a_hash ^ self._hashes[place]).bit_count()
+        for position in sorted({position for table, key in keys for position in table.get(key, ())}):
+            distance = (a_hash ^ self._hashes[position]).bit_count()
             if distance <= self._max_hamming:
-                yield Match(place, "simhash", float(distance))
+                yield Match(position, "simhash", float(distance))
 
     def _similar_sets(self, tokens: frozenset[str]) -> Iterator[Match]:
-        # The overlap of a match is at least min_jaccard * len(tokens), so it shares one of any
-        # len(tokens) - that + 1 tokens: the rarest ones, whose lists are short, are looked up.
+        # A match shares at least `needed` tokens, so it has one of any len(tokens) - needed + 1 tokens. The rarest ones
+        # are looked up because their lists are short.
         needed = math.ceil(self._min_jaccard * len(tokens) - 1e-9)
         rarest = sorted(tokens, key=lambda token: (len(self._by_token.get(token, ())), token))
         probed = rarest[: len(tokens) - needed + 1]
-        for place in sorted({place for token in probed for place in self._by_token.get(token, ())}):
-            other = self._tokens[place]
+        for position in sorted({position for token in probed for position in self._by_token.get(token, ())}):
+            other = self._tokens[position]
             overlap = len(tokens & other)
             similarity = overlap / (len(tokens) + len(other) - overlap)
             if similarity >= self._min_jaccard:
-                yield Match(place, "jaccard", similarity)
+                yield Match(position, "jaccard", similarity)
 
 
 def _normalized(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Mined negatives as JSON lines."""
+"""Mined negatives, stored as JSON lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightir.types import Qrels, Ranking, Run
 
 
 def write_negatives(path: Path | str, negatives: Mapping[str, Sequence[str]]) -> None:
-    """Write JSON lines {"query_id", "negatives": [doc_id, …]}, best first, whole or not at all."""
+    """Write JSON lines {"query_id", "negatives": [doc_id, …]}, best first, atomically."""
     lines = (
         json.dumps({"query_id": query_id, "negatives": list(doc_ids)}, ensure_ascii=False) + "\n"
         for query_id, doc_ids in negatives.items()
@@ -26,31 +26,32 @@ def write_negatives(path: Path | str, negatives: Mapping[str, Sequence[str]]) ->
 
 
 def read_negatives(path: Path | str) -> dict[str, tuple[str, ...]]:
-    """What write_negatives wrote: query_id -> document ids, best first.
+    """Read a file that `write_negatives` wrote: query_id -> document ids, best first.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidInput: file and line are named.
+        NotFound: the file does not exist.
+        InvalidInput: invalid line; the message names file and line.
     """
     path = Path(path)
     if not path.is_file():
-        raise NotFound(f"{path} does not exist; mine the negatives first: lightir mine")
+        raise NotFound(f"{path} does not exist; mine negatives first: lightir mine")
     negatives: dict[str, tuple[str, ...]] = {}
     for number, record in json_records(str(path), read_nonblank_lines(path)):
         where = record_location(str(path), number)
         query_id = check_text(record.get("query_id"), f"{where}: query_id")
         if query_id in negatives:
-            raise InvalidInput(f"{where}: query {query_id!r} came before")
+            raise InvalidInput(f"{where}: duplicate query id {query_id!r}")
         negatives[query_id] = tuple(
-            check_text(each, f"{where}: a negative") for each in list_field(record, "negatives", where)
+            check_text(doc_id, f"{where}: a negative") for doc_id in list_field(record, "negatives", where)
         )
     return negatives
 
 
 def collect_candidates(qrels: Qrels, negatives: Mapping[str, Sequence[str]]) -> Run:
-    """Each judged query's relevant documents, then its negatives, as a run whose scores say the order alone.
+    """Return the documents that a teacher scores for training: each query's relevant ones, then its negatives.
 
-    What a teacher has to score so that a model can learn from it.
+    Returns:
+        A run whose scores only express this order.
     """
     run: Run = {}
     for query_id, grades in qrels.items():

@@ -1,4 +1,4 @@
-"""The documentation of the Python that runs: thousands of real documents which every machine has."""
+"""The documentation of the running Python: thousands of real documents that are available on every machine."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ COLLECTOR = Path(__file__).with_name("_collect_python_docs.py")
 
 
 def python_documents(*, timeout_s: float = 120.0) -> list[Document]:
-    """Doc strings of the standard library's modules, functions, classes and methods, and the help topics.
+    """Return the docstrings of the standard library's modules, functions, classes and methods, and the help topics.
 
-    Ids are dotted names ("threading.Timer") or "topic:NAME"; titles are the ids, with a name of several words spelled
-    out (`tempfile.TemporaryDirectory: temporary directory`), or a topic's headline; metadata holds `kind` and, where
-    known, `signature`.
-    Long texts end after whole paragraphs of at most 900 characters. The same Python build gives the same documents
-    in the same order. Modules are imported in a process of their own, which cannot hang or print into this one.
+    Ids are dotted names ("threading.Timer") or "topic:NAME". Titles are the ids, with names of several words spelled
+    out (`tempfile.TemporaryDirectory: temporary directory`), or a topic's headline. Metadata holds `kind` and, if
+    known, `signature`. Texts are cut after whole paragraphs to at most 900 characters. The same Python build
+    gives the same documents in the same order. A separate process imports the modules, so that they cannot hang this
+    one or print.
+
+    Args:
+        timeout_s: time limit of the process, in seconds.
 
     Raises:
-        LightirError: the process failed, or took longer than timeout_s.
+        LightirError: the process failed or exceeded the time limit.
     """
     command = [sys.executable, "-S", "-s", "-P", str(COLLECTOR)]  # the standard library alone
     # Some signatures show sets, whose order depends on the hash seed.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment["PYTHONHASHSEED"] = "0"
-    with tempfile.TemporaryDirectory() as folder:  # a module that writes on import writes there
+    with tempfile.TemporaryDirectory() as folder:  # modules that write on import write there
         try:
             done = subprocess.run(
                 command,

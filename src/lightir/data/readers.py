@@ -1,4 +1,4 @@
-"""Documents, queries and judgements out of files, one at a time; a bad one is named by file and line."""
+"""Readers of documents, queries and qrels, which name file and line of every invalid record."""
 
 from __future__ import annotations
 
@@ -31,53 +31,56 @@ TEXT_FIELDS = ("text", "contents", "content", "body")
 QUERY_TEXT_FIELDS = ("text", "query", "question")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-HINT = "--fields {0}=NAME says which of them it is (in Python: fields={{'{0}': 'NAME'}})"
+HINT = "name the field with --fields {0}=NAME (in Python: fields={{'{0}': 'NAME'}})"
 TITLE_FIELDS = ("title",)
 STDIN = "-"
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 
 
 def read_documents(source: Source, *, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
-    """The source's documents, in order, read as they are asked for.
+    """Iterate over the documents of a source, in order; they are read lazily.
 
-    Id, title and text are found under their usual names (DOC_ID_FIELDS, "title", TEXT_FIELDS: the first that is
-    there); a field "metadata" that holds an object, and every other field, become metadata. CSV and TSV have a header
-    line and hold texts alone; CSV is quoted, TSV is not. A folder with corpus.jsonl, plain or gzipped, is a BEIR one;
-    of any other one the text files (TEXT_SUFFIXES, recursively, hidden ones left out) are one document each, with the
-    path inside the folder as id. From stdin come JSON lines, or plain lines with the line number as id. Blank lines are
-    skipped.
+    Id, title and text are read from the first of their usual fields (DOC_ID_FIELDS, "title", TEXT_FIELDS). An object in
+    a field "metadata" and all other fields become metadata. CSV (quoted) and TSV (unquoted) have a header line and only
+    string values. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other folder each text file
+    (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside the folder. Stdin
+    holds JSON lines, or plain lines whose ids are the line numbers. Blank lines are skipped.
 
     Args:
-        source: what to read.
-        fields: names in place of the usual ones, such as {"id": "sku", "title": "name", "text": "description"}.
+        source: folder, files, or "-" for stdin.
+        fields: names of fields that replace the usual ones, such as {"id": "sku", "title": "name"}.
 
     Raises:
-        NotFound: a path does not exist (at once, before the first document).
-        InvalidInput: file and line are named: no id or text, an empty id, an id that came before (both places are
-            named), a wrong type, bytes that are not UTF-8, a broken or cut off file, a kind of file not known.
-        MissingExtra: Parquet without pyarrow.
+        NotFound: a path does not exist (raised at once, before the first document).
+        InvalidInput: missing id or text, empty or duplicate id, wrong type, invalid UTF-8, damaged file, or unsupported
+            file type. The message names file and line.
+        MissingExtra: Parquet requires pyarrow.
     """
-    parts = [_Part.of(each, "corpus") for each in _as_list(source)]
+    parts = [_Part.of(path, "corpus") for path in _as_list(source)]
     return _documents(parts, _Fields.of(fields or {}))
 
 
 def read_queries(source: Source) -> Iterator[Query]:
-    """The source's queries, in order; as read_documents, with QUERY_ID_FIELDS and QUERY_TEXT_FIELDS.
+    """Iterate over the queries of a source, in order; id and text are in QUERY_ID_FIELDS and QUERY_TEXT_FIELDS.
 
-    A BEIR folder gives its queries file. A text file, as stdin, holds one query a line with the line number as id.
+    Of a BEIR folder the queries file is read. Text files and stdin hold one query per line with the line number as id.
+    Errors are those of `read_documents`.
+
+    Args:
+        source: BEIR folder, files, or "-" for stdin.
     """
-    parts = [_Part.of(each, "queries") for each in _as_list(source)]
+    parts = [_Part.of(path, "queries") for path in _as_list(source)]
     return _queries(parts)
 
 
 def count_documents(source: Source) -> int | None:
-    """How many documents the source holds, for a progress bar, or None where only reading would tell.
+    """Return the number of documents in a source, for a progress bar; None for CSV, TSV and stdin.
 
-    JSON lines are counted as lines that are not blank; CSV, TSV and stdin give None.
+    For JSON lines it is the number of lines that are not blank.
     """
     total = 0
-    for each in _as_list(source):
-        count = _Part.of(each, "corpus").count()
+    for path in _as_list(source):
+        count = _Part.of(path, "corpus").count()
         if count is None:
             return None
         total += count
@@ -85,21 +88,20 @@ def count_documents(source: Source) -> int | None:
 
 
 def read_qrels(path: Path | str) -> Qrels:
-    """Relevance judgements: query_id -> doc_id -> grade, in the file's order.
+    """Read relevance judgments: query_id -> doc_id -> grade, in the file's order.
 
-    Two forms are known: BEIR's, three columns between tabs, with or without a header line (ids may hold blanks);
-    and TREC's, four columns between blanks: query id, anything, document id, grade, with ids escaped as in run files
-    (%20 is a blank, see lightir.eval.read_run). Either may be gzipped. A grade is a whole number, which tables of other
-    tools may write as a decimal: 1.0 is 1, as trec_eval reads it.
+    Two formats are supported: BEIR's three tab-separated columns, with or without a header line (ids may contain
+    blanks), and TREC's four blank-separated columns (query id, ignored, document id, grade; ids are escaped as in run
+    files, see lightir.eval.read_run). Either may be gzipped. Grades are integers; 1.0 is read as 1, as in trec_eval.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidInput: file and line are named: a wrong number of columns, a grade that is no whole number, an empty id,
-            or the same pair with two different grades.
+        NotFound: the file does not exist.
+        InvalidInput: wrong number of columns, a grade that is not an integer, an empty id, or two grades of one pair.
+            The message names file and line.
     """
     path = Path(path)
-    if not path.exists() or path.is_dir():  # a pipe may be read, as a shell's <(zcat qrels.gz) is one
-        raise NotFound(f"{path} does not exist; a file of relevance judgements is needed")
+    if not path.exists() or path.is_dir():  # pipes such as <(zcat qrels.gz) are allowed
+        raise NotFound(f"{path} does not exist; expected a qrels file")
     qrels: Qrels = {}
     first = True
     for number, line in read_nonblank_lines(path):
@@ -108,27 +110,27 @@ def read_qrels(path: Path | str) -> Qrels:
             columns = line.split()
             if len(columns) != 4:
                 raise InvalidInput(
-                    f"{path}, line {number}: {line[:80]!r}; expected query id, document id and grade between tabs, "
-                    f"or the four columns of TREC"
+                    f"{path}, line {number}: {line[:80]!r}; expected query id, document id and grade, separated by "
+                    "tabs, or TREC's four columns"
                 )
             columns = [unescape_id(columns[0]), unescape_id(columns[2]), columns[3]]
         elif first and not _is_number(columns[2]):
             first = False
             continue
         first = False
-        _add_judgement(qrels, columns, f"{path}, line {number}")
+        _add_grade(qrels, columns, f"{path}, line {number}")
     return qrels
 
 
-def _add_judgement(qrels: Qrels, columns: Sequence[str], where: str) -> None:
+def _add_grade(qrels: Qrels, columns: Sequence[str], where: str) -> None:
     query_id, doc_id, grade = columns
     if not query_id or not doc_id:
-        raise InvalidInput(f"{where}: an empty id")
+        raise InvalidInput(f"{where}: empty id")
     if not WHOLE_NUMBER.fullmatch(grade):
-        raise InvalidInput(f"{where}: the grade is {grade!r}; expected a whole number, as measures need")
+        raise InvalidInput(f"{where}: the grade is {grade!r}; expected an integer")
     judged, value = qrels.setdefault(query_id, {}), int(grade.partition(".")[0])
     if judged.setdefault(doc_id, value) != value:
-        raise InvalidInput(f"{where}: {query_id!r} and {doc_id!r} have grade {grade}, but {judged[doc_id]} before")
+        raise InvalidInput(f"{where}: {query_id!r}, {doc_id!r} has grade {grade}, but {judged[doc_id]} earlier")
 
 
 def _is_number(text: str) -> bool:
@@ -142,12 +144,12 @@ def _is_number(text: str) -> bool:
 def _as_list(source: Source) -> list[str | Path]:
     sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
-        raise InvalidInput("no source was given; expected a folder, files, or - for stdin")
+        raise InvalidInput("no source given; expected a folder, files, or - for stdin")
     return sources
 
 
 class _Part:
-    """One file, folder or stream of a source, known to exist."""
+    """An existing file, folder or stream of a source."""
 
     def __init__(self, path: Path | None, kind: str) -> None:
         self.path = path
@@ -159,11 +161,11 @@ class _Part:
 
     @classmethod
     def of(cls, source: str | Path, role: str) -> _Part:
-        """What the source is; role ("corpus" or "queries") names a BEIR folder's file."""
+        """Find out what a path is; `role` ("corpus" or "queries") names the file of a BEIR folder."""
         if str(source) == STDIN:
             return cls(None, "stdin")
         if not str(source):
-            raise InvalidInput("a source is named by an empty string; expected a folder, a file, or - for stdin")
+            raise InvalidInput("the source is an empty string; expected a folder, a file, or - for stdin")
         path = Path(source)
         if path.is_dir():
             beir = beir_file(path, role)
@@ -172,17 +174,19 @@ class _Part:
             if role == "corpus" and any(_text_files(path)):
                 return cls(path, "folder")
             raise InvalidInput(
-                f"{path} holds neither {role}.jsonl nor {role}.jsonl.gz"
-                + (f", nor text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
+                f"{path} has no {role}.jsonl or {role}.jsonl.gz"
+                + (f", and no text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
             )
         if not path.exists():
             raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
         if not path.is_file():
-            raise InvalidInput(f"{path} is a pipe or a device; expected a folder or a file, or - and the pipe as stdin")
+            raise InvalidInput(
+                f"{path} is a pipe or a device; expected a folder or a file. Give - and redirect the pipe to stdin"
+            )
         return cls(path, _kind_of_file(path))
 
     def records(self, id_field: str, text_field: str) -> Iterator[Record]:
-        """The part's records; the field names are for parts that have none of their own."""
+        """Iterate over the records; plain lines of stdin get the given field names."""
         if self.path is None:
             yield from stdin_records(id_field, text_field)
         elif self.kind == "jsonl":
@@ -217,15 +221,15 @@ def _kind_of_file(path: Path) -> str:
     if suffix in TEXT_SUFFIXES:
         return "text"
     if suffix == ".json":
-        raise InvalidInput(f"{path} is one JSON value; expected JSON lines, an object a line (jq -c '.[]' makes them)")
+        raise InvalidInput(
+            f"{path} is one JSON value; expected JSON lines, one object per line (convert it with: jq -c '.[]')"
+        )
     known = (*JSONL_SUFFIXES, ".csv", ".tsv", ".parquet", *TEXT_SUFFIXES)
-    raise InvalidInput(
-        f"{path}: files named {suffix or 'without an ending'} are not known; expected {', '.join(known)}"
-    )
+    raise InvalidInput(f"{path}: unsupported file type {suffix or '(no suffix)'}; expected {', '.join(known)}")
 
 
 def beir_file(folder: Path, role: str) -> Path | None:
-    """The folder's corpus or queries file, plain or gzipped; None when it has none."""
+    """Return a BEIR folder's corpus or queries file, plain or gzipped; None if it has none."""
     candidates = (folder / f"{role}.jsonl", folder / f"{role}.jsonl.gz")
     return next((path for path in candidates if path.is_file()), None)
 
@@ -239,22 +243,22 @@ def _text_files(folder: Path) -> Iterator[Path]:
 
 
 class _SeenIds:
-    """Every id of a stream with the place where it stood; a second one is refused."""
+    """The ids of a stream with the file and line of their first use; duplicates are refused."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[str, int]] = {}
+        self._first: dict[str, tuple[str, int]] = {}
 
-    def add(self, each_id: str, name: str, number: int) -> None:
-        if each_id in self._places:
-            here, there = record_location(name, number), record_location(*self._places[each_id])
-            also = f" already in {there}" if here != there else " in this file, which is named twice"
-            raise InvalidInput(f"{here}: id {each_id!r} stood{also}; each id goes in once")
-        self._places[each_id] = (name, number)
+    def add(self, record_id: str, name: str, number: int) -> None:
+        if record_id in self._first:
+            here, first = record_location(name, number), record_location(*self._first[record_id])
+            seen = f"first seen in {first}" if here != first else "the file is named twice"
+            raise InvalidInput(f"{here}: duplicate id {record_id!r} ({seen})")
+        self._first[record_id] = (name, number)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The names under which a record's id, text and title are looked for, the first that is there."""
+    """Candidate names of the fields that hold id, text and title; the first that a record has is used."""
 
     id: Sequence[str] = DOC_ID_FIELDS
     text: Sequence[str] = TEXT_FIELDS
@@ -262,15 +266,15 @@ class _Fields:
 
     @classmethod
     def of(cls, named: Mapping[str, str]) -> _Fields:
-        """The usual ones, but for those that are named.
+        """Replace the usual names by given ones.
 
         Raises:
-            InvalidInput: something else than id, text or title is named, or one field for two of them.
+            InvalidInput: a key other than id, text or title, or one field for two of them.
         """
         if unknown := sorted(named.keys() - {"id", "text", "title"}):
-            raise InvalidInput(f"fields name {unknown[0]!r}; what can be named are id, text and title")
+            raise InvalidInput(f"unknown key {unknown[0]!r} in fields; expected id, text or title")
         if len(set(named.values())) < len(named):
-            raise InvalidInput(f"fields name one field twice: {dict(named)}")
+            raise InvalidInput(f"fields use one field twice: {dict(named)}")
         return cls(**{part: (name,) for part, name in named.items()})
 
 
@@ -327,10 +331,10 @@ def _take_id(record: dict[str, Any], names: Sequence[str], where: str, hint: str
     value = record.pop(name)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    each_id = check_text(value, f"{where}: {name}")
-    if not each_id.strip():
-        raise InvalidInput(f"{where}: {name} is empty; every record needs an id of its own")
-    return each_id
+    record_id = check_text(value, f"{where}: {name}")
+    if not record_id.strip():
+        raise InvalidInput(f"{where}: {name} is empty; every record requires a unique id")
+    return record_id
 
 
 def _take_text(record: dict[str, Any], names: Sequence[str], where: str, hint: str = "") -> str:
@@ -342,9 +346,9 @@ def _first_field(record: Mapping[str, Any], names: Sequence[str], what: str, whe
     for name in names:
         if name in record:
             return name
-    other = next((f"; {each!r} is written in lower case" for each in record if each.lower() in names), "")
+    similar = next((f"; write {field!r} in lower case" for field in record if field.lower() in names), "")
     raise InvalidInput(
-        f"{where}: no {what}: expected one of {list(names)}, the other fields are {sorted(record)}{other}"
+        f"{where}: no {what}: expected one of {list(names)}, the other fields are {sorted(record)}{similar}"
         + (hint and f"; {hint.format(what)}")
     )
 
@@ -358,5 +362,5 @@ def _metadata(rest: dict[str, Any], where: str) -> dict[str, Any]:
         return rest
     del rest["metadata"]
     if repeated := sorted(inner.keys() & rest.keys()):
-        raise InvalidInput(f"{where}: {repeated[0]!r} stands both in metadata and beside it")
+        raise InvalidInput(f"{where}: duplicate field {repeated[0]!r}: inside metadata and outside")
     return {**inner, **rest}

@@ -1,4 +1,4 @@
-"""Records, a line or row number and named fields, out of JSON lines, tables, Parquet and stdin."""
+"""Records (a line or row number with named fields) from JSON lines, CSV, TSV, Parquet and stdin."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ from lightir.errors import InvalidInput, MissingExtra
 from lightir.lines import read_lines, read_stdin_lines
 
 Record: TypeAlias = tuple[int, dict[str, Any]]
-"""A line (or row) number, from 1, and its fields."""
+"""A line or row number, from 1, and the fields by name."""
 
 
 def json_records(name: str, lines: Iterable[tuple[int, str]]) -> Iterator[Record]:
-    """The objects in JSON lines, with the lines' numbers."""
+    """Parse JSON lines that are objects.
+
+    Raises:
+        InvalidInput: a line is not a JSON object; the message names file and line.
+    """
     for number, line in lines:
         try:
             record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
-        except (ValueError, RecursionError) as error:  # of "[" a hundred thousand times, the latter
-            hint = "" if line.lstrip().startswith("{") else "; expected an object a line"
-            raise InvalidInput(f"{name}, line {number}: not JSON: {error}{hint}") from None
+        except (ValueError, RecursionError) as error:  # RecursionError: deeply nested brackets
+            hint = "" if line.lstrip().startswith("{") else "; expected one object per line"
+            raise InvalidInput(f"{name}, line {number}: invalid JSON: {error}{hint}") from None
         if not isinstance(record, dict):
-            raise InvalidInput(f"{name}, line {number}: {type(record).__name__} where an object was expected")
+            raise InvalidInput(f"{name}, line {number}: {type(record).__name__}; expected an object")
         yield number, record
 
 
 def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """The list in a record's field, [] where it has none.
+    """Return the list in a record's field, [] if the field is missing.
 
     Raises:
-        InvalidInput: something else; `where` names the place.
+        InvalidInput: the field is not a list; the message begins with `where`.
     """
     value = record.get(name, [])
     if not isinstance(value, list):
@@ -47,7 +51,7 @@ def list_field(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number there; leave the field out or write null")
+    raise ValueError(f"{name} is not a JSON number; omit the field or write null")
 
 
 def _finite(text: str) -> float:
@@ -56,8 +60,12 @@ def _finite(text: str) -> float:
 
 
 def table_records(path: Path, kind: str) -> Iterator[Record]:
-    """The rows of a CSV (quoted) or TSV file (not), whose header names the fields, with the lines where they begin."""
-    # The module's own limit (131,072 characters a field) is one for the whole process; documents pass it.
+    """Read the rows of a CSV (quoted) or TSV (unquoted) file with a header; a row's number is that of its first line.
+
+    Raises:
+        InvalidInput: invalid header or row; the message names file and line.
+    """
+    # The csv module's limit of 131,072 characters per field is global, and documents exceed it.
     csv.field_size_limit(sys.maxsize)
     lines = (line for _, line in read_lines(path))
     rows = (
@@ -77,7 +85,7 @@ def table_records(path: Path, kind: str) -> Iterator[Record]:
         if header is None:
             header = _checked_header(row, path, kind)
         elif len(row) != len(header):
-            raise InvalidInput(f"{path}, line {number}: {len(row)} fields where the header has {len(header)}")
+            raise InvalidInput(f"{path}, line {number}: {len(row)} fields; the header has {len(header)}")
         else:
             yield number, dict(zip(header, row, strict=True))
 
@@ -85,21 +93,21 @@ def table_records(path: Path, kind: str) -> Iterator[Record]:
 def _checked_header(row: Sequence[str], path: Path, kind: str) -> list[str]:
     header = [name.strip() for name in row]
     if len(header) == 1 and (other := re.search("[;\\t|,]", header[0])):
-        wanted = "tabs in a .tsv file" if kind == "tsv" else "commas in a .csv file"
+        separators = "tabs in a .tsv file" if kind == "tsv" else "commas in a .csv file"
         raise InvalidInput(
-            f"{path}, line 1: the header {header[0]!r} is one field, with {other[0]!r} in it; expected {wanted}"
+            f"{path}, line 1: the header {header[0]!r} is one field that contains {other[0]!r}; expected {separators}"
         )
     if len(set(header)) < len(header):
-        raise InvalidInput(f"{path}, line 1: the header {header} names a column twice")
+        raise InvalidInput(f"{path}, line 1: duplicate column in the header {header}")
     return header
 
 
 def parquet_file(path: Path) -> Any:
-    """The opened file.
+    """Open a Parquet file.
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        InvalidInput: it is no Parquet.
+        InvalidInput: not a Parquet file.
     """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
@@ -112,7 +120,7 @@ def parquet_file(path: Path) -> Any:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """The rows of a Parquet file, from 1, with values as JSON has them."""
+    """Read the rows of a Parquet file, numbered from 1, with their values converted to JSON values."""
     for number, row in enumerate(_parquet_rows(path), 1):
         yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
 
@@ -131,24 +139,24 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_value(value: Any, where: str) -> Any:
-    """The value as JSON has it; metadata must survive a round trip through it."""
+    """Convert a value to a JSON value, so that metadata survive a round trip."""
     if isinstance(value, dict):
-        return {str(key): _json_value(each, where) for key, each in value.items()}
+        return {str(key): _json_value(item, where) for key, item in value.items()}
     if isinstance(value, list):
-        return [_json_value(each, where) for each in value]
+        return [_json_value(item, where) for item in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"{where} is {value}, which metadata cannot hold; write null")
+        raise InvalidInput(f"{where} is {value}, which JSON cannot represent; write null")
     if value is None or isinstance(value, str | int | float):
         return value
-    raise InvalidInput(f"{where} is {type(value).__name__}, which metadata cannot hold")
+    raise InvalidInput(f"{where} is {type(value).__name__}, which JSON cannot represent")
 
 
 def stdin_records(id_field: str, text_field: str) -> Iterator[Record]:
-    """JSON lines from stdin, or plain lines with their numbers as ids, under these field names."""
+    """Read JSON lines from stdin, or plain lines as records whose id is the line number."""
     lines = read_stdin_lines()
     first = next(lines, None)
     if first is None:
@@ -166,5 +174,5 @@ def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[
 
 
 def record_location(name: str, number: int) -> str:
-    """The words for a line or row in an error."""
+    """Name a line or row for error messages."""
     return f"{name}, {'row' if name.endswith('.parquet') else 'line'} {number}"

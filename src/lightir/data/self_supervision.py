@@ -1,4 +1,4 @@
-"""Training pairs out of documents alone: titles and spans as queries."""
+"""Training pairs made from unlabeled documents: titles and spans as queries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Inside a character class: kana and Han characters, which stand for words where no blanks do."""
+"""Ranges of kana and Han characters for a character class; each counts as a word."""
 
 _WORD = re.compile(rf"[{CJK}]|[^\s{CJK}]+")
 
 
 def title_pairs(documents: Iterable[Document]) -> Iterator[Pair]:
-    """Each title as the query for its own text; the positive is the document without its title.
+    """Yield each title as a query whose positive is the document without its title.
 
-    The query's id is "title:" and the document's. Documents with a blank title or text give none.
+    The query's id is "title:" followed by the document's id. Documents with a blank title or text are skipped.
     """
     for document in documents:
         if document.title.strip() and document.text.strip():
@@ -36,14 +36,26 @@ def span_pairs(
     max_words: int = 16,
     per_document: int = 1,
 ) -> Iterator[Pair]:
-    """Random spans of a document's text as pseudo-queries for it.
+    """Yield random spans of each document's text as pseudo-queries for it.
 
-    A span is min_words to max_words words in a row, its length and place drawn evenly, cut out with the punctuation
-    between them; a Han character or kana counts as a word. Texts of fewer than min_words words give none. The query's
-    id is "span:", its number within the document, ":" and the document's id.
+    Length and position of a span are drawn uniformly. A Han character or kana counts as a word. Documents of fewer than
+    min_words words are skipped. The query's id is "span:", its number within the document, ":" and the document's id.
+
+    Args:
+        documents: documents to cut spans from.
+        rng: generator that the spans are drawn with.
+        min_words: minimum number of consecutive words in a span.
+        max_words: maximum number of words.
+        per_document: number of spans per document.
+
+    Raises:
+        InvalidInput: min_words or per_document below 1, or max_words below min_words.
     """
     if not 1 <= min_words <= max_words or per_document < 1:
-        raise InvalidInput(f"spans of {min_words} to {max_words} words, {per_document} a document, make no sense")
+        raise InvalidInput(
+            f"min_words {min_words}, max_words {max_words}, per_document {per_document}: expected "
+            "1 <= min_words <= max_words and per_document >= 1"
+        )
     for document in documents:
         words = [match.span() for match in _WORD.finditer(document.text)]
         if len(words) < min_words:

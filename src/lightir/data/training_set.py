@@ -1,4 +1,4 @@
-"""Training sets: examples, the documents that they name, and the instructions to draw from."""
+"""Training sets: examples, their documents, and the instructions that training draws from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from lightir.types import Document, Query
 
 
 class Pair(NamedTuple):
-    """A query and the document that answers it, as self-supervision makes them."""
+    """A query and its relevant document, as self-supervision makes them.
+
+    Attributes:
+        query: pseudo-query.
+        document: document that the query was made from.
+    """
 
     query: Query
     document: Document
@@ -30,14 +35,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """Examples, the documents they name, and the instructions to draw from.
+    """A named set of training examples with their documents and instructions.
 
     Attributes:
-        name: the set's name.
-        examples: with distinct query ids; a tuple, or LazyExamples that stay in their file.
-        documents: every document by id; random negatives come from all of them.
-        instructions: at least one; "" stands for none.
-        digest: a hash over the file or table that the examples stay in; "" for examples in memory.
+        name: name of the set.
+        examples: examples with distinct query ids; a tuple, or LazyExamples, which are read on access.
+        documents: all documents by id; random negatives are drawn from them.
+        instructions: one or more instructions; "" means no instruction.
+        digest: hash of the file or table that LazyExamples are read from; "" for examples in memory.
     """
 
     name: str
@@ -56,18 +61,18 @@ class TrainingSet:
         instructions: Sequence[str] | None = None,
         min_grade: int = 1,
     ) -> TrainingSet:
-        """A BEIR folder's split, its corpus in memory; judged queries without a positive are left out.
+        """Open a split of a BEIR folder, with the corpus in memory; queries without a positive are skipped.
 
         Args:
-            folder: the data set.
-            split: its split.
-            negatives: a file that write_negatives wrote; its queries that the split lacks are left aside.
-            instructions: None takes those listed under the folder's name.
-            min_grade: documents of this grade or more are positives; a negative is never one of them.
+            folder: path of the data set.
+            split: name of the split.
+            negatives: file that `write_negatives` wrote; queries that are not in the split are ignored.
+            instructions: instructions that training draws from; None for the known ones of the folder's name.
+            min_grade: minimum grade of a positive. Positives are removed from the negatives.
 
         Raises:
-            NotFound: folder, split or file is missing, or no instruction is listed under the name.
-            InvalidInput: judgements or negatives name ids that the files don't hold, or nothing is left.
+            NotFound: the folder, split or file does not exist, or no instruction is known for the name.
+            InvalidInput: qrels or negatives contain unknown ids, or no example remains.
         """
         dataset = Dataset.open(folder)
         chosen = listed_instructions(dataset.name, training=True) if instructions is None else tuple(instructions)
@@ -85,15 +90,15 @@ class TrainingSet:
 
     @classmethod
     def open_jsonl(cls, path: Path | str, *, name: str | None = None, instructions: Sequence[str]) -> TrainingSet:
-        """Examples out of JSON lines {"query", "positives": [...], "negatives": [...], "query_id"?, "scores"?: [...]}.
+        """Read JSON lines {"query", "positives": [...], "negatives": [...], "query_id"?, "scores"?: [...]}.
 
         A positive or negative is a text, or an object {"text", "title"?, "_id"?}; equal ones without an id are one
-        document. Without a query_id the line number is it. Scores are a teacher's of the positives, then of the
-        negatives; null where it gave none.
+        document. The default of query_id is the line number. Scores are a teacher's scores of the positives, then of
+        the negatives; null for a missing one.
 
         Raises:
-            NotFound: there is no such file.
-            InvalidInput: file and line are named.
+            NotFound: the file does not exist.
+            InvalidInput: invalid line; the message names file and line.
         """
         path = Path(path)
         name = name or path.name.split(".")[0]
@@ -102,7 +107,7 @@ class TrainingSet:
 
     @classmethod
     def from_pairs(cls, name: str, pairs: Iterable[Pair], *, instructions: Sequence[str]) -> TrainingSet:
-        """One example a pair; the documents are those of the pairs."""
+        """Make one example per pair; the documents are those of the pairs."""
         documents: dict[str, Document] = {}
         examples = []
         for query, document in pairs:
@@ -112,10 +117,10 @@ class TrainingSet:
 
     @classmethod
     def from_rows(cls, name: str, rows: RowSet, *, instructions: Sequence[str]) -> TrainingSet:
-        """What reading rows found.
+        """Make a set of the result of `read_rows`.
 
         Raises:
-            InvalidInput: there is none, or no instruction.
+            InvalidInput: no example or no instruction.
         """
         _require_some(name, rows.examples, instructions)
         return cls(name, rows.examples, rows.documents, tuple(instructions), rows.digest)
@@ -128,16 +133,16 @@ class TrainingSet:
         documents: Mapping[str, Document],
         instructions: tuple[str, ...],
     ) -> TrainingSet:
-        """A set whose ids all resolve; the constructor itself checks nothing.
+        """Make a set after checking that all ids resolve; the constructor checks nothing.
 
         Raises:
-            InvalidInput: no example, no instruction, a query id twice, no positive, or a document that is not there.
+            InvalidInput: no example, no instruction, duplicate query id, no positive, or unknown document id.
         """
         _require_some(name, examples, instructions)
         seen: set[str] = set()
         for example in examples:
             if example.query_id in seen:
-                raise InvalidInput(f"training set {name!r}: query {example.query_id!r} stands in it twice")
+                raise InvalidInput(f"training set {name!r}: duplicate query id {example.query_id!r}")
             seen.add(example.query_id)
             if not example.positive_ids:
                 raise InvalidInput(f"training set {name!r}: query {example.query_id!r} has no positive document")
@@ -145,16 +150,16 @@ class TrainingSet:
                 if doc_id not in documents:
                     raise InvalidInput(
                         f"training set {name!r}: query {example.query_id!r} names document {doc_id!r}, "
-                        f"which the corpus does not hold"
+                        "which is not in the corpus"
                     )
         return cls(name, tuple(examples), documents, instructions)
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Return the number of examples."""
         return len(self.examples)
 
     def queries(self) -> Iterator[Query]:
-        """The examples' queries."""
+        """Iterate over the examples' queries."""
         if isinstance(self.examples, LazyExamples):
             yield from self.examples.queries()
             return
@@ -163,50 +168,51 @@ class TrainingSet:
 
     @property
     def doc_ids(self) -> Sequence[str]:
-        """All documents' ids, in the mapping's order."""
+        """Ids of all documents, in the mapping's order."""
         return self.documents.ids if isinstance(self.documents, LazyDocuments) else tuple(self.documents)
 
     @property
     def most_positives(self) -> int:
-        """No example has more positives than this."""
+        """Upper bound of an example's number of positives."""
         if isinstance(self.examples, LazyExamples):
             return self.examples.most_positives
         return max((len(example.positive_ids) for example in self.examples), default=0)
 
     def fingerprint(self) -> str:
-        """A hash over ids and texts of queries and documents, positives, negatives and scores: 16 digits."""
+        """Return a hash of queries, documents, positives, negatives and scores: 16 hexadecimal digits."""
         if isinstance(self.examples, LazyExamples):
             return hashlib.sha256(f"{self.digest} {self.examples.digest()}".encode()).hexdigest()[:16]
         digest = hashlib.sha256()
-        for each in self.examples:
-            digest.update(repr((each.query_id, each.query, each.positive_ids, each.negative_ids)).encode())
-            digest.update(repr(each.scores).encode() if each.scores else b"")
+        for example in self.examples:
+            ids = example.query_id, example.query, example.positive_ids, example.negative_ids
+            digest.update(repr(ids).encode())
+            digest.update(repr(example.scores).encode() if example.scores else b"")
         for doc_id in sorted(self.documents):
             document = self.documents[doc_id]
             digest.update(repr((doc_id, document.title, document.text)).encode())
         return digest.hexdigest()[:16]
 
     def scored(self, scores: Mapping[str, Mapping[str, float]]) -> TrainingSet:
-        """The same set with a teacher's scores, by query and document id; what these lack is unknown.
+        """Return the set with a teacher's scores, given by query and document id; missing scores become NaN.
 
         Raises:
             InvalidInput: no score belongs to an example of the set.
         """
         examples = []
-        for each in self.examples:
-            given = scores.get(each.query_id, {})
-            values = tuple(given.get(doc_id, math.nan) for doc_id in (*each.positive_ids, *each.negative_ids))
-            examples.append(replace(each, scores=values))
-        if not any(math.isfinite(value) for each in examples for value in each.scores):
-            raise InvalidInput(f"training set {self.name!r}: none of the scores is of its queries and documents")
+        for example in self.examples:
+            known = scores.get(example.query_id, {})
+            doc_ids = (*example.positive_ids, *example.negative_ids)
+            examples.append(replace(example, scores=tuple(known.get(doc_id, math.nan) for doc_id in doc_ids)))
+        if not any(math.isfinite(score) for example in examples for score in example.scores):
+            raise InvalidInput(f"training set {self.name!r}: no score belongs to its queries and documents")
         return replace(self, examples=tuple(examples))
 
     def without(self, query_ids: Collection[str]) -> TrainingSet:
-        """The same set less some queries; it may end up empty, and then goes into no mixture."""
+        """Return the set without some queries; an empty set cannot be part of a mixture."""
         dropped = set(query_ids)
         if not isinstance(self.examples, LazyExamples):
-            return replace(self, examples=tuple(each for each in self.examples if each.query_id not in dropped))
-        kept = [place for place, query in enumerate(self.queries()) if query.query_id not in dropped]
+            return replace(self, examples=tuple(e for e in self.examples if e.query_id not in dropped))
+        kept = [position for position, query in enumerate(self.queries()) if query.query_id not in dropped]
         return replace(self, examples=self.examples.select(np.asarray(kept, dtype=np.int64)))
 
 
@@ -214,4 +220,4 @@ def _require_some(name: str, examples: Sequence[TrainingExample], instructions: 
     if not len(examples):
         raise InvalidInput(f"training set {name!r} has no example with a relevant document")
     if not instructions:
-        raise InvalidInput(f"training set {name!r} has no instruction; give '' for a model that takes none")
+        raise InvalidInput(f"training set {name!r} has no instruction; give '' for a model without instructions")

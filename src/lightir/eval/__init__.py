@@ -1,4 +1,4 @@
-"""Measures, run files, significance, tables and plots."""
+"""Evaluation: measures, run files, significance tests, tables and plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two systems differ by more than chance: paired tests and corrections for many of them."""
+"""Paired significance tests of two systems, and corrections for multiple tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Correction: TypeAlias = Literal["holm", "hommel", "none"]
 
 N_PERMUTATIONS = 10_000
 _CHUNK = 2**20
-"""Signs drawn at once: 8 MB of float64."""
+"""Number of signs drawn at once: 8 MB of float64."""
 
 
 def randomization_test(
@@ -26,24 +26,24 @@ def randomization_test(
     rng: np.random.Generator,
     n_permutations: int = N_PERMUTATIONS,
 ) -> float:
-    """Two-sided p of Fisher's paired randomisation test (Smucker, Allan & Carterette, CIKM 2007).
+    """Return the two-sided p of Fisher's paired randomization test (Smucker, Allan & Carterette, CIKM 2007).
 
-    The share of sign flips of the per-query differences whose mean is at least as far from 0 as the observed one:
-    over all flips where those are no more than n_permutations, otherwise over n_permutations drawn ones, the observed
-    one counted in, so that p is never 0. Equal systems, and no queries, give 1.
+    p is the fraction of sign flips of the per-query differences whose mean is at least as far from 0 as the observed
+    one. If there are at most n_permutations flips, all are tested. Otherwise n_permutations are drawn and the observed
+    one is added, so that p is never 0. Equal systems, or no queries, give 1.
 
     Args:
-        a: (n,) one system's values, query by query.
-        b: (n,) the other's, in the same order.
-        rng: draws the flips.
-        n_permutations: at least 1.
+        a: (n,) values of one system per query.
+        b: (n,) values of the other system, in the same order.
+        rng: generator that flips are drawn with.
+        n_permutations: maximum number of flips, at least 1.
     """
     differences = _differences(a, b)
     if n_permutations < 1:
-        raise InvalidInput(f"n_permutations is {n_permutations}; at least 1 is needed")
+        raise InvalidInput(f"n_permutations is {n_permutations}; the minimum is 1")
     differences = differences[differences != 0]
     n = len(differences)
-    # Sums of the same numbers in another order differ by rounding; that must not lose a tie.
+    # Sums of the same numbers in another order differ by rounding; the tolerance keeps ties.
     observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
     if 2.0**n <= n_permutations:
         flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
@@ -58,9 +58,9 @@ def randomization_test(
 
 
 def paired_t_test(a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray) -> float:
-    """Two-sided p of Student's paired t test; 1 for equal systems or fewer than two queries.
+    """Return the two-sided p of Student's paired t test; 1 for equal systems or fewer than two queries.
 
-    Differences that are all the same and not 0 give 0.
+    Equal differences other than 0 give 0.
 
     Raises:
         MissingExtra: scipy is not installed.
@@ -74,20 +74,20 @@ def paired_t_test(a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArr
     try:
         stats = importlib.import_module("scipy.stats")
     except ImportError:
-        raise MissingExtra("scipy is needed for the t test: pip install 'lightir[eval]'") from None
+        raise MissingExtra("the t test requires scipy: pip install 'lightir[eval]'") from None
     t = differences.mean() / (deviation / np.sqrt(len(differences)))
     return float(2 * stats.t.sf(abs(t), len(differences) - 1))
 
 
 def correct_p_values(p_values: Sequence[float] | FloatArray, method: Correction = "holm") -> FloatArray:
-    """The p values after correction for their number, in their order, none above 1.
+    """Correct p values for their number.
 
     Args:
-        p_values: (n,) in [0, 1].
+        p_values: (n,) p values in [0, 1].
         method: "holm" (Holm 1979), "hommel" (Hommel 1988; never larger than Holm's), or "none".
 
     Returns:
-        (n,) float64.
+        (n,) float64 corrected p values in the same order, at most 1.
     """
     p = np.asarray(p_values, dtype=np.float64)
     if np.any(~((p >= 0) & (p <= 1))):
@@ -108,7 +108,7 @@ def _holm(ascending: FloatArray) -> FloatArray:
 
 
 def _hommel(ascending: FloatArray) -> FloatArray:
-    """Wright's algorithm (Biometrics 1992): for each number m of hypotheses, the bound that Simes' test gives."""
+    """Apply Wright's algorithm (Biometrics 1992): for each number m of hypotheses, the bound of Simes' test."""
     n = len(ascending)
     adjusted = np.full(n, np.min(n * ascending / np.arange(1, n + 1)))
     for m in range(n - 1, 1, -1):
@@ -123,7 +123,7 @@ def _hommel(ascending: FloatArray) -> FloatArray:
 def _differences(a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray) -> FloatArray:
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if left.shape != right.shape or left.ndim != 1:
-        raise InvalidInput(f"paired values must be two lists of one length, not {left.shape} and {right.shape}")
+        raise InvalidInput(f"paired values must be two lists of equal length, not {left.shape} and {right.shape}")
     if not (np.all(np.isfinite(left)) and np.all(np.isfinite(right))):
         raise InvalidInput("paired values must be finite")
     return left - right

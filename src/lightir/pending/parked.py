@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lightir.contract import Contract
 from lightir.errors import FormatError, WriteFailed
-from lightir.files import atomic_folder, sweep_unfinished
+from lightir.files import atomic_folder, remove_abandoned
 from lightir.shards import Shard, VectorsReader, VectorsWriter
 
 PARKED_FOLDER = "parked"
@@ -77,4 +77,4 @@ def remove_parked(folder: Path) -> None:
     except OSError as error:
         raise WriteFailed(f"cannot remove {folder}: {error}") from error
     shutil.rmtree(removed, ignore_errors=True)
-    sweep_unfinished(folder.parent)
+    remove_abandoned(folder.parent)

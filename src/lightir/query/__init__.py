@@ -1,4 +1,4 @@
-"""Query encoders that need no model: cached tables of token vectors, cached expansions, and counts."""
+"""Query encoders without a model: cached tables of token vectors, cached expansions, and term counts."""
 
 from lightir.query.cached_encoder import CachedQueryEncoder
 from lightir.query.expansions import CachedExpansions

@@ -1,4 +1,4 @@
-"""The query encoder of a query-encoder folder: token vectors of a cached table, counted terms, cached expansions."""
+"""The cached query encoder: token vectors from a table, counted terms, cached expansions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from lightir.vectors import Floats, QueryVectors, Ragged
 
 
 class CachedQueryEncoder:
-    """Queries become vectors by looking terms up: dense is the mean of rows, sparse counts or a mean of expansions."""
+    """Encodes queries by table lookup: the mean of token vectors (dense), counts or mean expansions (sparse)."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class CachedQueryEncoder:
         dim: int | None = None,
         threads: int = 1,
     ) -> None:
-        """Put an encoder together from arrays.
+        """Create an encoder from arrays.
 
         Args:
-            contract: its query policy, and the document side that the tables were made for.
-            tokenizer: must have the tokenizer hash of the contract: the query policy's, or else the backbone's.
-            tables: task name -> table, the default first; wanted exactly when the contract has a dense branch.
-            term_weights: (vocab_size,) float32 over the contract's vocabulary, wanted exactly when the policy's
-                term_weights are "idf".
-            expansions: a row for each of the tokenizer's terms, wanted exactly when the policy's weighting is
-                "expansion".
-            bigrams: wanted exactly when the policy names their hash; there is one table then.
-            dim: width of the dense vectors, a Matryoshka prefix of the tables'; None for their own width.
-            threads: for a batch; queries of a small one are not divided.
+            contract: query policy, and document side that the tables were made for.
+            tokenizer: tokenizer with the hash of the query policy, or else of the backbone.
+            tables: task name -> table, the default first; required if the contract has a dense branch, else unexpected.
+            term_weights: (vocab_size,) float32 weights over the contract's vocabulary; required if the policy's
+                term_weights are "idf", else unexpected.
+            expansions: one row per term of the tokenizer; required if the policy's weighting is "expansion", else
+                unexpected.
+            bigrams: pairs with rows; required if the policy has their hash, else unexpected. They require one table.
+            dim: width of the dense vectors, a Matryoshka prefix of the tables' columns; None for all columns.
+            threads: maximum number of threads per batch; small batches use one.
 
         Raises:
-            ContractMismatch: tokenizer, vocabulary or width are not the contract's; both values are named.
-            InvalidInput: a table or weight that is missing or too many.
+            ContractMismatch: tokenizer, vocabulary or width differ from the contract's; the message has both values.
+            InvalidInput: a missing or unexpected table or weight.
         """
         self.contract = contract
         self.tokenizer = tokenizer
@@ -92,16 +92,14 @@ class CachedQueryEncoder:
         """Open a query-encoder folder; tables are memory-mapped.
 
         Args:
-            folder: lightir.json, tokenizer.json, tables.json and the tables that it names, and what the policy needs
-                of term weights, expansions or bigrams. Or a folder that has such a one, as a model's, or the name of a
-                shipped model.
-            dim: see `__init__`.
-            threads: see `__init__`.
+            folder: query-encoder folder, a model, vectors or index folder that contains one, or a shipped model's name.
+            dim: width of the dense vectors, a Matryoshka prefix of the tables' columns; None for all columns.
+            threads: maximum number of threads per batch.
 
         Raises:
-            NotFound: a file is missing.
-            FormatError: a file is damaged or is not what tables.json says.
-            ContractMismatch: the files are not of one model.
+            NotFound: a file does not exist.
+            FormatError: a file is damaged or differs from tables.json.
+            ContractMismatch: the files belong to different models.
         """
         folder = resolve_query_encoder(folder)
         contract = Contract.load(folder)
@@ -128,49 +126,48 @@ class CachedQueryEncoder:
 
     @property
     def document_fingerprint(self) -> str:
-        """The fingerprint of the document side that the vectors are made for."""
+        """Fingerprint of the document side that the query vectors are comparable with."""
         return self.contract.document_fingerprint
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tables; the first is the default."""
+        """Task names of the tables; the first is the default."""
         return tuple(self.tables)
 
     def encode(self, texts: Sequence[str], *, task: str | None = None, out: Floats | None = None) -> QueryVectors:
-        """The queries' vectors; a branch that the contract lacks is None.
+        """Encode queries; a branch that the contract lacks is None.
 
         Args:
-            texts: n queries. One without terms gets a zero dense row and an empty sparse row.
+            texts: n queries. A query without terms gets a zero dense row and an empty sparse row.
             task: one of `tasks`; None for the default table.
-            out: (n, dim) float32, C-contiguous, that the dense vectors are written to and returned as; None for a new
-                array. Whoever encodes chunk after chunk and is done with each can pass the same one again: to fill a
-                fresh array can take as long as the encoding.
+            out: (n, dim) float32 C-contiguous array that receives the dense vectors and is returned; None for a new
+                one. Reuse an array when encoding many chunks: allocating a new one can take as long as encoding.
 
         Raises:
-            NotFound: no table has that name.
-            InvalidInput: a text is no str, or not representable in UTF-8, or `out` does not fit.
+            NotFound: unknown task.
+            InvalidInput: a text that is not a str or not representable in UTF-8, or `out` has another shape or dtype.
         """
-        encoder = self._encoder(task)
-        found = encoder.encode(texts, threads=self.threads, out=out)
+        vectors = self._encoder(task).encode(texts, threads=self.threads, out=out)
         if self.bigrams is not None:
-            found = replace(found, dense=self._dense_with_bigrams(found.term_ids, self.bigrams, out))
+            vectors = replace(vectors, dense=self._dense_with_bigrams(vectors.term_ids, self.bigrams, out))
         if self.expansions is None:
-            return found
+            return vectors
         vocab_size = self.contract.backbone.vocab_size
-        return replace(found, sparse=self.expansions.means(found.term_ids, vocab_size=vocab_size, threads=self.threads))
+        means = self.expansions.means(vectors.term_ids, vocab_size=vocab_size, threads=self.threads)
+        return replace(vectors, sparse=means)
 
     def text_encoder(self, task: str | None = None) -> TextEncoder | None:
-        """The kernel's encoder, where it alone makes the vectors of `encode`; None with bigrams or expansions.
+        """Return the kernel's encoder, or None if bigrams or expansions require more than the kernel.
 
         Raises:
-            NotFound: no table has that name.
+            NotFound: unknown task.
         """
         return self._encoder(task) if self.bigrams is None and self.expansions is None else None
 
     def _encoder(self, task: str | None) -> TextEncoder:
         encoder = self._encoders.get(task)
         if encoder is None:
-            raise NotFound(f"no query table for task {task!r}; {describe_tables(self.tables)}")
+            raise NotFound(f"unknown task {task!r}: {describe_tables(self.tables)}")
         return encoder
 
     def _dense_with_bigrams(self, queries: Ragged, bigrams: CachedBigrams, out: Floats | None) -> Floats:
@@ -203,16 +200,16 @@ class CachedQueryEncoder:
     def _checked_dim(self, dim: int | None) -> int | None:
         if not self.tables:
             if dim is not None:
-                raise InvalidInput(f"dim is {dim}, but the encoder has no dense branch")
+                raise InvalidInput(f"dim is {dim}, but the query encoder has no dense branch")
             return None
         width = next(iter(self.tables.values())).dim
         if dim is not None and not 1 <= dim <= width:
-            raise InvalidInput(f"dim is {dim}; the tables hold 1 to {width} columns")
+            raise InvalidInput(f"dim is {dim}; expected 1 to {width}, the width of the tables")
         return width if dim is None else dim
 
 
 def describe_tables(names: Collection[str]) -> str:
-    """What an error says of the tables that there are."""
+    """Describe the tables for an error message."""
     if list(names) == [""]:
-        return "there is one table alone, which is for every task: name none"
-    return f"there are {list(names)}"
+        return "the query encoder has one table for all tasks; omit the task"
+    return f"the query encoder has {list(names)}"

@@ -1,4 +1,4 @@
-"""Checks that a query encoder's parts are what its contract says; each raises InvalidInput or ContractMismatch."""
+"""Checks that the parts of a query encoder match its contract; each raises InvalidInput or ContractMismatch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lightir.vectors import Floats
 
 
 def check_tokenizer(contract: Contract, tokenizer: TextTokenizer) -> None:
-    """Refuse a tokenizer that is neither the contract's nor the one that the query policy names."""
+    """Check that the tokenizer is the one of the query policy, or else of the backbone."""
     expected = contract.query.tokenizer or contract.backbone.tokenizer_hash
     if tokenizer.hash != expected:
         raise ContractMismatch(
-            f"the tokenizer has hash {tokenizer.hash!r}, but the contract says {expected!r}; "
-            "put the tokenizer.json beside it that the model was trained with"
+            f"the tokenizer has hash {tokenizer.hash!r}, but the contract requires {expected!r}; "
+            "use the tokenizer.json that the model was trained with"
         )
 
 
 def check_tables(contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable]) -> None:
-    """Refuse tables that lack where there is a dense branch, differ in width, or have no row for some term."""
+    """Check that tables exist for a dense branch only, have equal widths, and a row for every term."""
     if (contract.dense is None) != (not tables):
         raise InvalidInput(
-            f"the contract has {'no' if contract.dense is None else 'a'} dense branch, but {len(tables)} tables came"
+            f"{len(tables)} tables, but the contract has {'no' if contract.dense is None else 'a'} dense branch"
         )
     if contract.dense is None:
         return
@@ -46,11 +46,11 @@ def check_tables(contract: Contract, tokenizer: TextTokenizer, tables: Mapping[s
 
 
 def check_term_weights(contract: Contract, weights: Floats | None) -> None:
-    """Refuse term weights unless the policy says idf, and then anything but one weight a term."""
-    wanted = contract.query.term_weights == "idf"
-    if wanted != (weights is not None):
+    """Check that there is one weight per term if the policy's term_weights are "idf", and otherwise none."""
+    required = contract.query.term_weights == "idf"
+    if required != (weights is not None):
         raise InvalidInput(
-            f"the contract wants {'stored' if wanted else 'no'} term weights, "
+            f"the contract requires {'stored' if required else 'no'} term weights, "
             f"but they were {'not ' if weights is None else ''}given"
         )
     if weights is None:
@@ -59,16 +59,16 @@ def check_term_weights(contract: Contract, weights: Floats | None) -> None:
     if weights.shape != (vocab_size,) or weights.dtype != np.float32:
         raise ContractMismatch(
             f"term weights are {weights.dtype} of shape {weights.shape}, "
-            f"but the contract's vocabulary wants float32 of ({vocab_size},)"
+            f"but the contract's vocabulary requires float32 of ({vocab_size},)"
         )
     if not np.all(np.isfinite(weights)) or np.any(weights < 0):
         raise InvalidInput("term weights must be finite and not negative")
 
 
 def check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: CachedExpansions | None) -> None:
-    """Refuse expansions unless the policy's weighting is "expansion", and then anything but a row for each term."""
-    wanted = contract.query.weighting == "expansion"
-    if wanted != (expansions is not None):
+    """Check that there is one expansion per term if the policy's weighting is "expansion", and otherwise none."""
+    required = contract.query.weighting == "expansion"
+    if required != (expansions is not None):
         raise InvalidInput(
             f"the contract's query weighting is {contract.query.weighting!r}, "
             f"but expansions were {'not ' if expansions is None else ''}given"
@@ -83,24 +83,28 @@ def check_expansions(contract: Contract, tokenizer: TextTokenizer, expansions: C
         )
     vocab_size = contract.backbone.vocab_size
     if (largest := int(expansions.term_ids.max(initial=0))) >= vocab_size:
-        raise ContractMismatch(f"an expansion names term {largest}, but the contract's vocabulary has {vocab_size}")
+        raise ContractMismatch(
+            f"an expansion contains term id {largest}, but the contract's vocabulary has {vocab_size} terms"
+        )
 
 
 def check_bigrams(
     contract: Contract, tokenizer: TextTokenizer, tables: Mapping[str, CachedTable], bigrams: CachedBigrams | None
 ) -> None:
-    """Refuse bigrams that the policy does not name, or whose rows are not as wide as the table's."""
-    found = "" if bigrams is None else bigrams.bigrams.hash
-    if found != contract.query.bigrams:
+    """Check that the bigrams are those of the policy, and that their rows are as wide as the table's."""
+    bigrams_hash = "" if bigrams is None else bigrams.bigrams.hash
+    if bigrams_hash != contract.query.bigrams:
         raise ContractMismatch(
-            f"the bigrams have hash {found!r}, but the contract's query policy says {contract.query.bigrams!r}"
+            f"the bigrams have hash {bigrams_hash!r}, but the contract's query policy has {contract.query.bigrams!r}"
         )
     if bigrams is None:
         return
     if len(tables) != 1:
-        raise InvalidInput(f"bigrams belong to one table, but there are {len(tables)}")
+        raise InvalidInput(f"bigrams require exactly one table, but there are {len(tables)}")
     (table,) = tables.values()
     if bigrams.table.dim != table.dim:
         raise InvalidInput(f"the bigrams' rows are {bigrams.table.dim} wide, the terms' {table.dim}")
     if (largest := int(bigrams.bigrams.pairs.max(initial=0))) >= tokenizer.vocab_size:
-        raise ContractMismatch(f"a bigram names term {largest}, but the tokenizer has {tokenizer.vocab_size} terms")
+        raise ContractMismatch(
+            f"a bigram contains term id {largest}, but the tokenizer has {tokenizer.vocab_size} terms"
+        )

@@ -1,4 +1,4 @@
-"""The files of a query-encoder folder, memory-mapped."""
+"""Memory-map the files of a query-encoder folder."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TERM_WEIGHTS_FILE = "sparse.safetensors"
 EXPANSIONS_FILE = "expansions.safetensors"
 BIGRAMS_FILE = "bigrams.safetensors"
 PAIRS_KEY = "pairs"
-SCALES_KEY = "weights"  # model2vec's name: it and sentence-transformers then multiply int8 rows by their scales
+SCALES_KEY = "weights"  # model2vec's name, so that model2vec and sentence-transformers multiply int8 rows by it
 
-# numpy has no bfloat16: its bits come as uint16.
+# numpy has no bfloat16; its bits are read as uint16.
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     {"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "I8": np.int8, "U32": np.uint32}
 )
@@ -38,10 +38,10 @@ _DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def load_bigrams(path: Path) -> CachedBigrams:
-    """The pairs of terms and their rows."""
+    """Load the pairs of terms and their rows."""
     tensors = map_safetensors(path)
     if not {PAIRS_KEY, "embeddings"} <= tensors.keys():
-        raise FormatError(f"{path} holds {sorted(tensors)}; the keys {PAIRS_KEY!r} and 'embeddings' are needed")
+        raise FormatError(f"{path} holds {sorted(tensors)}; expected the keys {PAIRS_KEY!r} and 'embeddings'")
     try:
         table = CachedTable(tensors["embeddings"], tensors.get(SCALES_KEY))
         return CachedBigrams(Bigrams(tensors[PAIRS_KEY]), table)
@@ -50,12 +50,12 @@ def load_bigrams(path: Path) -> CachedBigrams:
 
 
 def load_expansions(path: Path) -> CachedExpansions:
-    """Each term's strongest terms with their weights."""
+    """Load each term's expansion terms with their weights."""
     return CachedExpansions(load_tensor(path, "term_ids"), load_tensor(path, "weights"))
 
 
 def load_tables(folder: Path) -> dict[str, CachedTable]:
-    """The tables by task, the default first."""
+    """Load the tables by task, the default first."""
     path = folder / TABLES_FILE
     content = read_json(path)
     try:
@@ -73,35 +73,35 @@ def load_tables(folder: Path) -> dict[str, CachedTable]:
 def _load_table(path: Path, instruction: str, dtype: str) -> CachedTable:
     tensors = map_safetensors(path)
     if "embeddings" not in tensors:
-        raise FormatError(f"{path} holds {sorted(tensors)}; the key 'embeddings' is needed")
+        raise FormatError(f"{path} holds {sorted(tensors)}; expected the key 'embeddings'")
     try:
         table = CachedTable(tensors["embeddings"], tensors.get(SCALES_KEY), instruction)
     except InvalidInput as error:
         raise FormatError(f"{path}: {error}") from error
-    if (found := _DTYPE_NAMES[table.embeddings.dtype.name]) != dtype:
-        raise FormatError(f"{path} holds {found} rows, but {TABLES_FILE} says {dtype}")
+    if (stored := _DTYPE_NAMES[table.embeddings.dtype.name]) != dtype:
+        raise FormatError(f"{path} holds {stored} rows, but {TABLES_FILE} requires {dtype}")
     return table
 
 
 def load_tensor(path: Path, key: str) -> npt.NDArray[Any]:
-    """One tensor of a safetensors file.
+    """Load one tensor of a safetensors file.
 
     Raises:
-        NotFound: there is no such file.
-        FormatError: the file holds no such tensor, or is damaged.
+        NotFound: the file does not exist.
+        FormatError: the file lacks the tensor, or is damaged.
     """
     tensors = map_safetensors(path)
     if key not in tensors:
-        raise FormatError(f"{path} holds {sorted(tensors)}; the key {key!r} is needed")
+        raise FormatError(f"{path} holds {sorted(tensors)}; expected the key {key!r}")
     return tensors[key]
 
 
 def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The file's tensors as read-only, memory-mapped arrays (safetensors' own numpy reader copies them).
+    """Map a safetensors file's tensors as read-only arrays (safetensors' own numpy reader copies them).
 
     Raises:
-        NotFound: there is no such file.
-        FormatError: it is no safetensors file, is cut off, or holds a dtype other than F16, BF16, F32, I8, U32.
+        NotFound: the file does not exist.
+        FormatError: not a safetensors file, a truncated one, or a dtype other than F16, BF16, F32, I8, U32.
     """
     if not path.is_file():
         raise NotFound(f"{path} does not exist")
@@ -112,13 +112,15 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
         header.pop("__metadata__", None)
         return {name: _map_tensor(content, start, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{path} is no whole safetensors file of {', '.join(_DTYPES)} tensors: {error}") from error
+        raise FormatError(
+            f"{path} is not a complete safetensors file of {', '.join(_DTYPES)} tensors: {error}"
+        ) from error
 
 
 def _map_tensor(content: npt.NDArray[np.uint8], start: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
     begin, end = entry["data_offsets"]
     if start + end > len(content):
-        raise ValueError(f"it ends at byte {len(content)}, but a tensor reaches to {start + end}")
+        raise ValueError(f"it has {len(content)} bytes, but a tensor ends at byte {start + end}")
     flat = np.asarray(content[start + begin : start + end]).view(_DTYPES[entry["dtype"]])
     tensor: npt.NDArray[Any] = flat.reshape(entry["shape"])
     return tensor

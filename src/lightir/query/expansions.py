@@ -1,7 +1,7 @@
-"""Cached expansions: for each term the strongest terms that a sparse head gives for it alone.
+"""Cached expansions: for each term, the strongest terms of the sparse head's output for this term alone.
 
-This is LightRetriever's caching applied to SiDR's queries. A query's sparse vector is the mean of its terms' rows;
-their sum would rank alike, since it differs by one factor a query.
+This applies LightRetriever's caching to SiDR's queries. A query's sparse vector is the mean of its terms' rows. The sum
+would give the same ranking because it differs by one factor per query.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lightir.vectors import Ragged, SparseVectors
 
 @dataclass(frozen=True, slots=True)
 class CachedExpansions:
-    """One row a term id.
+    """Expansions of all terms, one row per term id.
 
     Attributes:
-        term_ids: (n_terms, width) uint32; where the weight is 0 an id means nothing.
-        weights: (n_terms, width) float16 or float32, finite and not negative.
+        term_ids: (n_terms, width) uint32 ids of the expansion terms; ignored if the weight is 0.
+        weights: (n_terms, width) float16 or float32 weights, finite and not negative.
     """
 
     term_ids: npt.NDArray[np.uint32]
@@ -41,24 +41,25 @@ class CachedExpansions:
             raise InvalidInput("expansions' weights must be finite and not negative")
 
     def __len__(self) -> int:
-        """Number of terms."""
+        """Return the number of terms."""
         return len(self.term_ids)
 
     def means(self, queries: Ragged, *, vocab_size: int, threads: int = 1) -> SparseVectors:
-        """The mean of each query's rows, repeats counted; a query without terms is empty.
+        """Average the rows of each query's terms, repeats included.
 
         Args:
-            queries: term ids below len(self).
+            queries: term ids below len(self), one ragged row per query.
             vocab_size: width of the result.
-            threads: at most this many work at the same time.
+            threads: maximum number of threads.
 
         Returns:
-            One row a query, float32, term ids ascending, no zero weights; it depends on the query alone.
+            One float32 row per query, term ids ascending, without zeros; empty for a query without terms. A row
+            depends on its query only, not on the batch.
 
         Raises:
             InvalidInput: a term id without a row, or an expansion outside the vocabulary.
         """
-        found = kernel.mean_expansions(
+        means = kernel.mean_expansions(
             self.term_ids, self.weights, queries.term_ids, queries.indptr, vocab_size=vocab_size, threads=threads
         )
-        return SparseVectors(*found, vocab_size)
+        return SparseVectors(*means, vocab_size)

@@ -1,4 +1,4 @@
-"""Tables of token vectors, and of vectors of pairs of tokens."""
+"""Tables of cached vectors of tokens and of pairs of tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lightir.vectors import Floats, Ragged
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
-    """One instruction's token vectors.
+    """The token vectors of one instruction.
 
     Attributes:
-        embeddings: (n_terms, dim) float16, float32, int8, or uint16 for the bits of bfloat16; a row a term id.
-        scales: (n_terms,) float32 for int8: row t stands for scales[t] * embeddings[t]; else None.
-        instruction: the instruction that the rows were made with.
+        embeddings: (n_terms, dim) float16, float32, int8, or uint16 (the bits of bfloat16); one row per term id.
+        scales: (n_terms,) float32 for int8, where row t is scales[t] * embeddings[t]; otherwise None.
+        instruction: instruction that the rows were computed with.
     """
 
     embeddings: npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8] | npt.NDArray[np.uint16]
@@ -43,17 +43,17 @@ class CachedTable:
 
     @property
     def dim(self) -> int:
-        """Width of a row."""
+        """Number of columns."""
         return int(self.embeddings.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBigrams:
-    """Rows of pairs of terms: a dense query is the mean of its terms' rows and of its known pairs' rows.
+    """Vectors of pairs of terms: a dense query is the mean of the rows of its terms and of its known pairs.
 
     Attributes:
-        bigrams: the pairs.
-        table: a row a pair.
+        bigrams: pairs of terms.
+        table: table with one row per pair.
     """
 
     bigrams: Bigrams
@@ -61,16 +61,19 @@ class CachedBigrams:
 
     def __post_init__(self) -> None:
         if len(self.bigrams) != len(self.table.embeddings):
-            raise InvalidInput(f"there are {len(self.bigrams)} bigrams, but {len(self.table.embeddings)} rows for them")
+            raise InvalidInput(f"there are {len(self.bigrams)} bigrams, but {len(self.table.embeddings)} rows")
 
     def means(self, queries: Ragged, table: CachedTable, *, dim: int | None, threads: int) -> Floats:
-        """(n, dim) float32 rows of length 1; zeros for a query without terms.
+        """Average the rows of each query's terms and pairs.
 
         Args:
-            queries: term ids.
-            table: the terms' rows.
-            dim: width of the prefix that is taken.
-            threads: at most this many work at the same time.
+            queries: term ids, one ragged row per query.
+            table: rows of single terms.
+            dim: number of leading columns to use; None for all.
+            threads: maximum number of threads.
+
+        Returns:
+            (n, dim) float32 rows of length 1; zeros for a query without terms.
         """
         pairs, _ = self.bigrams.find(queries)
         sums = _sums(table, queries, dim=dim, threads=threads) + _sums(self.table, pairs, dim=dim, threads=threads)
