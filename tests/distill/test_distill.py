@@ -183,7 +183,7 @@ def test_another_tokenizer_is_refused_beside_a_sparse_branch(collection: Path, t
     LightRetriever(backbone, contract).save(tmp_path / "model")
     with pytest.raises(InvalidInput, match="has a sparse branch"):
         distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=word_tokenizer(tmp_path))
-    with pytest.raises(NotFound, match="expected a tokenizer.json"):
+    with pytest.raises(NotFound, match=r"expected a tokenizer\.json"):
         distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=collection)
 
 

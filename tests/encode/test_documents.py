@@ -157,7 +157,7 @@ def test_the_folder_is_only_taken_up_again_on_purpose_and_by_the_same_model(tmp_
     encode_corpus(tiny_model(), documents, tmp_path / "v")
     with pytest.raises(AlreadyExists, match="resume"):
         encode_corpus(tiny_model(), documents, tmp_path / "v")
-    with pytest.raises(ContractMismatch, match="the vectors in .* have contract"):
+    with pytest.raises(ContractMismatch, match=r"the vectors in .* have contract"):
         encode_corpus(tiny_model(max_tokens=30), documents, tmp_path / "v", resume=True)
     report = encode_corpus(tiny_model(), documents, tmp_path / "v", resume=True)
     assert (report.documents, report.already_there) == (0, 4)
