@@ -26,7 +26,7 @@ from lightir.models.model_folder import backbone_record
 from lightir.query import CachedQueryEncoder
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy, query_term_ids
-from lightir.train.distill.distillation import distill
+from lightir.train.distill.distillation import DistillationOptions, distill
 from lightir.train.distill.table_fit import FitConfig
 from lightir.train.distill.teacher import load_teacher
 from lightir.types import Document
@@ -59,7 +59,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection: Path, tmp_path: Path) -> None:
-    out = distill(teacher, [collection], out=tmp_path / "m", spans=200, config=FIT, table_dtype="fp32")
+    out = distill(
+        teacher, [collection], out=tmp_path / "m", options=DistillationOptions(spans=200, fit=FIT, table_dtype="fp32")
+    )
     model = LightRetriever.load(out)
     texts = ["river stone cloud", "engine violin harbor planet copper", "stone stone"]
     table = load_file(out / "query-encoder" / "model.safetensors")["embeddings"]
@@ -113,8 +115,12 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
 def test_a_fitted_causal_model_is_fitted_again_from_the_same_start(collection: Path, tmp_path: Path) -> None:
     """The shipped LLM model has a fitted table: who fits it to a collection of theirs begins with the cached one."""
     trained = language_model(tmp_path, "llama")
-    once = distill(trained, [collection], out=tmp_path / "once", spans=50, config=FIT, table_dtype="fp16")
-    again = distill(once, [collection], out=tmp_path / "again", spans=50, config=FIT, table_dtype="fp16")
+    once = distill(
+        trained, [collection], out=tmp_path / "once", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
+    )
+    again = distill(
+        once, [collection], out=tmp_path / "again", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
+    )
     first, second = (load_file(each / "query-encoder" / "model.safetensors") for each in (once, again))
     np.testing.assert_array_equal(first["embeddings"], second["embeddings"])
 
@@ -182,9 +188,14 @@ def test_another_tokenizer_is_refused_beside_a_sparse_branch(collection: Path, t
     contract = Contract("lightretriever", record, QueryPolicy(), DocumentPolicy(), DenseHead("mean"), SparseHead())
     LightRetriever(backbone, contract).save(tmp_path / "model")
     with pytest.raises(InvalidInput, match="has a sparse branch"):
-        distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=word_tokenizer(tmp_path))
+        distill(
+            tmp_path / "model",
+            [collection],
+            out=tmp_path / "m",
+            options=DistillationOptions(tokenizer=word_tokenizer(tmp_path)),
+        )
     with pytest.raises(NotFound, match=r"expected a tokenizer\.json"):
-        distill(tmp_path / "model", [collection], out=tmp_path / "m", tokenizer=collection)
+        distill(tmp_path / "model", [collection], out=tmp_path / "m", options=DistillationOptions(tokenizer=collection))
 
 
 def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection: Path, tmp_path: Path) -> None:
@@ -196,7 +207,12 @@ def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection
     for n in (0, 500):
         out = tmp_path / str(n)
         config = dataclasses.replace(FIT, bigrams=n, steps=0)
-        distill(teacher, [collection], out=out, queries=[tmp_path / "q.txt"], spans=0, config=config)
+        distill(
+            teacher,
+            [collection],
+            out=out,
+            options=DistillationOptions(queries=[tmp_path / "q.txt"], spans=0, fit=config),
+        )
         encoder = CachedQueryEncoder.load(out / "query-encoder")
         near.append(float((encoder.encode(queries).dense * full).sum(1).mean()))
     assert near[0] < near[1] - 1e-4
@@ -210,20 +226,28 @@ def test_the_same_command_gives_the_same_bytes_with_and_without_kept_vectors(
     teacher: Path, collection: Path, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
-        distill(teacher, [collection], out=tmp_path / name, spans=50, config=FIT, work=tmp_path / "work")
-    distill(teacher, [collection], out=tmp_path / "c", spans=50, config=FIT)
+        distill(
+            teacher,
+            [collection],
+            out=tmp_path / name,
+            options=DistillationOptions(spans=50, fit=FIT, work=tmp_path / "work"),
+        )
+    distill(teacher, [collection], out=tmp_path / "c", options=DistillationOptions(spans=50, fit=FIT))
     stored = [(tmp_path / name / "query-encoder" / "model.safetensors").read_bytes() for name in "abc"]
     assert stored[0] == stored[1]
     assert len(stored[2]) == len(stored[0])
     with pytest.raises(AlreadyExists):
-        distill(teacher, [collection], out=tmp_path / "a", spans=50, config=FIT)
+        distill(teacher, [collection], out=tmp_path / "a", options=DistillationOptions(spans=50, fit=FIT))
 
 
 def test_training_queries_close_to_test_queries_are_left_out_and_counted(
     teacher: Path, collection: Path, tmp_path: Path
 ) -> None:
     out = distill(
-        teacher, [collection], out=tmp_path / "m", queries=[collection], test=[collection], spans=0, config=FIT
+        teacher,
+        [collection],
+        out=tmp_path / "m",
+        options=DistillationOptions(queries=[collection], held_out=[collection], spans=0, fit=FIT),
     )
     facts = read_json(out / "distillation.json")
     assert facts["queries"] == 1
@@ -233,11 +257,18 @@ def test_training_queries_close_to_test_queries_are_left_out_and_counted(
 def test_documents_that_are_encoded_already_serve_as_they_are(
     teacher: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = distill(teacher, [collection], out=tmp_path / "first", spans=50, config=FIT, table_dtype="fp32")
+    first = distill(
+        teacher,
+        [collection],
+        out=tmp_path / "first",
+        options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp32"),
+    )
     vectors = tmp_path / "again" / collection.name
     encode_corpus(load_teacher(teacher), read_documents(collection), vectors)
     monkeypatch.setattr(LightRetriever, "frame_documents", None)  # whoever encodes a document again fails
-    second = distill(teacher, [vectors], out=tmp_path / "second", spans=50, config=FIT, table_dtype="fp32")
+    second = distill(
+        teacher, [vectors], out=tmp_path / "second", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp32")
+    )
     rows = [load_file(out / "query-encoder" / "model.safetensors")["embeddings"] for out in (first, second)]
     np.testing.assert_allclose(rows[0], rows[1], atol=2e-2)
 
@@ -248,14 +279,14 @@ def test_vectors_of_another_encoder_are_refused(teacher: Path, collection: Path,
     model.contract = dataclasses.replace(model.contract, document=policy)
     encode_corpus(model, read_documents(collection), tmp_path / "v")
     with pytest.raises(ContractMismatch, match="max_tokens is 9"):
-        distill(teacher, [tmp_path / "v"], out=tmp_path / "m", spans=5, config=FIT)
+        distill(teacher, [tmp_path / "v"], out=tmp_path / "m", options=DistillationOptions(spans=5, fit=FIT))
 
 
 def test_what_cannot_teach_is_refused(teacher: Path, collection: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no corpus"):
         distill(teacher, [], out=tmp_path / "m")
     with pytest.raises(InvalidInput, match="no query has a term"):
-        distill(teacher, [collection], out=tmp_path / "m", spans=0)
+        distill(teacher, [collection], out=tmp_path / "m", options=DistillationOptions(spans=0))
     with pytest.raises(NotFound, match="neither"):
         load_teacher(collection)
     assert not (tmp_path / "m").exists()

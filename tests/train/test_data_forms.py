@@ -154,7 +154,7 @@ def test_what_whole_examples_have_not_is_refused(
         opened(dataclasses.replace(forms["ids"], negatives="bm25"))
     with pytest.raises(InvalidInput, match="has no split 'dev'"):
         opened(dataclasses.replace(forms["texts"], split="dev"))
-    with pytest.raises(InvalidInput, match="brings whole examples"):
+    with pytest.raises(InvalidInput, match="has whole examples"):
         opened(dataclasses.replace(forms["plain"], pairs="titles"))
     with pytest.raises(NotFound, match=r"'nowhere\.tsv\.gz': there is no such file"):
         opened(DataRecipe("nowhere.tsv.gz"))

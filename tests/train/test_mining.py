@@ -22,6 +22,7 @@ from lightir.index import build_index, document_shards
 from lightir.models.encoder import LightRetriever
 from lightir.search.language_model import LanguageModel, Smoothing
 from lightir.train.distill.teacher import Teacher
+from lightir.train.mining.finders import word_finder
 from lightir.train.mining.miner import Miner, NegativeFilters, mine, negatives_files
 from lightir.train.mining.model_finders import BagFinder, model_finder
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
@@ -154,7 +155,8 @@ def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pyte
         query_id: [doc_id for doc_id in ranking.doc_ids if doc_id != f"uneven-{query_id.split('-')[0]}"][:2]
         for query_id, ranking in ranked.items()
     }
-    mine(folder, "train", tmp_path / "found.jsonl", n_negatives=2, smoothing=smoothing)
+    with word_finder(dataset, tmp_path / "words", smoothing=smoothing) as finder:
+        mine(folder, "train", tmp_path / "found.jsonl", n_negatives=2, finder=finder)
     assert {query_id: list(found) for query_id, found in read_negatives(tmp_path / "found.jsonl").items()} == expected
     mine(folder, "train", tmp_path / "bm25.jsonl", n_negatives=2)
     assert read_negatives(tmp_path / "bm25.jsonl") != read_negatives(tmp_path / "found.jsonl")

@@ -21,7 +21,7 @@ from lightir.models.heads import top_k_weights
 from lightir.models.model_folder import backbone_record
 from lightir.models.projection import StoredTerms, largest_maxima, projection_max
 from lightir.text import QueryPolicy
-from lightir.train.distill.distillation import distill
+from lightir.train.distill.distillation import DistillationOptions, distill
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, TeacherRecipe
 from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.stages import contrastive
@@ -119,7 +119,12 @@ def test_a_teacher_on_the_gpu_fits_the_table_that_one_on_the_cpu_fits(tmp_path: 
     rows = []
     for device in ("cpu", "cuda"):
         with pretended_cuda() if device == "cuda" else contextlib.nullcontext():
-            out = distill(teacher, [corpus], out=tmp_path / device, spans=20, table_dtype="fp16", device=device)
+            out = distill(
+                teacher,
+                [corpus],
+                out=tmp_path / device,
+                options=DistillationOptions(spans=20, table_dtype="fp16", device=device),
+            )
         rows.append(load_file(out / "query-encoder" / "model.safetensors")["embeddings"].astype(np.float32))
     assert np.corrcoef(rows[1].ravel(), rows[0].ravel())[0, 1] > 0.99  # the teacher is in bfloat16
 

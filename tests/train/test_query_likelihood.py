@@ -295,5 +295,5 @@ def test_a_file_of_examples_is_trained_on(likelihood: LikelihoodRecipe, tmp_path
     stage = Stage(dataclasses.replace(likelihood, data=(DataRecipe(str(tmp_path / "made.jsonl")),)), "cpu")
     assert len(stage.data.sets[0]) == 9
     assert float(stage.losses(0, step=0)[0]["query"].detach()) > 0
-    with pytest.raises(InvalidInput, match="brings whole examples"):
+    with pytest.raises(InvalidInput, match="has whole examples"):
         Stage(dataclasses.replace(likelihood, data=(DataRecipe(str(tmp_path / "made.jsonl"), pairs="titles"),)), "cpu")

@@ -188,7 +188,7 @@ def a_full_disk() -> Iterator[None]:
     ("method", "kept", "message"),
     [
         ("_save_checkpoint", "step-0000002", r"step 4 cannot be written.* MB are free.*make room and resume"),
-        ("_write_model", "step-0000006", r"cut cannot be written.* MB are free.*step-0000006 is whole: make room"),
+        ("_write_model", "step-0000006", r"cut cannot be written.* MB are free.*step-0000006 is complete: make room"),
     ],
 )
 def test_a_full_disk_leaves_the_last_checkpoint_whole(

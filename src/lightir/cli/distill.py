@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit the table and print the model folder."""
     from lightir.contract import from_json
-    from lightir.train.distill.distillation import distill
+    from lightir.train.distill.distillation import DistillationOptions, distill
     from lightir.train.distill.table_fit import FitConfig
     from lightir.train.recipes.recipe_files import overridden
 
@@ -96,15 +96,17 @@ def run(args: argparse.Namespace) -> None:
         args.teacher,
         args.corpus,
         out=args.out,
-        fields=args.fields,
-        queries=args.queries,
-        test=args.test,
-        spans=args.spans,
-        config=from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set"),
-        table_dtype=args.dtype,
-        tokenizer=args.tokenizer,
-        work=args.work,
-        device=args.device,
+        options=DistillationOptions(
+            fit=from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set"),
+            queries=args.queries,
+            held_out=args.test,
+            spans=args.spans,
+            fields=args.fields,
+            table_dtype=args.dtype,
+            tokenizer=args.tokenizer,
+            work=args.work,
+            device=args.device,
+        ),
     )
     if args.json:
         print_json({"model": str(model)})

@@ -156,17 +156,9 @@ def run(args: argparse.Namespace) -> None:
     )
     dataset = Dataset.open(args.dataset)
     with _finder(args, dataset, smoothing) as finder:
+        teacher = _teacher(args.teacher, args.device)
         report = mine(
-            dataset,
-            args.split,
-            args.out,
-            finder=finder,
-            n_negatives=args.n,
-            filters=filters,
-            teacher=_teacher(args.teacher, args.device),
-            analyzer=args.analyzer,
-            smoothing=smoothing,
-            threads=args.threads,
+            dataset, args.split, args.out, finder=finder, n_negatives=args.n, filters=filters, teacher=teacher
         )
     if args.json:
         print_json({"negatives": args.out, **report.to_json()})
@@ -178,8 +170,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | None) -> Iterator[Finder | None]:
-    """Yield the searcher of --index or --model; None for BM25, which `mine` searches itself."""
+def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | None) -> Iterator[Finder]:
+    """Yield the searcher of --index or --model; by default a search of counted words."""
     if args.work and not args.model:
         raise Misuse("--work requires --model")
     if args.device != "auto" and not (args.model or args.teacher):
@@ -214,7 +206,15 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
     elif args.mode not in (None, "tokens") or args.task:
         raise Misuse("--mode and --task require --index or --model; without them, BM25 is searched")
     else:
-        yield None
+        from lightir.train.mining.finders import word_finder
+
+        with (
+            tempfile.TemporaryDirectory() as work,
+            word_finder(
+                dataset, Path(work), analyzer=args.analyzer, threads=args.threads, smoothing=smoothing
+            ) as finder,
+        ):
+            yield finder
 
 
 def _teacher(address: str | None, device: str) -> Teacher | None:

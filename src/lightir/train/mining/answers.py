@@ -1,4 +1,4 @@
-"""Answers to a query, found in a text: a document that holds one is no sure negative."""
+"""Search for a query's answers in a text: a document that contains one may be relevant."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections.abc import Sequence
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
-"""What answers are compared by, lower-cased: words, and every other mark by itself."""
+"""Units in which lower-cased answers and texts are compared: words, and single other characters."""
 
 
 def holds_answer(text: str, answers: Sequence[str]) -> bool:
-    """Whether one of the answers stands in the text, word for word, upper and lower case alike."""
+    """Return whether the text contains one of the answers, word for word, ignoring case."""
     words: list[str] = TOKEN.findall(text.lower())
     for answer in answers:
-        wanted: list[str] = TOKEN.findall(answer.lower())
-        if wanted and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1)):
+        sequence: list[str] = TOKEN.findall(answer.lower())
+        starts = range(len(words) - len(sequence) + 1)
+        if sequence and any(words[start : start + len(sequence)] == sequence for start in starts):
             return True
     return False

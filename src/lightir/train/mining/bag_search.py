@@ -1,4 +1,4 @@
-"""Exact beta search over bags of tokens in memory: by the kernel, or as a sparse product on the model's device."""
+"""Exact beta search over bags of tokens in memory, by the kernel or as a sparse product on the model's device."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from lightir.types import Document
 from lightir.vectors import Ragged, SparseVectors
 
 BagRankings = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
-"""indptr (n + 1,), and the documents and scores of all queries one after the other, best first."""
+"""indptr (n + 1,), and the concatenated documents and scores of all queries, best first."""
 
 TILE_BYTES = 256 << 20
-"""Scores and sort keys of so many documents are held at a time, for all queries together."""
+"""Maximum size of the scores and sort keys in memory, for all queries together."""
 
 
 class BagSearch(Protocol):
-    """Where in-training retrieval searches."""
+    """Search of in-training retrieval."""
 
     def top(self, weights: Tensor, *, k: int) -> BagRankings:
-        """Each query's k best documents by <V_θ(q), V_BoT(d)>: score down, then place in the corpus up.
+        """Return each query's k best documents by <V_θ(q), V_BoT(d)>: score down, then position in the corpus up.
 
         Args:
-            weights: (n, V) >= 0.
-            k: number wanted; documents without a weighted term are never among them.
+            weights: (n, V) query weights >= 0.
+            k: maximum number of documents; documents without a weighted term are never returned.
         """
 
 
 def corpus_bags(documents: Sequence[Document], retriever: LightRetriever) -> SparseVectors:
-    """V_BoT of each document, as the model reads it: uint8 ones."""
+    """Return V_BoT of each document, as the model reads it: weights are uint8 ones."""
     rows: list[list[int]] = []
     for start in range(0, len(documents), 1024):
         rows += [ids[begin:end] for ids, begin, end in retriever.frame_documents(documents[start : start + 1024])]
@@ -45,7 +45,7 @@ def corpus_bags(documents: Sequence[Document], retriever: LightRetriever) -> Spa
 
 
 class KernelSearch:
-    """Inverted bags in the kernel: only the postings of a query's terms are read."""
+    """Search of inverted bags by the kernel, which reads only the postings of a query's terms."""
 
     def __init__(self, bags: SparseVectors) -> None:
         """Invert the bags."""
@@ -55,7 +55,7 @@ class KernelSearch:
         )
 
     def top(self, weights: Tensor, *, k: int) -> BagRankings:
-        """See BagSearch."""
+        """Return each query's k best documents, see `BagSearch.top`."""
         values = weights.float().cpu().numpy()
         rows, term_ids = np.nonzero(values)
         indptr = np.searchsorted(rows, np.arange(len(values) + 1)).astype(np.int64)
@@ -64,28 +64,28 @@ class KernelSearch:
         )
 
     def top_of(self, queries: SparseVectors, *, k: int) -> BagRankings:
-        """The same for sparse rows."""
+        """Return the k best documents of queries in sparse rows."""
         weights = queries.weights.astype(np.float32)
         return kernel.sparse_top_k_batch(self._postings, queries.indptr, queries.term_ids, weights, k=k)
 
 
 class DeviceSearch:
-    """The bags as a binary CSR matrix on a device, multiplied by the queries' weights: V_BoT(D) · V_θ(q), tile by tile.
+    """Search by multiplying a binary CSR matrix of bags with the queries' weights, V_BoT(D) · V_θ(q), tile by tile.
 
-    Every score is the kernel's to the bit: a document's terms are summed in fp32 in their order. The whole corpus is
-    read once for each batch of queries, which is what a GPU is good at.
+    Scores equal the kernel's to the bit: a document's terms are summed in fp32 in their order. The whole corpus is read
+    once for each batch of queries, at which a GPU is fast.
     """
 
     def __init__(self, bags: SparseVectors, device: torch.device, *, tile_bytes: int = TILE_BYTES) -> None:
-        """Copy the bags to the device: 4 bytes a posting and 8 a document."""
+        """Copy the bags to the device: 4 bytes per posting and 8 per document."""
         self._indptr = torch.from_numpy(bags.indptr).to(device)
         self._term_ids = torch.from_numpy(bags.term_ids.astype(np.int32)).to(device)
         self._bounds = bags.indptr
         self._tile_bytes = tile_bytes
 
     def top(self, weights: Tensor, *, k: int) -> BagRankings:
-        """See BagSearch."""
-        columns = weights.float().T.contiguous()  # a term's weights side by side: they are read together
+        """Return each query's k best documents, see `BagSearch.top`."""
+        columns = weights.float().T.contiguous()  # a term's weights are read together
         best = torch.zeros(len(weights), 0, dtype=torch.int64, device=columns.device)
         tile = max(self._tile_bytes // (16 * max(len(weights), 1)), 1)
         for begin in range(0, len(self._bounds) - 1, tile):
@@ -95,7 +95,7 @@ class DeviceSearch:
         return _read_keys(best)
 
     def _scores(self, columns: Tensor, begin: int, end: int) -> Tensor:
-        """(n, end - begin) float32."""
+        """Return (n, end - begin) float32 scores."""
         first, last = int(self._bounds[begin]), int(self._bounds[end])
         offsets = (self._indptr[begin : end + 1] - first).to(torch.int32)
         products: Tensor = F.embedding_bag(
@@ -105,16 +105,16 @@ class DeviceSearch:
 
 
 def _sort_keys(scores: Tensor, begin: int) -> Tensor:
-    """int64 keys that order as score down, then document up; scores are >= 0, so their bits order as they do."""
+    """Return int64 keys that order by score down, then document up; scores are >= 0, so their bits have their order."""
     doc_ords = torch.arange(begin, begin + scores.shape[1], device=scores.device)
     return scores.contiguous().view(torch.int32).to(torch.int64) << 32 | 0xFFFFFFFF - doc_ords
 
 
 def _read_keys(keys: Tensor) -> BagRankings:
-    """The ranking that sorted keys stand for, without scores of 0."""
-    found = keys.cpu().numpy()
-    bits = (found >> 32).astype(np.int32)
+    """Return the ranking that sorted keys encode, without scores of 0."""
+    encoded = keys.cpu().numpy()
+    bits = (encoded >> 32).astype(np.int32)
     listed = bits > 0
-    doc_ords = (0xFFFFFFFF - (found[listed] & 0xFFFFFFFF)).astype(np.uint32)
+    doc_ords = (0xFFFFFFFF - (encoded[listed] & 0xFFFFFFFF)).astype(np.uint32)
     indptr = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]).astype(np.int64)
     return indptr, doc_ords, bits[listed].view(np.float32)

@@ -1,4 +1,4 @@
-"""Who finds the documents that hard negatives are chosen from: an index in any mode, or counted words. No torch."""
+"""Searches whose results hard negatives are chosen from: an index in any mode, or counted words. No torch."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from lightir.types import Query, Run
 
 
 class Finder(Protocol):
-    """What mining asks of a searcher."""
+    """A search that mining uses."""
 
     def find(self, queries: Sequence[Query], k: int) -> Run:
-        """Each query's k best documents."""
+        """Return each query's k best documents."""
 
     def score(self, query: Query, doc_id: str) -> float:
-        """One document's score for a query, on the scale of `find`, whether it finds the document or not."""
+        """Return one document's score on the scale of `find`, also of a document that `find` does not return."""
 
 
 class IndexFinder:
     """A searcher with fixed options."""
 
     def __init__(self, searcher: Searcher, options: SearchOptions = DEFAULT_OPTIONS) -> None:
-        """Fix the options, but for the depth."""
+        """Fix all options except the depth."""
         self._searcher, self._options = searcher, options
 
     def find(self, queries: Sequence[Query], k: int) -> Run:
-        """Each query's k best documents."""
+        """Return each query's k best documents."""
         return self._searcher.search(queries, k, dataclasses.replace(self._options, depth=max(WHOLE_DEPTH, k)))
 
     def score(self, query: Query, doc_id: str) -> float:
-        """That of a search 1000 deep: a fused score depends on the lists that were joined."""
+        """Return the score in a search of depth 1,000: a fused score depends on the fused lists."""
         return self._searcher.explain(query.text, doc_id, dataclasses.replace(self._options, depth=WHOLE_DEPTH)).score
 
 
@@ -52,7 +52,7 @@ def word_finder(
     threads: int = 1,
     smoothing: Smoothing | None = None,
 ) -> Iterator[Finder]:
-    """BM25, or with a smoothing query likelihood, over a data set's corpus; an index lies in `folder` meanwhile."""
+    """Search a data set's corpus by BM25, or with smoothing by query likelihood; `folder` holds a temporary index."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".index-") as scratch:
         build_index(document_shards(dataset.corpus()), Path(scratch) / "index", options=IndexOptions(analyzer=analyzer))

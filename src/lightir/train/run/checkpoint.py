@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all that the next step depends on, whole on the disk or not there."""
+"""Checkpoints of a run: the state that the next step depends on, written atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADER = "checkpoint.json"
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, the GPUs' included."""
+    """Return the states of Python's, NumPy's and torch's generators, those of GPUs included."""
     algorithm, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002  # peft and others draw from it
     return {
         "python": random.getstate(),
@@ -33,7 +33,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the generators to what random_states gave."""
+    """Set the generators to states from `random_states`."""
     random.setstate(states["python"])
     algorithm, keys, *rest = states["numpy"]
     np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
@@ -45,18 +45,18 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 def save_checkpoint(
     folder: Path, step: int, state: Mapping[str, Any], *, recipe: Any, given: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write the state after a step as folder/step-NNNNNNN, whole or not at all, and drop all but the last two.
+    """Write the state after a step to folder/step-NNNNNNN atomically, and remove all but the last two checkpoints.
 
     Args:
         folder: the run's checkpoint folder.
-        step: optimizer steps done.
-        state: tensors, numbers, strings and containers of them: what torch.load reads with weights_only.
-        recipe: the run's; another recipe cannot resume from here.
-        given: what else the run was given, as JSON, such as fingerprints of its data and of the backbone's weights; it
-            cannot be resumed with others.
+        step: number of optimizer steps done.
+        state: tensors, numbers, strings and containers of them, as torch.load reads with weights_only.
+        recipe: the run's recipe; another recipe cannot resume this checkpoint.
+        given: the run's other inputs as JSON, such as fingerprints of its data and of the backbone's weights; a run
+            with other inputs cannot resume this checkpoint.
 
     Raises:
-        WriteFailed: the system refused, a full disk for one; the checkpoints before are whole.
+        WriteFailed: the system refused to write (for example, a full disk); earlier checkpoints are complete.
     """
     target = folder / f"step-{step:07d}"
     try:
@@ -64,11 +64,11 @@ def save_checkpoint(
             torch.save(dict(state), aside / _STATE)
             header = {"format_version": FORMAT_VERSION, "step": step, "recipe": to_json(recipe), "given": given}
             write_json(aside / _HEADER, header)
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as a RuntimeError about streams
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError about streams
         free = shutil.disk_usage(folder).free
         raise WriteFailed(
             f"the checkpoint of step {step} cannot be written to {folder}, where {free / 1e6:,.1f} MB are free: "
-            f"{error}; the checkpoints before it are whole: make room and resume"
+            f"{error}; earlier checkpoints are complete: make room and resume"
         ) from error
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old)
@@ -76,20 +76,21 @@ def save_checkpoint(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in a folder, oldest first; what a kill left half-written is no checkpoint."""
+    """Return the complete checkpoints in a folder, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / _HEADER).is_file())
 
 
 def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The state of the folder's last checkpoint.
+    """Load the folder's last checkpoint.
 
-    The recipes are compared field by field. A field that the checkpoint's lacks, because it is newer than the run,
-    counts as its default there; a default that changed since is a difference. So is what else was given, unless the
-    checkpoint is older than its record.
+    The recipes are compared field by field. A field that the checkpoint lacks, because it is newer than the run, counts
+    as its default; a default that changed since is a difference. Other inputs are compared, too, unless the checkpoint
+    has no record of them.
 
     Raises:
-        NotFound: there is none.
-        FormatError: another version, or of a run with another recipe, data or backbone; what differs is named.
+        NotFound: there is no checkpoint.
+        FormatError: another format version, or a run with another recipe, data or backbone; the message names what
+            differs.
     """
     found = checkpoints(folder)
     if not found:
@@ -106,7 +107,7 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
     ]
     if changed:
         raise FormatError(
-            f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own"
+            f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own recipe"
         )
     if header.get("given") is not None and given is not None:
         other = [
@@ -117,7 +118,7 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
         if other:
             raise FormatError(
                 f"{found[-1]} belongs to other data or another backbone: {'; '.join(other)}; resume with the run's "
-                "own, or begin anew"
+                "own, or start a new run"
             )
     state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     return state

@@ -1,4 +1,4 @@
-"""A run's log as TensorBoard reads it, beside log.jsonl."""
+"""TensorBoard logs of a run, beside log.jsonl."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FOLDER = "tensorboard"
 
 
 class Curves:
-    """Writes every number of every record under its name. Without TensorBoard it writes nothing and says so once."""
+    """Writes every number of every log record under its name; without TensorBoard, writes nothing."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        """Write into `folder`; what an earlier run wrote there after `step` is not shown any more."""
+        """Write into `folder`; hide points that an earlier run wrote there after `step`."""
         self._writer: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -26,20 +26,20 @@ class Curves:
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add a record of the log."""
+        """Write a record of the log."""
         if self._writer is None:
             return
         for name, value in numbers(record):
             self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush and close the files."""
         if self._writer is not None:
             self._writer.close()
 
 
 def numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    """A record's numbers but its step, with "/" between the names of nested ones."""
+    """Yield a record's numbers except its step, with "/" between nested names."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{above}{name}/")

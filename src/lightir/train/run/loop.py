@@ -1,4 +1,4 @@
-"""The loop that every training stage runs in: optimizer steps, schedule, checkpoints, log, best state, model folder."""
+"""The training loop of every stage: optimizer steps, schedule, checkpoints, log, best state, model folder."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ logger = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 COLLAPSED = 0.9
-"""Mean pairwise cosine of documents above which the encoder is said to collapse."""
+"""Mean pairwise cosine of documents above which a collapse of the encoder is logged."""
 
 
 def run_stage(
     recipe: RunRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
 ) -> Path:
-    """Train a stage and write its model folder; the path comes back.
+    """Train a stage, write its model folder and return its path.
 
     Args:
-        recipe: kept beside the model and in checkpoints, each of which is resumed under the same recipe alone.
-        out: the model folder to be; `<out>.run` beside it holds recipe, log and checkpoints while training runs.
-        make: builds the stage on a device; called once the run's folder is there.
-        resume: go on from the last checkpoint.
-        device: "cpu", "cuda", …; "auto" takes a GPU where there is one.
+        recipe: the run's recipe, stored with model and checkpoints; a checkpoint resumes under the same recipe only.
+        out: model folder to write; during training, `<out>.run` beside it holds recipe, log and checkpoints.
+        make: function that builds the stage on a device; called after the run's folder is created.
+        resume: continue from the last checkpoint.
+        device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
 
     Raises:
-        AlreadyExists: `out` is there, or an unfinished run is and resume is off, or another process is training there.
-        NotFound: no checkpoint to resume from.
-        KeyboardInterrupt: Ctrl-C was pressed, or SIGTERM came; the step under way is finished, a checkpoint written.
+        AlreadyExists: `out` exists, or an unfinished run exists and resume is off, or another process trains there.
+        NotFound: there is no checkpoint to resume from.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when the current step is finished and a checkpoint written.
     """
     if resume and recipe.optimisation.max_minutes:
-        logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will not be the same")
+        logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will differ")
     keep_heap_whole()
     device = join_processes(usable_device(own_device(device)))
     with _open_folder(recipe, out, resume=resume) as folder:
@@ -91,11 +91,11 @@ def run_stage(
 
 
 def keep_heap_whole() -> None:
-    """Have glibc give every block of 4 MB and more its own pages, which go back to the system when it is freed.
+    """Make glibc allocate blocks of 4 MB and more in pages of their own, which it returns to the system when freed.
 
-    A CPU run whose batches differ in shape otherwise cuts its heap to pieces: SmolLM2 with a teacher grew from 4 to
-    20 GB in 110 steps, and stays below 5.5 GB like this. Fresh pages cost such a run 29 % of its time in the kernel,
-    17 % under GLIBC_TUNABLES=glibc.malloc.hugetlb=1. Nothing happens under other C libraries.
+    Batches of different shapes otherwise fragment the heap of a CPU run: SmolLM2 with a teacher grew from 4 to 20 GB in
+    110 steps, and stays below 5.5 GB with this setting. Fresh pages cost such a run 29 % of its time in the kernel,
+    17 % under GLIBC_TUNABLES=glibc.malloc.hugetlb=1. Other C libraries are left as they are.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -107,19 +107,19 @@ def keep_heap_whole() -> None:
 
 @contextmanager
 def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
-    """The run's folder, which no other run writes meanwhile."""
+    """Open the run's folder, locked against other runs."""
     folder = out.with_name(out.name + ".run")
     if out.exists():
-        raise AlreadyExists(f"{out} exists already; choose another name or remove it")
+        raise AlreadyExists(f"{out} already exists; choose another name or remove it")
     if not resume and checkpoints(folder / "checkpoints"):
-        raise AlreadyExists(f"{folder} holds an unfinished run; go on with resume, or remove it")
-    barrier()  # before the first process removes what the others look at
+        raise AlreadyExists(f"{folder} holds an unfinished run; continue it with resume, or remove it")
+    barrier()  # before process 0 removes files that the others read
     with ExitStack() as held:
         if is_first():
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(exclusive_writer(folder))
             if not resume and (left := list(folder.iterdir())):
-                logger.warning("%s holds a run that ended before its first checkpoint; it is removed", folder)
+                logger.warning("%s holds a run that ended before its first checkpoint; removing it", folder)
                 for path in left:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             (folder / "checkpoints").mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path
 
 @dataclass(slots=True)
 class BestState:
-    """The best state so far by the development sets."""
+    """The best state so far on the development sets."""
 
     score: float = -math.inf
     step: int = 0
@@ -141,10 +141,10 @@ class Loop:
     """One run of one stage."""
 
     def __init__(self, recipe: RunRecipe, stage: Stage, folder: Path, device: str) -> None:
-        """Begin at step 0; `folder` takes log and checkpoints."""
+        """Start at step 0; log and checkpoints are written to `folder`."""
         self.recipe, self.stage, self.folder, self.device = recipe, stage, folder, device
         self.step = 0
-        self.seconds = 0.0  # of training before the last resume
+        self.seconds = 0.0  # training time before the last resume
         self.best = BestState()
         self.saved = -1  # the last checkpoint's step
         self.curves: Curves | None = None
@@ -162,12 +162,12 @@ class Loop:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """What the run was given beside its recipe, as JSON: fingerprints of all texts and the backbone's weights."""
+        """The run's inputs beside its recipe, as JSON: fingerprints of texts, and the hash of the backbone's weights."""
         data = json.loads(json.dumps(self.stage.records().get("data", {})))
         return {"data": data, "backbone": self.stage.retriever.contract.backbone.weights_hash}
 
     def restore(self) -> None:
-        """Go back to the folder's last checkpoint."""
+        """Restore the folder's last checkpoint."""
         state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, given=self.given)
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
         self._set_parameters(state["parameters"])
@@ -179,14 +179,14 @@ class Loop:
         self._restore_random(state["random"])
 
     def _restore_random(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Each process's own generators, where as many wrote the checkpoint; else fresh draws."""
+        """Restore each process's generators if as many processes wrote the checkpoint; else seed new ones."""
         if len(states) == world_size():
             restore_random_states(states[rank()])
             return
         if is_first():
             logger.warning(
-                "processes that wrote the checkpoint: %d, that go on from it: %d; what each draws at random (dropout) "
-                "will differ from an uninterrupted run's, the batches will not",
+                "%d processes wrote the checkpoint and %d resume it: their random draws (dropout) will differ from an "
+                "uninterrupted run's, the batches will not",
                 len(states),
                 world_size(),
             )
@@ -199,10 +199,10 @@ class Loop:
             fill(parameter, values[name])
 
     def run(self) -> None:
-        """Optimizer steps until the recipe's steps or minutes are up.
+        """Run optimizer steps until the recipe's steps or minutes are reached.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is finished and a checkpoint written.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the current step is finished and a checkpoint written.
         """
         started = time.monotonic() - self.seconds
         self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
@@ -221,7 +221,7 @@ class Loop:
                 self.curves.close()
 
     def _logged_step(self, progress: float, started: float, bar: Any) -> None:
-        """One step, with the evaluation and the checkpoint that are due after it."""
+        """Run and log one step, and the evaluation and checkpoint that are due after it."""
         settings, every = self.recipe.optimisation, self.recipe.evaluate_every
         begun = time.monotonic()
         for group in self.optimizer.param_groups:
@@ -241,7 +241,7 @@ class Loop:
     def _stop(self) -> None:
         if self.saved != self.step:
             self._save_checkpoint()
-        logger.warning("stopped after step %d, whose checkpoint is in %s", self.step, self.folder / "checkpoints")
+        logger.warning("stopped after step %d; its checkpoint is in %s", self.step, self.folder / "checkpoints")
         raise KeyboardInterrupt
 
     def _progress(self, seconds: float) -> float:
@@ -277,7 +277,7 @@ class Loop:
         return record
 
     def evaluate(self) -> None:
-        """Measure on the development sets, log it, and keep the state if it is the best."""
+        """Measure the development sets, log the result, and keep the state if it is the best."""
         training = self.stage.trunk.training
         self.stage.trunk.eval()
         with torch.no_grad():
@@ -318,10 +318,10 @@ class Loop:
             self.curves.write(record)
 
     def finish(self, out: Path) -> Path:
-        """Write the model folder with the best state, and remove the run's own folder.
+        """Write the model folder with the best state, and remove the run's folder.
 
         Raises:
-            WriteFailed: the system refused, a full disk for one; the run's folder stays as it is.
+            WriteFailed: the system refused to write (for example, a full disk); the run's folder is kept.
         """
         if self.best.parameters:
             self._set_parameters(self.best.parameters)
@@ -334,7 +334,7 @@ class Loop:
             except (OSError, SafetensorError) as error:
                 free = shutil.disk_usage(out.parent).free
                 whole = checkpoints(self.folder / "checkpoints")
-                stays = f"{whole[-1]} is whole: make room and resume" if whole else "no checkpoint was written before"
+                stays = f"{whole[-1]} is complete: make room and resume" if whole else "there is no checkpoint"
                 raise WriteFailed(
                     f"{out} cannot be written, {free / 1e6:,.1f} MB are free: {error}; {stays}"
                 ) from error
@@ -364,27 +364,27 @@ class Loop:
 
 
 def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One record for a step's forward passes: the mean of what is a number, the last of what is not."""
+    """Join the records of a step's forward passes: the mean of numbers, the last of other values."""
     return {
-        name: float(np.mean([each[name] for each in records])) if isinstance(value, int | float) else value
+        name: float(np.mean([record[name] for record in records])) if isinstance(value, int | float) else value
         for name, value in records[-1].items()
     }
 
 
 def learning_rate_share(step: int, progress: float, settings: Optimisation) -> float:
-    """Share of the learning rate at a step: linear warm-up, then a cosine over the run down to final_share.
+    """Return the share of the peak learning rate: linear warm-up, then a cosine over the run down to final_share.
 
     Args:
-        step: optimizer steps done.
-        progress: of the whole run, in [0, 1).
-        settings: its learning-rate schedule.
+        step: number of optimizer steps done.
+        progress: share of the run that is done, in [0, 1).
+        settings: settings with the schedule.
     """
     cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
     return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
 
 
 def _cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after a checkpoint, half a line at the end included."""
+    """Remove the log records after a checkpoint, and an incomplete last line."""
     if not path.is_file():
         return
     kept = []

@@ -1,4 +1,4 @@
-"""The processes that train together: joining them, their devices, their gradients."""
+"""Training processes: joining them, their devices, gathered vectors and averaged gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.distributed.tensor import DTensor
 
 
 def world_size() -> int:
-    """Processes that train together; 1 without torch.distributed."""
+    """Return the number of training processes; 1 without torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's number among them."""
+    """Return this process's number, from 0."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Every process's rows (equally many each) below one another, with gradient; the rows themselves for one process.
+    """Concatenate the rows of all processes (the same number each), with gradient; one process gets its own rows.
 
-    Where every process takes the loss of the whole gathered batch and gradients are then averaged over processes (as
-    DistributedDataParallel does), one step is the same on 1 and on n processes: the backward pass sums what all
-    processes want of these rows.
+    If every process computes the loss of the whole gathered batch, and gradients are averaged over processes (as in
+    DistributedDataParallel), a step is the same on 1 and on n processes: the backward pass sums the gradients that all
+    processes have of these rows.
     """
     if world_size() == 1:
         return rows
@@ -53,9 +53,9 @@ class _AllGather(torch.autograd.Function):
 
 
 def mean_over_processes(total: Tensor, n: int) -> Tensor:
-    """A sum over n positions of this process as the mean over all processes' positions.
+    """Convert a sum over n positions of this process to the mean over the positions of all processes.
 
-    Its gradient is such that the mean of all processes' gradients, which the loop takes, is the whole batch's.
+    Its gradient is scaled so that the mean over processes, which the loop computes, is the whole batch's gradient.
     """
     if world_size() == 1:
         return total / max(n, 1)
@@ -67,25 +67,25 @@ def mean_over_processes(total: Tensor, n: int) -> Tensor:
 
 @contextmanager
 def autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """bfloat16 autocast over float32 weights on a GPU; weights in bfloat16 need none."""
+    """Autocast float32 weights on a GPU to bfloat16; weights in bfloat16 need no autocast."""
     kind = torch.device(device).type
-    wanted = kind != "cpu" and dtype == torch.float32
-    with torch.autocast(kind, dtype=torch.bfloat16, enabled=wanted):
+    enabled = kind != "cpu" and dtype == torch.float32
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled):
         yield
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:
-    """Replace each gradient by its mean over all processes; the gathered loss makes that the whole batch's gradient.
+    """Replace each gradient by its mean over all processes; with a gathered loss, that is the whole batch's gradient.
 
-    A parameter that no process has a gradient of (a head that no loss reads) is left without, as on one process: the
-    optimizer passes it over.
+    A parameter without a gradient on any process (a head that no loss reads) stays without, as on one process: the
+    optimizer skips it.
     """
     if world_size() == 1:
         return
-    used = torch.tensor([float(each.grad is not None) for each in parameters], device=parameters[0].device)
+    used = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
     dist.all_reduce(used, dist.ReduceOp.MAX)
     for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
-        if isinstance(parameter, DTensor) or not anywhere:  # a split one's was averaged while it was split
+        if isinstance(parameter, DTensor) or not anywhere:  # FSDP averages the gradients of sharded parameters
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -94,13 +94,13 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def own_device(name: str) -> str:
-    """The device of this process: of "cuda", or "auto" where there are GPUs, its own one where torchrun started it."""
+    """Return this process's device: under torchrun, "cuda" (or "auto" with GPUs) is the GPU of its own."""
     several = "LOCAL_RANK" in os.environ and (name == "cuda" or (name == "auto" and torch.cuda.is_available()))
     return f"cuda:{os.environ['LOCAL_RANK']}" if several else name
 
 
 def join_processes(device: str) -> str:
-    """The device, after this process has joined the others where torchrun started it."""
+    """Join the process group if torchrun started this process; return the device."""
     if "WORLD_SIZE" not in os.environ or not dist.is_available():
         return device
     if device.startswith("cuda"):
@@ -111,16 +111,16 @@ def join_processes(device: str) -> str:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes."""
+    """Return whether this process is the one that writes."""
     return rank() == 0
 
 
 def of_all_processes(own: Any) -> list[Any]:
-    """What each process has, by rank, on every process; of one process a list of one."""
-    found = [own] * world_size()
+    """Return the values of all processes by rank, on every process."""
+    values = [own] * world_size()
     if world_size() > 1:
-        dist.all_gather_object(found, own)
-    return found
+        dist.all_gather_object(values, own)
+    return values
 
 
 def barrier() -> None:

@@ -1,4 +1,4 @@
-"""Layers whose weights, gradients and optimizer states are split among the processes (FSDP: Zhao et al., 2304.11277).
+"""Sharding of layers: weights, gradients and optimizer states split over processes (FSDP, arXiv 2304.11277).
 
 Embeddings, norms outside of layers and the head stay whole on every process: heads read them outside of any forward.
 """
@@ -29,10 +29,10 @@ HOOKS = (
 
 
 def split_layers(trunk: nn.Module, device: str) -> Callable[[], None]:
-    """Split each layer's weights among all processes, in place; the function returned makes them whole and plain again.
+    """Shard each layer's weights over all processes, in place; return a function that makes them whole and plain again.
 
-    A layer's weights are gathered for its forward and for its backward pass and dropped behind each; its gradients are
-    averaged over the processes while they are split. All processes have to call either function.
+    A layer's weights are gathered for its forward and its backward pass and released after each; its sharded gradients
+    are averaged over the processes. All processes must call either function.
 
     Raises:
         InvalidInput: the model has no list of layers.
@@ -46,7 +46,7 @@ def split_layers(trunk: nn.Module, device: str) -> Callable[[], None]:
         None,
     )
     if layers is None:
-        raise InvalidInput(f"{type(trunk).__name__} has no list of layers to split: set optimisation.sharding to none")
+        raise InvalidInput(f"{type(trunk).__name__} has no list of layers to shard: set optimisation.sharding to none")
     mesh = init_device_mesh(torch.device(device).type, (world_size(),))
     before = [(layer, type(layer), _hooks(layer)) for layer in layers]
     for layer in layers:
@@ -78,12 +78,12 @@ def _remove_hooks(layer: nn.Module, before: Mapping[tuple[nn.Module, str], set[i
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor as it is, or gathered from all processes, which then all have to ask for it."""
+    """Return the whole tensor, gathered from all processes if it is sharded; all processes must call this function."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def fill(target: Tensor, values: Tensor) -> None:
-    """Copy whole values into a tensor that may be split, without gradient."""
+    """Copy whole values into a tensor that may be sharded, without gradient."""
     with torch.no_grad():
         values = values.to(target.device)
         if isinstance(target, DTensor):
@@ -92,40 +92,41 @@ def fill(target: Tensor, values: Tensor) -> None:
 
 
 def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state_dict with whole tensors; all processes have to ask for it."""
-    found = {
-        n: {k: whole(v) if isinstance(v, Tensor) else v for k, v in of.items()} for n, of in state["state"].items()
+    """Return an optimizer's state_dict with whole tensors; all processes must call this function."""
+    tensors = {
+        number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        for number, values in state["state"].items()
     }
-    return {**state, "state": found}
+    return {**state, "state": tensors}
 
 
 def split_state(state: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """The reverse of whole_state, for an optimizer of these parameters."""
-    found: dict[int, dict[str, Any]] = {}
+    """Return the state_dict with tensors sharded like the optimizer's parameters: the reverse of `whole_state`."""
+    tensors: dict[int, dict[str, Any]] = {}
     for number, values in state["state"].items():
         like = parameters[number]
-        found[number] = {
+        tensors[number] = {
             name: distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
             if isinstance(like, DTensor) and isinstance(value, Tensor) and value.dim()
             else value
             for name, value in values.items()
         }
-    return {**state, "state": found}
+    return {**state, "state": tensors}
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale gradients down to a norm of at most `limit` over all of them; the norm before comes back.
+    """Scale gradients down to a norm of at most `limit` over all of them; return the norm before.
 
-    Where some are split their squares are summed over the processes.
+    The squares of sharded gradients are summed over the processes.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    split = [each.to_local() for each in gradients if isinstance(each, DTensor)]
+    split = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     if not split:
         return torch.nn.utils.clip_grad_norm_(parameters, limit)
-    plain = [each for each in gradients if not isinstance(each, DTensor)]
-    total = torch.stack([each.float().square().sum() for each in split]).sum()
+    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    total = torch.stack([gradient.float().square().sum() for gradient in split]).sum()
     dist.all_reduce(total)
-    norm = torch.stack([total, *(each.float().square().sum() for each in plain)]).sum().sqrt()
-    for each in [*split, *plain]:
-        each.mul_((limit / (norm + 1e-6)).clamp(max=1.0).to(each.dtype))
+    norm = torch.stack([total, *(gradient.float().square().sum() for gradient in plain)]).sum().sqrt()
+    for gradient in [*split, *plain]:
+        gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0).to(gradient.dtype))
     return norm

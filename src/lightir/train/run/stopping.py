@@ -1,4 +1,4 @@
-"""Ctrl-C, or a scheduler's SIGTERM, in a training run: the step that is under way is finished first."""
+"""Stopping of a training run by Ctrl-C or a scheduler's SIGTERM, after the current step."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 ONE_PRESS = 1.0
-"""Seconds within which two signals are one: torchrun's processes get a Ctrl-C from the terminal and from torchrun."""
+"""Seconds within which two signals count as one: torchrun's processes get Ctrl-C from the terminal and torchrun."""
 
 
 @contextmanager
 def noted_interrupts() -> Iterator[Callable[[], bool]]:
-    """Inside, a first Ctrl-C (SIGINT) or SIGTERM is only noted, as the function given says; a later one acts as usual.
+    """Record a first Ctrl-C (SIGINT) or SIGTERM, which the yielded function reports; a later signal acts as usual.
 
-    Outside of the main thread, and where a signal is ignored, nothing changes. With several processes the answer is the
-    same on all: one that was interrupted stops all, so every process has to ask equally often.
+    Signals are handled in the main thread only, and only if they are not ignored. With several processes, an interrupt
+    of any one is reported on all, so every process must call the function equally often.
     """
     noted: list[float] = []
     heeded = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
-        heeded = {number: each for number, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+        heeded = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
         noted.append(time.monotonic())
         if len(noted) == 1:
-            logger.warning("interrupted: stopping after this step; once more to stop without it")
+            logger.warning("interrupted: stopping after this step; interrupt again to stop at once")
         elif noted[-1] - noted[0] >= ONE_PRESS:
             signal.signal(number, heeded[signal.Signals(number)])
             signal.raise_signal(number)
