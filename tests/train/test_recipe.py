@@ -77,8 +77,8 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: ContrastiveRecipe, tmp_path: 
     ("text", "message"),
     [
         (MINIMAL + "loses: {}\n", r"unknown key 'loses' \(did you mean 'losses'\?\)"),
-        (MINIMAL + "heads: {}\nlosses: {}\nheads: {}\n", "'heads' stands twice"),
-        (MINIMAL + "losses: {dense: 1, dense: 2}\n", "'dense' stands twice"),
+        (MINIMAL + "heads: {}\nlosses: {}\nheads: {}\n", "duplicate key 'heads'"),
+        (MINIMAL + "losses: {dense: 1, dense: 2}\n", "duplicate key 'dense'"),
         (MINIMAL + "losses: {dens: 1}\n", r"losses: unknown key 'dens'"),
         ("model: {address: a}\ndata: [{name: x, ration: 2}]\n", "unknown key 'ration'"),
         (MINIMAL + "optimisation: {steps: many}\n", "optimisation: steps is 'many'; expected int"),

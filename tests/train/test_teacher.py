@@ -90,7 +90,7 @@ def test_a_folder_that_sentence_transformers_writes_gives_its_vectors(
 def test_an_older_folder_may_lower_case_and_one_without_a_length_is_refused(tmp_path: Path) -> None:
     folder = write_sentence_transformer(tmp_path / "st")
     (folder / "sentence_bert_config.json").unlink()
-    with pytest.raises(InvalidInput, match=r"neither .* how long a text may be"):
+    with pytest.raises(InvalidInput, match="no maximum length, neither"):
         teacher_module.load_teacher(folder)
     (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 1000, "do_lower_case": true}')
     contract = teacher_module.load_teacher(folder).contract

@@ -32,7 +32,7 @@ from lightir.vectors import Floats, Ragged
 
 @dataclass(frozen=True, slots=True)
 class DistillationOptions:
-    """How a query table is fitted and stored.
+    """Options for fitting and storing a query table.
 
     Attributes:
         fit: settings of the fit.
@@ -77,7 +77,7 @@ class FitCorpus:
 
 @dataclass(frozen=True, slots=True)
 class QueryTerms:
-    """How queries become terms of the table.
+    """Tokenizer and policy that turn queries into terms of the table.
 
     Attributes:
         tokenizer: tokenizer of queries.

@@ -1,4 +1,4 @@
-"""Queries that a table is fitted to: labelled ones, spans and titles, none of them too close to a held-out query."""
+"""Queries that a table is fitted to: labelled queries, spans and titles, none close to a held-out query."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FitQuery:
     """One query that the table is fitted to.
 
     Attributes:
-        query: its id and text.
-        source: the query set or corpus that it came from.
+        query: id and text.
+        source: name of the query set or corpus that it comes from.
         positive_ids: relevant documents in the corpus of the same name; empty for spans.
     """
 
@@ -36,54 +36,56 @@ class FitQuery:
 
 
 def labelled_queries(paths: Iterable[Path | str]) -> list[FitQuery]:
-    """Queries of files, which have no labels, and of BEIR folders, with the positives of their train split."""
-    found: list[FitQuery] = []
+    """Read queries of files, without labels, and of BEIR folders, with the positives of their train split."""
+    queries: list[FitQuery] = []
     for path in paths:
         name = set_name(path)
         if Path(path).is_dir():
             examples = TrainingSet.open(path, instructions=("",)).examples
-            found += [FitQuery(Query(e.query_id, e.query), name, e.positive_ids) for e in examples]
+            queries += [FitQuery(Query(e.query_id, e.query), name, e.positive_ids) for e in examples]
         else:
-            found += [FitQuery(query, name) for query in read_queries(path)]
-    return found
+            queries += [FitQuery(query, name) for query in read_queries(path)]
+    return queries
 
 
-def pseudo_queries(documents: dict[str, list[Document]], wanted: int, seed: int) -> list[FitQuery]:
-    """Spans and titles of each corpus, at most `wanted` of it, drawn from the seed."""
-    found: list[FitQuery] = []
+def pseudo_queries(documents: dict[str, list[Document]], per_corpus: int, seed: int) -> list[FitQuery]:
+    """Draw spans and titles of each corpus, at most `per_corpus` of each, from the seed."""
+    queries: list[FitQuery] = []
     rng = np.random.default_rng(seed)
     for name, corpus in documents.items():
-        if not wanted or not corpus:
+        if not per_corpus or not corpus:
             continue
-        per_document = -(-wanted // len(corpus))
+        per_document = -(-per_corpus // len(corpus))
         pairs = [*span_pairs(corpus, rng, per_document=per_document), *title_pairs(corpus)]
-        chosen = np.sort(rng.permutation(len(pairs))[:wanted])
-        found += [FitQuery(pairs[i].query, name) for i in chosen]
-    return found
+        chosen = np.sort(rng.permutation(len(pairs))[:per_corpus])
+        queries += [FitQuery(pairs[i].query, name) for i in chosen]
+    return queries
 
 
 def without_held_out(
-    queries: list[FitQuery], test: Sequence[Path | str]
+    queries: list[FitQuery], held_out_sets: Sequence[Path | str]
 ) -> tuple[list[FitQuery], DecontaminationReport | None]:
-    """The queries that are not too close to those of test sets (all splits but train), and the report; None without."""
-    if not test:
+    """Drop queries close to those of held-out sets (all splits but train); return the rest, and the report if any."""
+    if not held_out_sets:
         return queries, None
     held_out: dict[str, list[Query]] = {}
-    for path in test:
+    for path in held_out_sets:
         dataset = Dataset.open(path)
         splits = [split for split in dataset.splits if split != "train"]
         held_out[dataset.name] = [query for split in splits for query in dataset.queries(split)]
     groups: dict[str, list[FitQuery]] = {}
-    for each in queries:
-        groups.setdefault(f"{each.source} {'labelled' if each.positive_ids else 'unlabelled'}", []).append(each)
-    # Ids of queries and of spans may meet, so each goes in under its place.
+    for fit_query in queries:
+        kind = "labelled" if fit_query.positive_ids else "unlabelled"
+        groups.setdefault(f"{fit_query.source} {kind}", []).append(fit_query)
+    # A query and a span may have the same id, so a position in the group replaces it.
     numbered = {
-        name: [Query(str(place), each.query.text) for place, each in enumerate(group)] for name, group in groups.items()
+        name: [Query(str(position), fit_query.query.text) for position, fit_query in enumerate(group)]
+        for name, group in groups.items()
     }
     kept, report = decontaminate(numbered, held_out)
     return [groups[name][int(query.query_id)] for name, clean in kept.items() for query in clean], report
 
 
 def set_name(path: Path | str) -> str:
-    """The name of a data set: its folder's or file's."""
+    """Return the name of a data set: that of its folder or file."""
     return Path(path).resolve().name

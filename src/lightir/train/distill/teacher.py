@@ -1,4 +1,4 @@
-"""A frozen bi-encoder that others learn from: a query table is fitted to it, a full encoder follows its scores."""
+"""A frozen bi-encoder as teacher: a query table is fitted to it, or a full encoder learns from its scores."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class Teacher:
-    """The normalised vectors of a frozen encoder; each text is encoded once and then remembered, in float16."""
+    """Normalized vectors of a frozen encoder; each text is encoded once and cached in float16."""
 
     def __init__(self, model: LightRetriever, *, max_tokens: int) -> None:
-        """`max_tokens`: it reads no more of a document than that, frame included."""
+        """Limit documents to `max_tokens`, frame included."""
         documents = model.contract.document
         documents = dataclasses.replace(documents, max_tokens=min(documents.max_tokens, max_tokens))
         model.contract = dataclasses.replace(model.contract, document=documents)
@@ -44,19 +44,19 @@ class Teacher:
 
     @classmethod
     def load(cls, address: str, *, max_tokens: int, device: str) -> Teacher:
-        """As `load_teacher`, on a device."""
+        """Load a teacher with `load_teacher`."""
         return cls(load_teacher(address, device=device), max_tokens=max_tokens)
 
     def queries(self, texts: Sequence[str]) -> Tensor:
-        """(n, dim) float32."""
+        """Return (n, dim) float32 vectors."""
         new = [text for text in dict.fromkeys(texts) if text not in self._queries]
         self._queries.update(zip(new, self._encode(self._model.frame_queries(new)), strict=True))
         return self._rows([self._queries[text] for text in texts])
 
     def documents(self, documents: Sequence[Document]) -> Tensor:
-        """(n, dim) float32."""
-        keys = [(each.title, each.text) for each in documents]
-        new = {key: each for key, each in zip(keys, documents, strict=True) if key not in self._documents}
+        """Return (n, dim) float32 vectors."""
+        keys = [(document.title, document.text) for document in documents]
+        new = {key: document for key, document in zip(keys, documents, strict=True) if key not in self._documents}
         rows = self._encode(self._model.frame_documents(list(new.values())))
         self._documents.update(zip(new, rows, strict=True))
         return self._rows([self._documents[key] for key in keys])
@@ -74,16 +74,16 @@ class Teacher:
 
 
 def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> LightRetriever:
-    """A frozen encoder: a model folder of ours, or a sentence-transformers folder under a contract that says the same.
+    """Load a frozen encoder: a lightir model folder, or a sentence-transformers folder under an equivalent contract.
 
     Args:
-        address: where it lies.
-        device: where it shall be; "auto" is a GPU where there is one.
+        address: folder or name of the encoder.
+        device: device of the encoder; "auto" uses a GPU if there is one.
 
     Raises:
-        NotFound: neither.
+        NotFound: the address is neither kind of folder.
         InvalidInput: a sentence-transformers folder with modules beyond transformer, pooling (mean, first or last) and
-            normalisation, or with specials that a contract cannot say; or a device that is not there.
+            normalization, or with special tokens that a contract does not support; or a missing device.
     """
     device = usable_device(device)
     dtype = fast_dtype(device)
@@ -98,18 +98,17 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
 
 
 def _contract(folder: Path, says: _SentenceTransformer, backbone: Backbone) -> Contract:
-    """The contract under which the folder's backbone gives the vectors that sentence-transformers gives."""
+    """Return the contract under which the folder's backbone has the vectors of sentence-transformers."""
     bos, eos = _frame(backbone, folder)
     if says.pooling == "first" and (backbone.attention == "causal" or not bos):
-        raise InvalidInput(f"{folder} pools its first state, which is no begin token that has seen the text")
+        raise InvalidInput(f"{folder} pools its first state, which is no begin token that attends to the text")
     max_tokens = min(says.max_tokens, backbone.max_positions or says.max_tokens)
     framed = max_tokens - bos - eos
-    # A prompt's last blank belongs to the text's first token where tokens have blanks in front, and to nothing where
-    # they have none.
+    # A prompt's last blank is part of the text's first token if tokens begin with blanks, else of no token.
     query, document = (prompt.rstrip(" ") for prompt in (says.query_prompt, says.document_prompt))
     taken = len(backbone.tokenizer.term_ids([query]).row(0)) if query else 0
     if taken >= framed:
-        raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but reads {max_tokens} in all")
+        raise InvalidInput(f"{folder} has a query prompt of {taken} tokens, but a limit of {max_tokens} in all")
     return Contract(
         method="distilled",
         backbone=backbone_record(backbone),
@@ -135,14 +134,14 @@ def _contract(folder: Path, says: _SentenceTransformer, backbone: Backbone) -> C
 
 @dataclass(frozen=True, slots=True)
 class _SentenceTransformer:
-    """What such a folder says of itself.
+    """Settings of a sentence-transformers folder.
 
     Attributes:
-        max_tokens: the longest input, specials counted.
-        lower_case: it lower-cases texts in front of its tokenizer, which may do so as well.
-        pooling: as a contract has it.
-        query_prompt: in front of queries; "" for none.
-        document_prompt: in front of documents.
+        max_tokens: maximum input length, special tokens included.
+        lower_case: texts are lower-cased before tokenization.
+        pooling: pooling as a contract names it.
+        query_prompt: text in front of queries; "" for none.
+        document_prompt: text in front of documents; "" for none.
     """
 
     max_tokens: int
@@ -157,23 +156,23 @@ POOLING_MODES: dict[str, Pooling] = {
     "mean_tokens": "mean_all",
     "cls": "first",
     "cls_token": "first",
-    "lasttoken": "eos",  # of everything attended the last, whether an end token or not
+    "lasttoken": "eos",  # the last attended token, an end token or not
 }
-"""sentence-transformers' names, the newer and the older ones."""
+"""Pooling by the newer and older names of sentence-transformers."""
 
 UNLIMITED = 10**9
-"""What transformers writes for a tokenizer without a limit is larger."""
+"""A lower bound of the length that transformers writes for a tokenizer without a limit."""
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names under which it looks for the prompt of documents."""
+"""Names of the document prompt, in the order of sentence-transformers."""
 
 
 def _sentence_transformer(folder: Path) -> _SentenceTransformer:
-    """Read once its modules are seen to be ones that a contract can say."""
+    """Read the settings of a folder whose modules a contract supports."""
     modules: list[dict[str, Any]] = read_json(folder / "modules.json")
     kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["Transformer", "Pooling", "Normalize"], ["Transformer", "Pooling"]):
-        raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and perhaps Normalize")
+        raise InvalidInput(f"{folder} has the modules {kinds}; expected Transformer, Pooling and optionally Normalize")
     pooling = read_json(folder / str(modules[1]["path"]) / "config.json")
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
     modes = [str(pooling["pooling_mode"])] if "pooling_mode" in pooling else modes
@@ -185,8 +184,8 @@ def _sentence_transformer(folder: Path) -> _SentenceTransformer:
     query = prompts.get("query") or ""
     document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
     if (query or document) and not pooling.get("include_prompt", True):
-        raise InvalidInput(f"{folder} leaves its prompts out of the pooling, which a contract cannot say")
-    # Old folders name the file after the family: sentence_xlm-roberta_config.json.
+        raise InvalidInput(f"{folder} leaves its prompts out of the pooling, which a contract does not support")
+    # In old folders the file has the family's name: sentence_xlm-roberta_config.json.
     reading: dict[str, Any] = next(map(read_json, sorted(folder.glob("sentence_*_config.json"))), {})
     length = reading.get("max_seq_length") or _tokenizer_length(folder)
     lower_case = bool(reading.get("do_lower_case", False))
@@ -194,21 +193,19 @@ def _sentence_transformer(folder: Path) -> _SentenceTransformer:
 
 
 def _tokenizer_length(folder: Path) -> int:
-    """What the tokenizer reads at most, which is where sentence-transformers keeps the length since its version 6."""
+    """Return the tokenizer's maximum length, where sentence-transformers 6 and later store the limit."""
     path = folder / "tokenizer_config.json"
     length = read_json(path).get("model_max_length") if path.is_file() else None
     if length is None or length >= UNLIMITED:
-        raise InvalidInput(
-            f"{folder} says neither in sentence_bert_config.json nor in {path.name} how long a text may be"
-        )
+        raise InvalidInput(f"{folder} has no maximum length, neither in sentence_bert_config.json nor in {path.name}")
     return int(length)
 
 
 def _frame(backbone: Backbone, folder: Path) -> tuple[bool, bool]:
-    """Whether the tokenizer itself puts a begin and an end token around a text.
+    """Return whether the tokenizer adds a begin and an end token to a text.
 
     Raises:
-        InvalidInput: it puts anything else there than the backbone's own.
+        InvalidInput: the tokenizer adds other tokens than the backbone's own.
     """
     own = backbone.tokenizer.term_ids(["a"]).row(0).tolist()
     whole = backbone.tokenizer.backend.encode("a", add_special_tokens=True).ids

@@ -1,4 +1,4 @@
-"""A teacher's vectors, computed once and kept in files."""
+"""A teacher's vectors, cached in files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lightir.models.framing import Framed
 from lightir.types import Document
 from lightir.vectors import Floats
 
-CHUNK = 4096  # texts that are encoded, and at most lost, together
+CHUNK = 4096  # texts per file: the maximum number to encode again after an interruption
 
 
 class TeacherVectors:
-    """The teacher's vectors, kept chunk by chunk in a folder under a name that their input decides."""
+    """A teacher's vectors, cached in chunks in a folder; a hash of the input is a chunk's file name."""
 
     def __init__(self, folder: Path | None, model: LightRetriever) -> None:
         self._folder = folder
@@ -34,16 +34,16 @@ class TeacherVectors:
             folder.mkdir(parents=True, exist_ok=True)
 
     def documents(self, documents: Sequence[Document]) -> Floats:
-        """(N, dim) normalised, as an index holds them."""
-        keys = [f"{each.title}\x00{each.text}" for each in documents]
+        """Return (N, dim) normalized document vectors."""
+        keys = [f"{document.title}\x00{document.text}" for document in documents]
         return self._rows("documents", keys, lambda a, b: self._framed(self._model.frame_documents(documents[a:b])))
 
     def queries(self, texts: Sequence[str]) -> Floats:
-        """(n, dim) normalised vectors of the full query encoder."""
+        """Return (n, dim) normalized vectors of the full query encoder."""
         return self._rows("queries", texts, lambda a, b: self._framed(self._model.frame_queries(texts[a:b])))
 
     def tokens(self, n: int) -> Floats:
-        """(n, dim) each term id encoded alone, normalised."""
+        """Return (n, dim) normalized vectors of the term ids 0 to n - 1, each encoded alone."""
         return self._rows("tokens", [str(i) for i in range(n)], self._alone)
 
     def _alone(self, start: int, stop: int) -> Floats:

@@ -37,7 +37,7 @@ QUERIES_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class NegativeFilters:
-    """Which retrieved documents may be negatives; relevant documents and their copies never are.
+    """Limits on the retrieved documents that may be negatives; relevant documents and copies of them never are.
 
     Attributes:
         first_rank: first rank that may be a negative, counted from 1 with the relevant documents in the list: the top

@@ -104,7 +104,7 @@ class TeacherRecipe:
 
 @dataclass(frozen=True, slots=True)
 class HeadRecipe(HeadCalibration):
-    """How hidden states become dense and sparse vectors, and which heads are fitted before the first step.
+    """Pooling and heads that turn hidden states into dense and sparse vectors, and their fit before the first step.
 
     Attributes:
         pooling: pooling of documents, full queries and single tokens: "eos", "last" or "mean".

@@ -1,4 +1,4 @@
-"""Where the name of a training set leads: a folder, a file of examples, or a table of Hugging Face's."""
+"""Names of data sets: a folder, a file of training examples, or a Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from lightir.data.hub import PREFIX as HUB_PREFIX
 from lightir.errors import NotFound
 
 DATA_VARIABLE = "LIGHTIR_DATA"
-"""The environment variable that names the folder in which relative data set names are looked up."""
-
+"""Environment variable with the folder in which relative names of data sets are looked up."""
 
 EXAMPLES_SUFFIXES = (".jsonl", ".jsonl.gz", ".tsv", ".tsv.gz")
-"""Of files of training examples: JSON lines, and triples."""
+"""Suffixes of files of training examples: JSON lines and triples."""
 
 
 def examples_file(name: str) -> Path | None:
-    """The file of training examples that a data set's name means, found as folders are; None for a folder.
+    """Return the file of training examples that a data set's name denotes; None for a folder.
 
     Raises:
-        NotFound: the name is a file's, but there is none.
+        NotFound: the name is that of a file, and no such file exists.
     """
     if not name.endswith(EXAMPLES_SUFFIXES):
         return None
-    found = [path for path in (Path(name), Path(os.environ.get(DATA_VARIABLE, "")) / name) if path.is_file()]
-    if not found and not Path(name).is_dir():
+    candidates = (Path(name), Path(os.environ.get(DATA_VARIABLE, "")) / name)
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None and not Path(name).is_dir():
         raise NotFound(f"data set {name!r}: there is no such file, nor in the folder that {DATA_VARIABLE} names")
-    return found[0] if found else None
+    return file
 
 
 def brings_examples(name: str) -> bool:
-    """Whether a data set's name means a file or table of whole examples, not a folder with judgements."""
+    """Return whether a data set's name denotes whole examples instead of a folder with qrels."""
     return name.startswith(HUB_PREFIX) or examples_file(name) is not None
 
 
 def data_folder(name: str) -> Path:
-    """The folder of a data set: the path itself, or the name inside the folder that LIGHTIR_DATA names.
+    """Return the folder of a data set: the path itself, or the name inside the folder that LIGHTIR_DATA names.
 
     Raises:
-        NotFound: neither is there.
+        NotFound: neither exists.
     """
     given = Path(name)
     if given.is_dir():

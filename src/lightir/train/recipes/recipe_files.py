@@ -1,4 +1,4 @@
-"""Recipes as YAML: a file with its bases, overrides of single keys, and what is saved with a model."""
+"""Recipes as YAML: files with bases, overrides of single keys, and the form that is saved with a model."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ import yaml
 from lightir.contract import shorten, to_json
 from lightir.errors import FormatError, InvalidInput, NotFound
 
-MOST_VALUES = 1_000_000
+MAX_VALUES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-5 is a number, as YAML 1.2 has it and everyone means it (YAML 1.1 reads a string).
+    """Safe YAML in which 1e-5 is a number, as in YAML 1.2 (in YAML 1.1 it is a string).
 
-    A key that stands twice in an object is refused; PyYAML takes the last one.
+    Duplicate keys of an object are refused; PyYAML uses the last.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if repeated := [key for key, n in Counter(keys).items() if n > 1]:
             raise yaml.constructor.ConstructorError(
-                None, None, f"the key {repeated[0]!r} stands twice in the object", node.start_mark
+                None, None, f"duplicate key {repeated[0]!r} in an object", node.start_mark
             )
         return super().construct_mapping(node, deep)
 
 
 def _parsed(text: str) -> Any:
-    """The YAML's value.
+    """Return the YAML's value.
 
     Raises:
-        ValueError: not YAML, or aliases that lead in a circle or stand for more than MOST_VALUES values.
+        ValueError: not YAML, or aliases that are circular or expand to more than MAX_VALUES values.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        if _size(node, {}) > MOST_VALUES:
-            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+        if _size(node, {}) > MAX_VALUES:
+            raise ValueError(f"its aliases expand to more than {MAX_VALUES:,} values")
         return loader.construct_document(node)
-    # PyYAML lets what Python says of a bad !!int, !!bool or !!timestamp through.
+    # For a bad !!int, !!bool or !!timestamp PyYAML raises Python's own errors.
     except (yaml.YAMLError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values the node holds, those of an alias each time."""
+    """Return the number of values in a node; an alias counts each time."""
     if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # until it is counted: what holds itself has no end
+        known[id(node)] = MAX_VALUES + 1  # until it is counted: a node that contains itself is infinite
         inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-        parts = [each for part in inner for each in (part if isinstance(part, tuple) else (part,))]
-        known[id(node)] = 1 + sum(_size(each, known) for each in parts)
+        parts = [child for part in inner for child in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1 + sum(_size(child, known) for child in parts)
     return known[id(node)]
 
 
@@ -66,24 +66,24 @@ _Loader.add_implicit_resolver(
 
 
 def recipe_content(path: Path | str, *, overrides: Sequence[str] = ()) -> Any:
-    """What stands in a recipe file of any stage, with overrides applied (their values in YAML); nothing is checked yet.
+    """Return the unchecked content of a recipe file, with its bases and overrides (values in YAML) applied.
 
-    Under `base` a file may name another one beside it, whose keys hold where it says nothing itself; objects are joined
-    key by key, lists and values are replaced.
+    `base` names another file, relative to this one, whose keys are inherited: objects are merged key by key, lists and
+    values are replaced.
 
     Raises:
-        NotFound: there is no such file.
-        FormatError: not YAML, or bases that lead in a circle.
+        NotFound: the file does not exist.
+        FormatError: not YAML, or circular bases.
         InvalidInput: an override without "=".
     """
     return overridden(_with_base(Path(path), ()), overrides)
 
 
 def overridden(content: Any, overrides: Sequence[str]) -> Any:
-    """The content, changed in place: `key=value`, or `key.key=value` for a field inside an object, values in YAML.
+    """Apply overrides in place and return the content: `key=value`, or `key.key=value` for nested keys, values in YAML.
 
     Raises:
-        InvalidInput: an override without "=", whose value is no YAML, or that leads nowhere.
+        InvalidInput: an override without "=", whose value is not YAML, or whose key does not exist in a list or value.
     """
     for override in overrides:
         _override(content, override)
@@ -94,7 +94,7 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
     if not path.is_file():
         raise NotFound(f"recipe {path} does not exist" + (f"; {above[-1]} names it as its base" if above else ""))
     if path.resolve() in above:
-        raise FormatError(f"{path} is its own base, by way of {', '.join(each.name for each in above)}")
+        raise FormatError(f"{path} is its own base, by way of {', '.join(parent.name for parent in above)}")
     try:
         content = _parsed(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -108,7 +108,7 @@ def _with_base(path: Path, above: tuple[Path, ...]) -> Any:
 
 
 def _merged(base: Any, own: Any) -> Any:
-    """Two contents joined: objects key by key, anything else is the own one."""
+    """Merge two contents: objects key by key, other values from `own`."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
         return own
     return {**base, **{key: _merged(base.get(key), value) for key, value in own.items()}}
@@ -146,5 +146,5 @@ def _position(values: list[Any], key: str, override: str) -> int:
 
 
 def recipe_yaml(recipe: object) -> str:
-    """The recipe as YAML with every field, defaults too."""
+    """Return the recipe as YAML with every field, defaults included."""
     return yaml.safe_dump(to_json(recipe), sort_keys=False, allow_unicode=True)

@@ -202,7 +202,7 @@ class Optimisation:
 
 @dataclass(frozen=True, slots=True)
 class DocumentRecipe:
-    """How documents become model input, in training and in the shipped model.
+    """Model input of documents, in training and in the shipped model.
 
     Attributes:
         prompt: text in front of every document.
@@ -216,7 +216,7 @@ class DocumentRecipe:
         suffix: text behind every document, in front of the end token.
         ends: number of end tokens; "eos" pooling averages their states.
         new_ends: the end tokens are distinct new tokens with trained embeddings.
-        echo_prompt: with attention "echo", text in front of the second copy; "{prompt}" is replaced by the prompt.
+        echo_prompt: text in front of the second copy with attention "echo"; "{prompt}" is replaced by the prompt.
         light: encode documents as light queries are encoded: the mean of single tokens' vectors, and counts.
     """
 

@@ -92,22 +92,23 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
         FormatError: another format version, or a run with another recipe, data or backbone; the message names what
             differs.
     """
-    found = checkpoints(folder)
-    if not found:
+    complete = checkpoints(folder)
+    if not complete:
         raise NotFound(f"{folder} holds no checkpoint to resume from; start without resume")
-    header = read_json(found[-1] / _HEADER)
+    last = complete[-1]
+    header = read_json(last / _HEADER)
     if header.get("format_version") != FORMAT_VERSION:
         raise FormatError(
-            f"{found[-1]} has checkpoint format {header.get('format_version')!r}; this release reads {FORMAT_VERSION}"
+            f"{last} has checkpoint format {header.get('format_version')!r}; this release reads {FORMAT_VERSION}"
         )
-    before = from_json(type(recipe), header["recipe"], str(found[-1] / _HEADER))
+    before = from_json(type(recipe), header["recipe"], str(last / _HEADER))
     changed = [
         f"{field} was {was!r} and is {now!r}"
         for field, was, now in differences("recipe", to_json(before), to_json(recipe))
     ]
     if changed:
         raise FormatError(
-            f"{found[-1]} was written under another recipe: {'; '.join(changed)}; resume with the run's own recipe"
+            f"{last} was written under another recipe: {'; '.join(changed)}; resume with the run's own recipe"
         )
     if header.get("given") is not None and given is not None:
         other = [
@@ -117,8 +118,8 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
         ]
         if other:
             raise FormatError(
-                f"{found[-1]} belongs to other data or another backbone: {'; '.join(other)}; resume with the run's "
+                f"{last} belongs to other data or another backbone: {'; '.join(other)}; resume with the run's "
                 "own, or start a new run"
             )
-    state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(last / _STATE, map_location="cpu", weights_only=True)
     return state

@@ -162,7 +162,7 @@ class Loop:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The run's inputs beside its recipe, as JSON: fingerprints of texts, and the hash of the backbone's weights."""
+        """The run's inputs beside its recipe, as JSON: fingerprints of texts and the hash of the backbone."""
         data = json.loads(json.dumps(self.stage.records().get("data", {})))
         return {"data": data, "backbone": self.stage.retriever.contract.backbone.weights_hash}
 

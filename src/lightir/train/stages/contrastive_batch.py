@@ -40,7 +40,7 @@ COSINE_SAMPLE = 64
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """What the parts of a batch's loss read.
+    """Inputs of the parts of a batch's loss.
 
     Attributes:
         retriever: the model.

@@ -1,4 +1,4 @@
-"""Building blocks of the training objectives. Scores, sums and results are fp32 (fp64 for double inputs)."""
+"""Loss functions of the stages. Scores, sums and results are fp32 (fp64 for double inputs)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightir.errors import InvalidInput
 
 
 def info_nce(scores: Tensor, positives: Tensor, *, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """Mean of -log softmax(scores / temperature) at the positive, over queries; a scalar.
+    """Return the mean over queries of -log softmax(scores / temperature) at the positive; a scalar.
 
     Args:
         scores: (n, m) similarities of every query to every candidate.
         positives: (n,) int64, each query's positive candidate; all others are negatives.
-        temperature: above 0.
-        excluded: (n, m) bool; candidates left out of a query's softmax: its other known positives, and copies.
+        temperature: temperature, above 0.
+        excluded: (n, m) bool, candidates left out of a query's softmax: its other known positives, and copies.
     """
     scaled = scores / temperature
     if excluded is not None:
@@ -27,11 +27,11 @@ def info_nce(scores: Tensor, positives: Tensor, *, temperature: float, excluded:
 
 
 def two_way_loss(scores: Tensor, positives: Tensor, *, excluded: Tensor | None = None) -> Tensor:
-    """SiDR's L: -log softmax of the positive over documents, plus of the query over queries, averaged; a scalar.
+    """Return SiDR's L: -log softmax of the positive over documents, plus of the query over queries, averaged; a scalar.
 
     Args:
         scores: (n, m) inner products of every query with every document, already divided by the temperature.
-        positives: (n,) int64, each query's positive document. Documents that are no positive have no second part.
+        positives: (n,) int64, each query's positive document; other documents have no second term.
         excluded: (n, m) bool, pairs left out of both softmaxes.
     """
     if excluded is not None:
@@ -41,34 +41,36 @@ def two_way_loss(scores: Tensor, positives: Tensor, *, excluded: Tensor | None =
 
 
 def similarity(queries: Tensor, documents: Tensor) -> Tensor:
-    """(n, m) inner products in at least fp32, also under autocast."""
+    """Return (n, m) inner products in at least fp32, also under autocast."""
     wide = torch.float64 if torch.float64 in (queries.dtype, documents.dtype) else torch.float32
     with torch.autocast(queries.device.type, enabled=False):
         return queries.to(wide) @ documents.to(wide).T
 
 
 def alignment_kl(student: Tensor, teacher: Tensor, *, excluded: Tensor | None = None) -> Tensor:
-    """KL(teacher || student) between softmaxes over the candidates, averaged over queries (Eq. 5); a scalar.
+    """Return KL(teacher || student) between softmaxes over the candidates, averaged over queries (Eq. 5); a scalar.
 
     Args:
         student: (n, m) scores, already divided by their temperature.
-        teacher: (n, m) scores of the full symmetric model, likewise; no gradient flows into them.
+        teacher: (n, m) scores of the full symmetric model, divided by their temperature; they get no gradient.
         excluded: (n, m) bool, candidates left out on both sides.
     """
     teacher = teacher.detach()
     if excluded is not None:  # a finite minimum, since 0 * (-inf - -inf) is not a number
-        student, teacher = (each.masked_fill(excluded, torch.finfo(each.dtype).min) for each in (student, teacher))
+        student, teacher = (
+            scores.masked_fill(excluded, torch.finfo(scores.dtype).min) for scores in (student, teacher)
+        )
     log_p, log_q = F.log_softmax(student, dim=1), F.log_softmax(teacher, dim=1)
     return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
 def score_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over queries of KL(teacher || student), softmaxes being over the candidates that a teacher scored; a scalar.
+    """Return KL(teacher || student) over the candidates that a teacher scored, averaged over queries; a scalar.
 
     Args:
         student: (n, m) scores, already divided by their temperature.
-        teacher: (n, m) scores, likewise; NaN where it gave none. No gradient flows into them. Queries with fewer than
-            two have nothing to teach and don't count; without any other the loss is 0.
+        teacher: (n, m) scores, divided by their temperature, NaN if missing; they get no gradient. Queries with fewer
+            than two scores are skipped; if all are skipped, the loss is 0.
     """
     known = ~teacher.isnan()
     rows = known.sum(1) >= 2
@@ -78,48 +80,48 @@ def score_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def margin_mse(student: Tensor, teacher: Tensor, positives: Tensor) -> Tensor:
-    """Mean of ((s_positive - s_other) - (t_positive - t_other))² over all that a teacher scored; a scalar.
+    """Return the mean of ((s_positive - s_other) - (t_positive - t_other))² over all scored candidates; a scalar.
 
-    Hofstätter et al. (arXiv 2010.02666), with every scored candidate in the place of one negative.
+    Hofstätter et al. (arXiv 2010.02666), with all scored candidates instead of one negative.
 
     Args:
         student: (n, m) scores, already divided by their temperature.
-        teacher: (n, m) scores, likewise; NaN where it gave none. No gradient flows into them. A query whose positive
-            has none doesn't count; without any pair the loss is 0.
+        teacher: (n, m) scores, divided by their temperature, NaN if missing; they get no gradient. A query whose
+            positive has no score is skipped; without any pair the loss is 0.
         positives: (n,) int64, each query's positive candidate.
     """
     rows = torch.arange(len(student), device=student.device)
     teacher = teacher.detach().to(student.dtype)
-    wanted = teacher[rows, positives][:, None] - teacher
-    known = ~wanted.isnan()
+    targets = teacher[rows, positives][:, None] - teacher
+    known = ~targets.isnan()
     known[rows, positives] = False
     if not bool(known.any()):
         return student.sum() * 0
     margins = student[rows, positives][:, None] - student
-    return F.mse_loss(margins[known], wanted[known])
+    return F.mse_loss(margins[known], targets[known])
 
 
 def flops(weights: Tensor) -> Tensor:
-    """Sum over terms of the squared mean weight over the batch's documents (Eq. 9); a scalar.
+    """Return the sum over terms of the squared mean weight over the batch's documents (Eq. 9); a scalar.
 
     Args:
-        weights: (documents, vocabulary) of all processes together: the square is taken of the global mean.
+        weights: (documents, vocabulary) of all processes: the global mean is squared.
     """
     return (weights.mean(dim=0) ** 2).sum()
 
 
 def flops_ramp(step: int, *, ramp_steps: int) -> float:
-    """Share of the FLOPS weight at an optimizer step: (step / ramp_steps)^2, at most 1 (at once for 0)."""
+    """Return the share of the FLOPS weight at an optimizer step: (step / ramp_steps)^2, at most 1; 1 for no ramp."""
     return 1.0 if step >= ramp_steps else (step / ramp_steps) ** 2
 
 
 def matryoshka(
     loss: Callable[[Tensor, Tensor], Tensor], queries: Tensor, documents: Tensor, *, dims: Sequence[int]
 ) -> Tensor:
-    """The loss averaged over widths: both sides cut to their first `dim` values and L2-normalised again.
+    """Average the loss over widths: both sides are cut to their first `dim` values and L2-normalized again.
 
     Raises:
-        InvalidInput: no width, or one that is wider than the vectors.
+        InvalidInput: no width, or a width above the vectors'.
     """
     if not dims or min(dims) < 1 or max(dims) > queries.shape[1]:
         raise InvalidInput(f"Matryoshka widths {list(dims)}: expected 1 to {queries.shape[1]}")
@@ -128,7 +130,7 @@ def matryoshka(
 
 
 def mean_pairwise_cosine(vectors: Tensor) -> float:
-    """The mean cosine over pairs of different rows: near 1 the space has collapsed. 0.0 with fewer than 2 rows."""
+    """Return the mean cosine over pairs of different rows, near 1 for collapsed vectors; 0.0 for fewer than 2."""
     n = len(vectors)
     if n < 2:
         return 0.0

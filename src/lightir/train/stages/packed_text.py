@@ -1,4 +1,4 @@
-"""What the stages on packed rows of unlabelled text share: reading and framing the text, hidden states of rows."""
+"""The base of stages on packed rows of unlabelled text: reading and framing the text, hidden states of rows."""
 
 from __future__ import annotations
 

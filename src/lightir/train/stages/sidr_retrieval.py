@@ -1,4 +1,4 @@
-"""In-training retrieval of hard negatives from a fixed bag-of-tokens index (SiDR)."""
+"""Hard negatives retrieved during training from a fixed bag-of-tokens index (SiDR)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
 
 class ModelStage(Generic[RecipeT]):
-    """What all stages share: a model with prepared layers and trained parameters, and how it is saved.
+    """Base of all stages: a model with prepared layers and trained parameters, and how it is saved.
 
     Attributes:
         recipe: the run's recipe.
