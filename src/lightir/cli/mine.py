@@ -187,20 +187,13 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
             searcher = Searcher(index, task=args.task, threads=args.threads)
             yield IndexFinder(searcher, search_options(args))
     elif args.model:
+        from lightir.encode.model_evaluation import SystemOptions
         from lightir.train.mining.model_finders import model_finder
 
+        options = SystemOptions(None, args.task, args.analyzer, args.device, args.threads)
         with (
             nullcontext(args.work) if args.work else tempfile.TemporaryDirectory() as work,
-            model_finder(
-                args.model,
-                dataset,
-                Path(work),
-                mode=args.mode or "hybrid",
-                task=args.task,
-                analyzer=args.analyzer,
-                device=args.device,
-                threads=args.threads,
-            ) as finder,
+            model_finder(args.model, dataset, work, mode=args.mode or "hybrid", options=options) as finder,
         ):
             yield finder
     elif args.mode not in (None, "tokens") or args.task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from lightir.data import Dataset
 from lightir.encode.full_queries import FullQueryEncoder
-from lightir.encode.model_evaluation import SystemOptions, model_systems
+from lightir.encode.model_evaluation import DEFAULT_SYSTEMS, SystemOptions, model_systems
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.search import SearchOptions
@@ -61,10 +62,7 @@ def model_finder(
     work: Path | str,
     *,
     mode: str = "hybrid",
-    task: str | None = None,
-    analyzer: str = "english",
-    device: str = "auto",
-    threads: int = 1,
+    options: SystemOptions = DEFAULT_SYSTEMS,
 ) -> Iterator[Finder]:
     """Search a data set's corpus with a model, by name or from an earlier training run.
 
@@ -73,21 +71,17 @@ def model_finder(
         dataset: data set with the corpus to encode.
         work: folder that keeps vectors and index for another call.
         mode: mode of `evaluate_model`, or BAG_OF_TOKENS, which encodes no document.
-        task: task of the query table.
-        analyzer: analyzer of the tokens branch.
-        device: device of the model; "auto" uses a GPU if there is one.
-        threads: number of search threads.
+        options: query table, analyzer, device and threads; its modes are not used.
 
     Raises:
         InvalidInput: a mode that the model does not support.
     """
     if mode == BAG_OF_TOKENS:
-        if task is not None:
-            raise InvalidInput(f"mode {BAG_OF_TOKENS} has no query tables to choose task {task!r} from")
-        loaded = LightRetriever.load(os.fspath(model), device=device).eval()
+        if options.task is not None:
+            raise InvalidInput(f"mode {BAG_OF_TOKENS} has no query tables to choose task {options.task!r} from")
+        loaded = LightRetriever.load(os.fspath(model), device=options.device).eval()
         yield BagFinder(loaded, list(dataset.corpus()))
         return
-    options = SystemOptions([mode], task, analyzer, device, threads)
-    with model_systems(model, dataset, work, options) as systems:
+    with model_systems(model, dataset, work, dataclasses.replace(options, modes=[mode])) as systems:
         searcher, searched = systems[mode]
         yield IndexFinder(searcher, SearchOptions(mode=searched))
