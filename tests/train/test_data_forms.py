@@ -150,9 +150,9 @@ def test_what_whole_examples_have_not_is_refused(
         chosen = dataclasses.replace(recipe, data=(data,))
         open_sets(chosen, negatives=negatives_files(chosen, tmp_path))
 
-    with pytest.raises(InvalidInput, match="no negatives are mined"):
+    with pytest.raises(InvalidInput, match="no negatives can be mined"):
         opened(dataclasses.replace(forms["ids"], negatives="bm25"))
-    with pytest.raises(InvalidInput, match="has no split 'dev'"):
+    with pytest.raises(InvalidInput, match="without a split 'dev'"):
         opened(dataclasses.replace(forms["texts"], split="dev"))
     with pytest.raises(InvalidInput, match="has whole examples"):
         opened(dataclasses.replace(forms["plain"], pairs="titles"))

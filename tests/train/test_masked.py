@@ -61,7 +61,7 @@ def test_a_packed_piece_has_the_states_of_its_own_bidirectional_forward(name: st
 def test_the_loss_is_that_of_each_documents_own_forward_in_double_precision(masking: MaskedRecipe) -> None:
     stage = MaskedNextToken(masking, "cpu")
     parts, _ = stage.losses(1, step=0)
-    batch, wanted, targets = stage._hidden(1)
+    batch, wanted, targets = stage._masked(1)
     head = stage.retriever.backbone.head
     assert head is not None
     total, n = 0.0, 0
@@ -87,7 +87,7 @@ def test_what_is_hidden_follows_the_shares_and_first_tokens_are_not(masking: Mas
     assert all(map(torch.equal, (chosen, hidden, drawn), drawn_masks((200, 500), masking, vocab_size=300, number=3)))
     assert not torch.equal(chosen, drawn_masks((200, 500), masking, vocab_size=300, number=4)[0])
     stage = MaskedNextToken(masking, "cpu")
-    batch, wanted, targets = stage._hidden(0)
+    batch, wanted, targets = stage._masked(0)
     assert not wanted[batch.positions == 0].any()
     assert torch.equal(batch.input_ids[~wanted], targets[~wanted])
     assert (batch.input_ids[wanted] == stage.mask_id).float().mean() > 0.5

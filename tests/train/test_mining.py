@@ -250,7 +250,7 @@ def test_senseless_ranks_and_missing_files_are_refused(
         NegativeFilters(first_rank=5, depth=4)
     with pytest.raises(InvalidInput, match="no query of alpha's split 'train' has"):
         mine(datasets[0], "train", tmp_path / "n.jsonl", filters=NegativeFilters(skip_answers=True))
-    with pytest.raises(InvalidInput, match="go together"):
+    with pytest.raises(InvalidInput, match="only one was given"):
         mine(datasets[0], "train", tmp_path / "n.jsonl", filters=NegativeFilters(teacher_share=0.9))
     with pytest.raises(NotFound, match="split"):
         mine(datasets[0], "nothing", tmp_path / "n.jsonl")
