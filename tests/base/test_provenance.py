@@ -73,7 +73,8 @@ def test_provenance_is_plain_json_with_every_field() -> None:
     assert datetime.datetime.fromisoformat(record["date"]).utcoffset() == datetime.timedelta(0)
 
 
-def test_a_script_of_the_checkout_is_named_as_one_would_type_it() -> None:
+def test_a_script_of_the_checkout_is_named_as_one_would_type_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightir.provenance.SOURCE_ROOT", ROOT)  # also where an installed wheel is tested
     assert (
         command_line([str(ROOT / "recipes" / "measure.py"), "--out", "a b"]) == "python recipes/measure.py --out 'a b'"
     )

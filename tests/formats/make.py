@@ -27,16 +27,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import lightir
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
-from lightir.encode.query_encoder import BigramTable, QueryTable, write_query_encoder
-from lightir.encode.worker import ModelEncoder
-from lightir.index import IndexWriter
-from lightir.index.queue import Queue
-from lightir.index.reader import Index
-from lightir.index.worker import Encoded, deliver, work
+from lightir.encode.model_encoder import ModelEncoder
+from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, write_query_encoder
+from lightir.index import Index
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import HeadArrays, backbone_record
 from lightir.models.own_weights import train_all
+from lightir.pending import Queue, WorkOptions, failures_of, work
 from lightir.query.bigrams import Bigrams
 from lightir.shards import Shard
 from lightir.text import QueryPolicy
@@ -145,7 +143,7 @@ def make_query_encoder(folder: Path, model: Path) -> None:
     rows = generator.standard_normal((len(pairs), WIDTH)).astype(np.float32)
     bigrams = BigramTable(pairs, rows)
     contract = dataclasses.replace(contract, query=policy)
-    write_query_encoder(folder, contract, tokenizer, tables[:1], dtype="int8", bigrams=bigrams)
+    write_query_encoder(folder, contract, tokenizer, QueryEncoderArrays(tables[:1], bigrams=bigrams), dtype="int8")
 
 
 class FailingEncoder:
@@ -167,18 +165,16 @@ def make_pending(folder: Path, model: Path, corpus: Path) -> None:
     first, rest = documents()[:5], documents()[5:]
     write_corpus(corpus, [*first, Document("failing", UNREADABLE)])
     call("index", corpus, "--out", folder, "--model", model)
-    encoder = FailingEncoder(ModelEncoder.load(model, dtype="fp32", device="cpu"))
-    work(folder, encoder, once=True, progress=False)
+    encoder = FailingEncoder(ModelEncoder(LightRetriever.load(model)))
+    work(folder, encoder, WorkOptions(once=True), progress=False)
     call("add", folder, write_corpus(corpus, rest))
     with Index.open(folder) as index, Queue.open(folder) as queue:
-        claim = queue.claim(lambda: index.view, 2)
-        shard = encoder.encode(list(index.view.store.documents_of(claim.keys).values()))
-        with IndexWriter.open(folder):
-            delivery = deliver(folder, queue, encoder.contract, Encoded(list(claim.keys), [shard]), patience_s=0)
-        assert len(delivery.parked) == 2
+        claim = queue.claim(index, 2)
+        documents_claimed = claim.view.store.documents_of(claim.keys)
+        queue.park(claim.keys, encoder.contract, encoder.encode(list(documents_claimed.values())))
     if not (child := os.fork()):
         with Index.open(folder) as index:
-            Queue.open(folder).claim(lambda: index.view, 2)
+            Queue.open(folder).claim(index, 2)
             os._exit(0)  # as a killed worker ends: the claim stays
     os.waitpid(child, 0)
     call("search", folder, "winter on the island")  # which notes demand
@@ -201,7 +197,7 @@ def make_all(top: Path) -> dict[str, Any]:
     call("delete", top / "index-hybrid", "d03", "late2")
     small = ("--dense-dtype", "fp16+int8", "--dense-dim", 4, "--sparse-top-k", 3, "--analyzer", "model")
     call("index", top / "vectors", "--out", top / "index-small", *small)
-    with patch("lightir.index.segment_writer.LEAST_DOCUMENTS", 1):  # otherwise a small segment gets no graph
+    with patch("lightir.index.segments.segment_writer.LEAST_DOCUMENTS", 1):  # otherwise a small segment gets no graph
         call("index", top / "vectors", "--out", top / "index-graph", "--dense-dtype", "int8", "--dense-graph")
     call("index", corpus, "--out", top / "index-bags", "--analyzer", "bag", "--query-encoder", model)
     call("index", corpus, "--out", top / "index-words", "--analyzer", "words")
@@ -270,9 +266,9 @@ def expectations(top: Path) -> dict[str, Any]:
     ]
     encoders = ("model/query-encoder", "query-encoder-bigrams", "query-encoder-expansions")
     with Index.open(top / "index-pending") as index:
-        failures = {failure.doc_id: failure.error for failure in index.failures()}
+        failures = {failure.doc_id: failure.error for failure in failures_of(index.view)}
         info = dataclasses.asdict(index.info())
-    pending = {name: info[name] for name in ("documents", "encoded", "pending", "failed")}
+    pending = {name: info[name] for name in ("documents", "encoded", "pending")} | {"failed": len(failures)}
     return {
         "queries": QUERIES,
         "searches": searches,

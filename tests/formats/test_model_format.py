@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,14 @@ import pytest
 
 import lightir
 from format_fixtures import FORMATS, FUTURE, RELEASES, change_json, expected, unpack
+from lightir import contract, shards
 from lightir.cli import main
+from lightir.index import view
+from lightir.index.segments import segment
 from lightir.models.encoder import LightRetriever
+from lightir.pending import failures_of, queue_file
+from lightir.query import encoder_files
+from lightir.train.run import checkpoint
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -54,8 +61,8 @@ def test_a_worker_continues_an_earlier_queue(release: str, tmp_path: Path) -> No
     folder, model = unpack(release, "index-pending", tmp_path), unpack(release, "model", tmp_path)
     assert main(["worker", str(folder), "--once", "--model", str(model), "--no-compile"]) == 0
     with lightir.Index.open(folder) as index:
-        assert index.info().pending == index.info().failed == 1
-        failures = {failure.doc_id: failure.error for failure in index.failures()}
+        assert index.info().pending == 1
+        failures = {failure.doc_id: failure.error for failure in failures_of(index.view)}
         assert failures == expected(release)["pending"]["failures"]
         index.verify()
 
@@ -67,6 +74,14 @@ def test_a_model_of_a_later_format_is_refused_by_name(tmp_path: Path, capsys: py
     message = capsys.readouterr().err
     assert str(folder) in message
     assert str(FUTURE) in message
+
+
+def test_the_table_of_formats_has_the_versions_of_the_code() -> None:
+    page = (FORMATS.parents[1] / "RELEASE.md").read_text(encoding="utf-8")
+    last_row = re.findall(r"^\| (?:next|\d+\.\d+).*$", page, re.MULTILINE)[-1]
+    versions = [contract.FORMAT_VERSION, shards.FORMAT_VERSION, encoder_files.TABLES_VERSION, view.INDEX_VERSION]
+    versions += [segment.SEGMENT_VERSION, queue_file.QUEUE_VERSION, checkpoint.FORMAT_VERSION]
+    assert [int(cell.split()[0]) for cell in last_row.split("|")[2:9]] == versions
 
 
 def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
