@@ -1,4 +1,4 @@
-"""Documents that wait for vectors, and an encoder that needs no model, for the tests of the queue and its workers."""
+"""Pending documents, and an encoder without a model, for the tests of the queue and its workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ POISON = "poison"
 
 
 def documents(n: int, *, first: int = 0) -> list[Document]:
-    """The documents first to first + n - 1, each with a text of its own that holds the word "cat"."""
+    """Return documents number first to first + n - 1 with distinct texts that contain the word "cat"."""
     return [Document(f"d{i:04d}", f"the cat {i} {'runs ' * (i % 7)}") for i in range(first, first + n)]
 
 
 def pending_index(folder: Path, n: int) -> Path:
-    """An index of n documents without vectors."""
+    """Create an index of n documents without vectors."""
     with IndexWriter.create(folder, contract=word_contract()) as writer:
         if n:
             writer.add(documents(n))
@@ -32,7 +32,7 @@ def pending_index(folder: Path, n: int) -> Path:
 
 
 class FakeEncoder:
-    """A vector is a hash of the text; a text with the word poison raises. What is encoded can be logged and watched."""
+    """An encoder whose vectors are hashes of the texts. A text with the word poison raises. Calls can be logged."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class FakeEncoder:
 
 
 def vector(text: str) -> list[int]:
-    """Four small whole numbers that depend on the text."""
+    """Return four small whole numbers that depend on the text."""
     return [byte % 16 for byte in zlib.crc32(text.encode()).to_bytes(4, "little")]
 
 
 def require_right_vectors(index: Index) -> set[str]:
-    """The ids of the documents that have vectors, each of which is that of the document's text."""
+    """Check that each vector in the index is that of its document's text; return the ids of encoded documents."""
     index.verify()
-    found = set()
-    for each in index.view.segments:
-        for place in np.flatnonzero(each.live & ~each.segment.pending).tolist():
-            doc_id = each.segment.doc_ids[place]
-            assert each.segment.dense is not None
-            assert each.segment.dense[0][place].tolist() == vector(index.documents([doc_id])[0].text)
-            found.add(doc_id)
-    return found
+    doc_ids = set()
+    for live in index.view.segments:
+        for row in np.flatnonzero(live.live & ~live.segment.pending).tolist():
+            doc_id = live.segment.doc_ids[row]
+            assert live.segment.dense is not None
+            assert live.segment.dense[0][row].tolist() == vector(index.documents([doc_id])[0].text)
+            doc_ids.add(doc_id)
+    return doc_ids

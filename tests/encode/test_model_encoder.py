@@ -1,4 +1,4 @@
-"""A model as the encoder of a worker, and which model a worker takes."""
+"""A model as the encoder of a worker, and the choice of the model."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def tiny_model() -> LightRetriever:
 
 
 def rows(folder: Path) -> dict[str, tuple[np.ndarray, list[int]]]:
-    found = {}
+    rows_by_id = {}
     with Index.open(folder) as index:
-        for each in index.view.segments:
-            assert each.segment.dense is not None
-            assert each.segment.sparse is not None
-            for place in each.places.tolist():
-                span = slice(*each.segment.sparse.indptr[place : place + 2].tolist())
-                found[each.segment.doc_ids[place]] = (
-                    each.segment.dense[0][place].astype(np.float32),
-                    each.segment.sparse.term_ids[span].tolist(),
+        for live in index.view.segments:
+            assert live.segment.dense is not None
+            assert live.segment.sparse is not None
+            for row in live.places.tolist():
+                span = slice(*live.segment.sparse.indptr[row : row + 2].tolist())
+                rows_by_id[live.segment.doc_ids[row]] = (
+                    live.segment.dense[0][row].astype(np.float32),
+                    live.segment.sparse.term_ids[span].tolist(),
                 )
-    return found
+    return rows_by_id
 
 
-def test_a_worker_s_index_has_the_vectors_of_one_that_was_encoded_first(tmp_path: Path) -> None:
+def test_a_worker_gives_an_index_the_vectors_of_encode_corpus(tmp_path: Path) -> None:
     model = tiny_model()
     encode_corpus(model, DOCUMENTS, tmp_path / "vectors")
     build_index(VectorsReader(tmp_path / "vectors"), tmp_path / "first", contract=model.contract, progress=False)
@@ -63,7 +63,7 @@ def test_a_worker_s_index_has_the_vectors_of_one_that_was_encoded_first(tmp_path
 
 
 @pytest.mark.parametrize("pending", [0, 5])
-def test_what_compiling_is_worth_is_judged_by_what_is_pending(
+def test_pending_documents_decide_whether_layers_are_compiled(
     pending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, expected = tiny_model(), []
@@ -74,13 +74,13 @@ def test_what_compiling_is_worth_is_judged_by_what_is_pending(
         assert expected == [(None, pytest.approx(tokens))]
 
 
-def test_the_model_is_the_installed_one_of_the_index_or_must_be_named(
+def test_the_model_is_the_installed_one_that_fits_unless_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contract, other = word_contract(), word_contract(attention="bidirectional")
-    for name, each in (("fits", contract), ("other", other)):
+    for name, saved in (("fits", contract), ("other", other)):
         (tmp_path / name).mkdir()
-        each.save(tmp_path / name)
+        saved.save(tmp_path / name)
     loaded: list[Any] = []
     monkeypatch.setattr(model_encoder, "load_encoder", lambda folder, *rest: loaded.append(folder))
     build_index(document_shards(DOCUMENTS), tmp_path / "index", contract=contract, progress=False)

@@ -93,14 +93,14 @@ def parked(folder: Path) -> set[str]:
     """The documents of parked batches that have passed their claims to the batch; every batch must be whole."""
     with Queue.open(folder) as queue, Index.open(folder) as index:
         doc_ids = {doc_id: key for key, doc_id in index.view.store.documents_by_key()}
-        found = set()
+        parked_ids = set()
         for batch in queue.parked():
             keys = {doc_ids[document.doc_id] for document in read_parked(batch)[1].documents}
             rows = queue._select("SELECT doc_key FROM claims WHERE holder = ?", [batch.name])
             assert not rows or keys == {key for (key,) in rows}
             if rows:
-                found |= {document.doc_id for document in read_parked(batch)[1].documents}
-        return found
+                parked_ids |= {document.doc_id for document in read_parked(batch)[1].documents}
+        return parked_ids
 
 
 def parked_kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:

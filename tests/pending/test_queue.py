@@ -59,7 +59,7 @@ def add_demand(folder: Path, index: Index, doc_ids: list[str]) -> None:
         queue.add_demand(Counter(keys[doc_id] for doc_id in doc_ids))
 
 
-def test_the_oldest_come_first_and_nobody_claims_what_another_has(folder: Path, index: Index) -> None:
+def test_the_oldest_are_claimed_first_and_each_document_once(folder: Path, index: Index) -> None:
     with Queue.open(folder) as one, Queue.open(folder) as other:
         assert claimed(one, index, 3) == ["d0000", "d0001", "d0002"]
         assert claimed(other, index, 3) == ["d0003", "d0004", "d0005"]
@@ -72,7 +72,7 @@ def test_the_oldest_come_first_and_nobody_claims_what_another_has(folder: Path, 
             assert claimed(third, index, 99) == ["d0003", "d0005"]
 
 
-def test_the_most_demanded_come_first_then_the_oldest(folder: Path, index: Index) -> None:
+def test_the_most_demanded_are_claimed_first_then_the_oldest(folder: Path, index: Index) -> None:
     add_demand(folder, index, ["d0007", "d0004", "d0007"])
     add_demand(folder, index, ["d0005", "d0005", "d0007"])
     with Queue.open(folder) as queue:
@@ -100,7 +100,7 @@ def test_the_order_of_demand_is_that_of_the_number_of_queries(
     shutil.rmtree(folder_of_all / "queue")
 
 
-def test_a_dead_worker_s_claims_are_free(folder: Path, index: Index) -> None:
+def test_claims_of_a_dead_worker_are_released(folder: Path, index: Index) -> None:
     code = f"""
 import signal
 from lightir.index import Index
@@ -123,7 +123,7 @@ with Index.open({str(folder)!r}) as index:
         assert len(list((folder / "queue" / "workers").iterdir())) == 1
 
 
-def test_a_replaced_document_is_claimed_anew(folder: Path, index: Index) -> None:
+def test_a_replaced_document_can_be_claimed_again(folder: Path, index: Index) -> None:
     with Queue.open(folder) as one, Queue.open(folder) as other:
         first = one.claim(index, 1)
         one.record_failures({first.keys[0]: "no"}, at=0.0)
@@ -176,7 +176,7 @@ def stored_demand(folder: Path) -> dict[str, int]:
         return {doc_ids[key]: count for key, count in queue.execute("SELECT doc_key, queries FROM demand")}
 
 
-def test_demand_never_waits_for_a_busy_queue(folder: Path, index: Index) -> None:
+def test_demand_does_not_wait_for_a_busy_queue(folder: Path, index: Index) -> None:
     now = [0.0]
     Queue.open(folder).close()
     busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
@@ -213,7 +213,7 @@ def test_an_index_without_pending_documents_gets_no_queue(tmp_path: Path) -> Non
     assert not (folder / "queue").exists()
 
 
-def test_a_damaged_queue_is_named_with_what_to_do(folder: Path, index: Index) -> None:
+def test_a_damaged_queue_is_refused_by_name_with_a_remedy(folder: Path, index: Index) -> None:
     Queue.open(folder).close()
     path = folder / "queue" / "queue.sqlite"
     other = sqlite3.connect(path)
@@ -254,7 +254,7 @@ def test_a_claim_of_an_impossible_holder_is_released_and_no_file_of_that_name_is
 
 
 def park(folder: Path, index: Index, n: int) -> Path:
-    """A parked batch of n claimed documents."""
+    """Claim n documents, encode and park them; return the batch."""
     with Queue.open(folder) as queue:
         before = set(queue.parked())
         claim = queue.claim(index, n)
@@ -273,7 +273,7 @@ def test_parked_documents_are_not_claimed_until_their_batch_is_gone(folder: Path
         assert claimed(queue, index, 99) == ["d0000", "d0001", "d0002", "d0003"]
 
 
-def test_a_batch_that_somebody_removes_by_hand_is_encoded_again(folder: Path, index: Index) -> None:
+def test_a_batch_that_is_removed_by_hand_is_encoded_again(folder: Path, index: Index) -> None:
     shutil.rmtree(park(folder, index, 4))
     encoder = FakeEncoder()
     assert work(folder, encoder, WorkOptions(once=True), progress=False).committed == 10
@@ -362,13 +362,13 @@ def test_unfinished_batches_of_killed_workers_are_removed(folder: Path, index: I
     batch = park(folder, index, 4)
     left = batch.with_name(".parked-0123456789abcdef.new-01234567")
     shutil.copytree(batch, left)
-    (batch.parent / "a file of somebody else").touch()
+    (batch.parent / "a foreign file").touch()
     assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 10
-    assert [path.name for path in batch.parent.iterdir()] == ["a file of somebody else"]
+    assert [path.name for path in batch.parent.iterdir()] == ["a foreign file"]
 
 
 def old_queue(folder: Path, *, parked: int) -> None:
-    """The queue of version 1, of a worker that died, with demand, a failure and parked vectors."""
+    """Write a queue of version 1 with a dead worker's claim, a failure, demand and parked vectors."""
     (folder / "queue" / "workers").mkdir(parents=True)
     connection = sqlite3.connect(folder / "queue" / "queue.sqlite")
     with connection:
@@ -419,7 +419,7 @@ def test_demand_and_failures_of_other_types_are_read_as_numbers_and_text(folder:
         assert sorted(claimed(queue, index, 2)) == ["d0003", "d0004"]
 
 
-def test_damage_that_only_a_change_meets_is_named_too(folder: Path, index: Index) -> None:
+def test_damage_found_during_a_change_is_reported_by_name(folder: Path, index: Index) -> None:
     Queue.open(folder).close()
     path = folder / "queue" / "queue.sqlite"
     content = bytearray(path.read_bytes())

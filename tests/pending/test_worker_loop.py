@@ -1,4 +1,4 @@
-"""Workers: what they commit, what they drop, set aside and park, and what outlives kill -9."""
+"""Workers: what they commit, drop, park and record as failed, and what survives kill -9."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_program(*arguments: object) -> dict[str, Any]:
     return report
 
 
-def test_kill_9_loses_and_repeats_nothing_that_was_committed(tmp_path: Path) -> None:
+def test_kill_9_loses_and_repeats_no_committed_document(tmp_path: Path) -> None:
     report = run_program("kills", tmp_path / "index", 40, 1)
     assert report["committed"] > 5, "every worker was killed before its first commit: the test is blind"
     assert report["lost"] > 0, "no worker was killed between encoding and committing: the test is blind"
@@ -61,7 +61,7 @@ def once(folder: Path, encoder: FakeEncoder, *, stop: threading.Event | None = N
     return work(folder, encoder, WorkOptions(once=True, **options), stop=stop, progress=False)
 
 
-def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Path) -> None:
+def test_all_pending_documents_get_their_vectors_and_nothing_else_changes(folder: Path) -> None:
     with Index.open(folder) as index:
         before = Searcher(index).search(["cat 7 runs"], 50, SearchOptions(mode="tokens"))["0"]
         assert (index.info().encoded, index.info().pending, failures_of(index.view)) == (0, 40, [])
@@ -80,7 +80,7 @@ def test_everything_pending_gets_its_vectors_and_nothing_else_changes(folder: Pa
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"encode_size": 0}, {"batch_size": -1, "encode_size": 1}])
-def test_a_worker_without_work_at_a_time_is_refused(folder: Path, sizes: dict[str, int]) -> None:
+def test_sizes_below_one_are_refused(folder: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="both must be at least 1"):
         once(folder, FakeEncoder(), **sizes)
 
@@ -97,7 +97,7 @@ def test_texts_of_like_lengths_go_to_the_encoder_together(folder: Path) -> None:
     assert all(lengths == sorted(lengths, reverse=True) for lengths in pieces)
 
 
-def test_a_text_that_changes_or_goes_while_it_is_encoded_gets_no_old_vectors(folder: Path) -> None:
+def test_a_text_that_is_changed_or_deleted_while_it_is_encoded_gets_no_old_vectors(folder: Path) -> None:
     changed = threading.Event()
 
     def change(batch: Any) -> None:
@@ -115,10 +115,10 @@ def test_a_text_that_changes_or_goes_while_it_is_encoded_gets_no_old_vectors(fol
         assert len(require_right_vectors(index)) == len(index) == 39
 
 
-def test_vectors_that_come_another_way_are_not_committed_again(folder: Path) -> None:
+def test_vectors_that_another_writer_committed_are_not_committed_again(folder: Path) -> None:
     def bring(batch: Any) -> None:
         with IndexWriter.open(folder) as writer:
-            document = next(each for each in batch if each.doc_id == "d0000")
+            document = next(document for document in batch if document.doc_id == "d0000")
             shard = FakeEncoder().encode([document])
             writer.set_vectors([document], dense=shard.dense, sparse=shard.sparse)
 
@@ -126,15 +126,15 @@ def test_vectors_that_come_another_way_are_not_committed_again(folder: Path) -> 
     assert (report.committed, report.dropped, report.pending) == (39, 1, 0)
 
 
-def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable(folder: Path) -> None:
+def test_a_document_that_fails_is_recorded_with_its_error_and_stays_searchable(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("d0011", f"a cat with {POISON}"), Document("d0012", f"the {POISON} of cats")])
     report = once(folder, FakeEncoder())
     assert report.committed == 38
-    assert report.failed == {each: f"ValueError: cannot read ['{each}']" for each in ("d0011", "d0012")}
+    assert report.failed == {doc_id: f"ValueError: cannot read ['{doc_id}']" for doc_id in ("d0011", "d0012")}
     with Index.open(folder) as index:
         assert (index.info().encoded, index.info().pending) == (38, 2)
-        assert {each.doc_id: each.error for each in failures_of(index.view)} == report.failed
+        assert {failure.doc_id: failure.error for failure in failures_of(index.view)} == report.failed
         assert set(Searcher(index).search([POISON], options=SearchOptions(mode="tokens"))["0"].doc_ids) == {
             "d0011",
             "d0012",
@@ -146,12 +146,12 @@ def test_what_cannot_be_encoded_is_set_aside_with_its_error_and_stays_searchable
         writer.upsert([Document("d0011", "a healthy cat")])
     assert once(folder, again).committed == 1
     with Index.open(folder) as index:
-        assert [each.doc_id for each in failures_of(index.view)] == ["d0012"]
+        assert [failure.doc_id for failure in failures_of(index.view)] == ["d0012"]
     report = once(folder, FakeEncoder(), retry_failed=True)
     assert list(report.failed) == ["d0012"]
 
 
-def test_a_worker_that_encodes_nothing_at_all_gives_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_documents_all_fail_ends_with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_loop, "MOST_FAILURES_IN_A_ROW", 8)
 
     def fail(batch: Any) -> None:
@@ -173,7 +173,7 @@ def test_another_model_is_refused_with_both_values(folder: Path, tmp_path: Path)
         once(tmp_path / "plain", FakeEncoder())
 
 
-def test_an_index_that_is_replaced_under_a_worker_gets_nothing_of_it(folder: Path) -> None:
+def test_an_index_that_replaces_the_worker_s_index_gets_none_of_its_vectors(folder: Path) -> None:
     other = word_contract(attention="bidirectional")
 
     def replace(batch: Any) -> None:
@@ -183,7 +183,7 @@ def test_an_index_that_is_replaced_under_a_worker_gets_nothing_of_it(folder: Pat
         once(folder, FakeEncoder(watch=replace))
 
 
-def test_a_worker_that_is_stopped_commits_what_is_encoded_and_gives_up_the_rest(folder: Path) -> None:
+def test_a_stopped_worker_commits_what_is_encoded_and_releases_the_rest(folder: Path) -> None:
     stop = threading.Event()
     encoder = FakeEncoder(watch=lambda batch: stop.set())
     report = once(folder, encoder, encode_size=6, batch_size=30, stop=stop)
@@ -191,7 +191,7 @@ def test_a_worker_that_is_stopped_commits_what_is_encoded_and_gives_up_the_rest(
     assert once(folder, FakeEncoder()).committed == 34
 
 
-def test_waiting_for_documents_is_not_counted_as_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_is_not_counted_as_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     class Stop(threading.Event):
@@ -210,7 +210,9 @@ def test_waiting_for_documents_is_not_counted_as_work(folder: Path, monkeypatch:
     assert (report.committed, report.seconds, report.documents_per_s) == (40, 10.0, 4.0)
 
 
-def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_parked_during_a_long_change_and_not_encoded_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_loop, "LOCK_WAIT_S", 0.0)
     stop = threading.Event()
     encoder = FakeEncoder(watch=lambda batch: stop.set())
@@ -227,7 +229,7 @@ def test_vectors_wait_for_a_long_writer_and_are_not_made_twice(folder: Path, mon
         assert len(require_right_vectors(index)) == 40
 
 
-def test_parked_vectors_alone_are_committed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_vectors_are_committed_without_new_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_loop, "LOCK_WAIT_S", 0.0)
     stop = threading.Event()
     with IndexWriter.open(folder):
@@ -262,8 +264,8 @@ def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lacking", ["dense", "sparse"])
-def test_an_encoder_without_a_branch_of_its_model_spoils_no_index(folder: Path, lacking: str) -> None:
-    """What it gave would decide for ever which branches the index has."""
+def test_an_encoder_that_lacks_a_branch_of_its_model_is_refused(folder: Path, lacking: str) -> None:
+    """Its vectors would fix the branches of the index, which later vectors could not change."""
 
     class Lacking(FakeEncoder):
         def encode(self, documents: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What queries list high is encoded first."""
+"""The order in which documents are encoded follows the demand of queries."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def folder(tmp_path: Path) -> Path:
 def order_of_encoding(folder: Path) -> list[str]:
     with Index.open(folder) as index, Queue.open(folder) as queue:
         keys = queue.claim(index, 100).keys
-        found = index.view.store.documents_of(keys)
-        return [found[key].doc_id for key in keys]
+        documents = index.view.store.documents_of(keys)
+        return [documents[key].doc_id for key in keys]
 
 
-def test_what_queries_list_high_is_encoded_first(folder: Path) -> None:
+def test_documents_that_queries_list_first_are_encoded_first(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
         searcher = Searcher(index, demand=demand)
         searcher.search(["57", "44"], options=SearchOptions(mode="tokens"))
@@ -38,17 +38,17 @@ def test_what_queries_list_high_is_encoded_first(folder: Path) -> None:
     assert encoder.encoded == ["d0057", "d0044", "d0000"]
 
 
-def test_a_query_asks_for_its_best_documents_alone_and_searchers_without_demand_for_none(folder: Path) -> None:
+def test_a_query_raises_the_demand_of_its_best_documents_only_and_only_with_demand(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
         Searcher(index).search(["33"], options=SearchOptions(mode="tokens"))
         best = list(Searcher(index, demand=demand).search(["cat"], 60, SearchOptions(mode="tokens"))["0"].doc_ids)
     assert len(best) == 60
-    found = order_of_encoding(folder)
-    assert found[:DEMAND_TOP] == sorted(best[:DEMAND_TOP])
-    assert found[DEMAND_TOP:] == sorted(best[DEMAND_TOP:])
+    order = order_of_encoding(folder)
+    assert order[:DEMAND_TOP] == sorted(best[:DEMAND_TOP])
+    assert order[DEMAND_TOP:] == sorted(best[DEMAND_TOP:])
 
 
-def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_queue_does_not_stop_searches(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Queue.open(folder).close()
     (folder / "queue" / "queue.sqlite").write_bytes(b"nonsense" * 1000)
     with Index.open(folder) as index, Demand(folder) as demand:
@@ -56,12 +56,12 @@ def test_a_damaged_queue_keeps_nobody_from_searching(folder: Path, caplog: pytes
             assert Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))["0"].doc_ids == [
                 "d0057"
             ]
-    (told,) = caplog.messages
-    assert "queue.sqlite is damaged" in told
-    assert "Remove" in told
+    (message,) = caplog.messages
+    assert "queue.sqlite is damaged" in message
+    assert "Remove" in message
 
 
-def test_documents_that_have_vectors_are_not_asked_for(folder: Path) -> None:
+def test_encoded_documents_have_no_demand(folder: Path) -> None:
     work(folder, FakeEncoder(), WorkOptions(once=True), progress=False)
     with Index.open(folder) as index, Demand(folder) as demand:
         Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))
@@ -69,7 +69,7 @@ def test_documents_that_have_vectors_are_not_asked_for(folder: Path) -> None:
             assert queue._select("SELECT * FROM demand") == []
 
 
-def test_the_command_line_s_searches_ask_and_its_runs_do_not(
+def test_lightir_search_records_demand_unless_it_writes_a_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "queries.txt").write_text("31\n")
@@ -79,7 +79,7 @@ def test_the_command_line_s_searches_ask_and_its_runs_do_not(
     assert order_of_encoding(folder)[:2] == ["d0042", "d0000"]
 
 
-def test_a_replaced_document_is_asked_for_no_more(folder: Path) -> None:
+def test_a_replaced_document_has_no_demand(folder: Path) -> None:
     with Index.open(folder) as index, Demand(folder) as demand:
         Searcher(index, demand=demand).search(["57"], options=SearchOptions(mode="tokens"))
     with IndexWriter.open(folder) as writer:

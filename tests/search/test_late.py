@@ -1,4 +1,4 @@
-"""Late re-ranking: what is encoded for a query, within its budget, and what becomes of it."""
+"""Late search: the documents that are encoded for a query within its time limit, and how they are ranked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERY = np.array([4, 3, 2, 1], np.float32)
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class AnyQuery(GivenVectors):
-    """Every query has the same vectors."""
+    """A query encoder that gives every query the same vectors."""
 
     def __init__(self) -> None:
         class Same(dict[str, Any]):
@@ -60,7 +60,7 @@ def encoder_on(clock: Clock, *, s_a_character: float) -> FakeEncoder:
     return FakeEncoder(watch=pass_time)
 
 
-def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(searcher: Searcher) -> None:
+def test_the_best_pending_documents_are_encoded_once_and_ranked_by_their_vectors(searcher: Searcher) -> None:
     encoder = FakeEncoder()
     late = LateSearcher(searcher, encoder, LateOptions(m=7, budget_ms=60_000))
     best = list(searcher.search(["the cat 7 runs"], 7, SearchOptions(mode="tokens"))["0"].doc_ids)
@@ -83,7 +83,7 @@ def test_the_best_pending_documents_are_encoded_once_and_rank_by_their_vectors(s
 
 
 @pytest.mark.parametrize("budget_ms", [10, 150, 400, 1000])
-def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher, budget_ms: int) -> None:
+def test_a_document_that_would_exceed_the_budget_is_not_encoded(searcher: Searcher, budget_ms: int) -> None:
     clock = Clock()
     encoder = encoder_on(clock, s_a_character=0.004)
     late = LateSearcher(searcher, encoder, LateOptions(m=8, budget_ms=budget_ms), clock=clock)
@@ -97,31 +97,31 @@ def test_no_document_is_begun_that_would_not_be_done_in_time(searcher: Searcher,
         assert [document.doc_id for document in pending][: len(report.encoded)] == list(report.encoded)
         assert report.left == len(pending) - len(report.encoded)
         if number == 0:
-            assert report.encoded, "the first document of all is begun on trust"
+            assert report.encoded, "the first document ever is always encoded"
         else:
             assert spent <= budget_ms / 1000
-        if report.left:  # the next one would have been too much
+        if report.left:  # the next one would have exceeded the budget
             assert spent + 0.004 * (1 + len(pending[len(report.encoded)].text)) > budget_ms / 1000
 
 
-def test_a_document_that_is_deleted_between_the_search_and_the_encoding_is_passed_over(
+def test_a_document_deleted_between_search_and_encoding_is_skipped(
     searcher: Searcher, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = searcher.search
 
     def searched(*arguments: Any, **keywords: Any) -> Any:
-        found = search(*arguments, **keywords)
+        run = search(*arguments, **keywords)
         with IndexWriter.open(folder) as writer:
-            writer.delete(found["0"].doc_ids[:1])
+            writer.delete(run["0"].doc_ids[:1])
         searcher.index.refresh()  # as another thread's search does
-        return found
+        return run
 
     monkeypatch.setattr(searcher, "search", searched)
     report = LateSearcher(searcher, FakeEncoder(), LateOptions(m=3, budget_ms=60_000)).encode_for("the cat 7 runs")
     assert (len(report.encoded), report.left) == (2, 0)
 
 
-def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path) -> None:
+def test_a_long_text_is_expected_to_cost_only_what_the_model_reads(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("long", "whale " * 100_000), Document("short", "whale")])
     clock = Clock()
@@ -132,7 +132,7 @@ def test_a_long_text_costs_no_more_than_what_the_model_reads_of_it(folder: Path)
         assert set(late.encode_for("whale").encoded) == {"long", "short"}
 
 
-def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, searcher: Searcher) -> None:
+def test_documents_claimed_by_a_worker_are_skipped(folder: Path, searcher: Searcher) -> None:
     late = LateSearcher(searcher, FakeEncoder(), LateOptions(m=5, budget_ms=60_000))
     with Queue.open(folder) as queue:
         claimed = queue.claim(searcher.index, 39)
@@ -142,7 +142,7 @@ def test_documents_that_a_worker_has_claimed_are_left_to_it(folder: Path, search
     assert report.left == 4
 
 
-def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder: Path, searcher: Searcher) -> None:
+def test_vectors_that_cannot_be_committed_are_parked_and_not_encoded_again(folder: Path, searcher: Searcher) -> None:
     encoder = FakeEncoder()
     late = LateSearcher(searcher, encoder, LateOptions(m=3, budget_ms=60_000))
     with IndexWriter.open(folder):
@@ -157,7 +157,7 @@ def test_what_cannot_be_committed_at_once_is_parked_and_not_encoded_again(folder
     assert not set(worker.encoded) & set(encoder.encoded)
 
 
-def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: Path) -> None:
+def test_a_document_that_fails_is_recorded_and_stays_searchable(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document("bad", f"cat {POISON}")])
     with Index.open(folder) as index:
@@ -165,11 +165,11 @@ def test_a_document_that_cannot_be_encoded_is_set_aside_and_still_found(folder: 
         hits, report = late.hits(POISON, options=SearchOptions(mode="tokens"))
         assert [hit.doc_id for hit in hits] == ["bad"]
         assert report.failed == {"bad": "ValueError: cannot read ['bad']"}
-        assert [each.doc_id for each in failures_of(index.view)] == ["bad"]
+        assert [failure.doc_id for failure in failures_of(index.view)] == ["bad"]
         assert late.encode_for(POISON).left == 1
 
 
-def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) -> None:
+def test_filter_and_exclusions_apply_to_late_encoding(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.upsert([Document(f"m{i}", "a marked cat", metadata={"n": i}) for i in range(4)])
     with Index.open(folder) as index:
@@ -181,7 +181,7 @@ def test_a_filter_and_excluded_documents_hold_for_what_is_encoded(folder: Path) 
         assert [hit.doc_id for hit in hits] == ["m3"]
 
 
-def test_a_busy_queue_costs_the_encoding_and_not_the_answer(folder: Path, searcher: Searcher) -> None:
+def test_a_busy_queue_skips_the_encoding_but_not_the_search(folder: Path, searcher: Searcher) -> None:
     Queue.open(folder).close()
     late = LateSearcher(searcher, FakeEncoder(), LateOptions(m=3, budget_ms=20))
     busy = sqlite3.connect(folder / "queue" / "queue.sqlite", isolation_level=None)
@@ -193,7 +193,7 @@ def test_a_busy_queue_costs_the_encoding_and_not_the_answer(folder: Path, search
     busy.close()
 
 
-def test_nothing_is_done_where_nothing_is_pending(tmp_path: Path) -> None:
+def test_an_index_without_pending_documents_is_searched_without_encoding(tmp_path: Path) -> None:
     folder = pending_index(tmp_path / "index", 0)
     with IndexWriter.open(folder) as writer:
         shard = FakeEncoder().encode(documents(3))
@@ -204,7 +204,7 @@ def test_nothing_is_done_where_nothing_is_pending(tmp_path: Path) -> None:
     assert not (folder / "queue").exists()
 
 
-def test_what_cannot_work_is_refused(searcher: Searcher, tmp_path: Path) -> None:
+def test_bad_options_encoders_and_indexes_are_refused(searcher: Searcher, tmp_path: Path) -> None:
     for options in ({"m": 0}, {"budget_ms": 0}, {"budget_ms": float("nan")}):
         with pytest.raises(InvalidInput, match="both must be above 0"):
             LateOptions(**options)

@@ -1,4 +1,4 @@
-"""A half-encoded index: pending documents get the scores that the encoded ones of the same tokens list let expect."""
+"""Estimated scores of pending documents in an index that is partly encoded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ values = st.lists(st.tuples(st.integers(1, 8), st.integers(-4, 4)), max_size=12)
 
 @settings(deadline=None)
 @given(values, st.lists(st.integers(-3, 3), max_size=6), st.integers(8, 9))
-def test_the_line_is_that_of_least_squares_with_two_expected_documents(
+def test_the_line_is_a_least_squares_fit_with_two_artificial_documents(
     pairs: list[tuple[int, int]], listed: list[int], most: int
 ) -> None:
     tokens, scores = (np.array([pair[i] for pair in pairs], np.float32) for i in (0, 1))
@@ -56,14 +56,14 @@ def test_the_line_does_not_depend_on_the_documents_order(pairs: list[tuple[int, 
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     listed = np.array([0.5, 0.25], np.float32)
     lines = [
-        fitted(*(np.array([pair[i] / 7 for pair in each], np.float32) for i in (0, 1)), listed, 8 / 7)
-        for each in (pairs, shuffled)
+        fitted(*(np.array([pair[i] / 7 for pair in points], np.float32) for i in (0, 1)), listed, 8 / 7)
+        for points in (pairs, shuffled)
     ]
     assert lines[0] == lines[1]
 
 
 def shard_of(seed: int = 0) -> Shard:
-    """Documents of few words and random vectors."""
+    """Return documents of a few words each with random vectors."""
     rng = np.random.default_rng(seed)
     documents = [Document(f"d{i:02d}", " ".join(rng.choice(WORDS[1:], rng.integers(1, 6)))) for i in range(N_DOCS)]
     rows = [{int(t): int(rng.integers(1, 4)) for t in rng.choice(8, 3, replace=False)} for _ in documents]
@@ -76,8 +76,8 @@ def encoder() -> GivenVectors:
     return GivenVectors(word_contract(), dense, {QUERY: {1: 2.0, 2: 1.0}, "fish": {3: 1.0}})
 
 
-def filled(folder: Path, n_encoded: int) -> None:
-    """An index of `shard_of`, of which the last documents have their vectors."""
+def build_partly_encoded(folder: Path, n_encoded: int) -> None:
+    """Build an index of `shard_of` in which only the last documents have vectors."""
     shard = shard_of()
     build_index([], folder, contract=word_contract(), options=IndexOptions(analyzer="words"), progress=False)
     with IndexWriter.open(folder) as writer:
@@ -92,28 +92,28 @@ def filled(folder: Path, n_encoded: int) -> None:
 
 @pytest.fixture
 def half(tmp_path: Path) -> Iterator[Index]:
-    """Half of the documents have their vectors."""
-    filled(tmp_path / "half", N_DOCS // 2)
+    """An index in which half of the documents have vectors."""
+    build_partly_encoded(tmp_path / "half", N_DOCS // 2)
     with Index.open(tmp_path / "half") as index:
         yield index
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "hybrid+tokens", None])
-def test_without_any_vectors_a_search_is_the_tokens_branch_s(tmp_path: Path, mode: str | None) -> None:
-    filled(tmp_path / "none", 0)
+def test_without_any_vectors_a_search_equals_the_tokens_branch(tmp_path: Path, mode: str | None) -> None:
+    build_partly_encoded(tmp_path / "none", 0)
     with Index.open(tmp_path / "none") as index:
         searcher = Searcher(index, encoder())
-        found = searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode, weights={"dense": 0.5, "tokens": 0.5}))["0"]
+        ranking = searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode, weights={"dense": 0.5, "tokens": 0.5}))["0"]
         by_tokens = searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"]
-        assert found.doc_ids == by_tokens.doc_ids
-        np.testing.assert_array_equal(found.scores, by_tokens.scores)
+        assert ranking.doc_ids == by_tokens.doc_ids
+        np.testing.assert_array_equal(ranking.scores, by_tokens.scores)
         with pytest.raises(InvalidInput, match="index has tokens"):
             searcher.search([QUERY], options=SearchOptions(mode="hybrid+dense"))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_all_vectors_every_bit_is_that_of_an_index_built_at_once(tmp_path: Path, mode: str | None) -> None:
-    filled(tmp_path / "all", N_DOCS)
+def test_with_all_vectors_every_bit_equals_an_index_built_at_once(tmp_path: Path, mode: str | None) -> None:
+    build_partly_encoded(tmp_path / "all", N_DOCS)
     build_index(
         [shard_of()],
         tmp_path / "once",
@@ -122,73 +122,73 @@ def test_with_all_vectors_every_bit_is_that_of_an_index_built_at_once(tmp_path: 
         progress=False,
     )
     with Index.open(tmp_path / "all") as late, Index.open(tmp_path / "once") as once:
-        found = [
-            Searcher(each, encoder()).search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"] for each in (late, once)
+        rankings = [
+            Searcher(index, encoder()).search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"] for index in (late, once)
         ]
-    assert list(found[0].doc_ids) == list(found[1].doc_ids)
-    np.testing.assert_array_equal(found[0].scores, found[1].scores)
+    assert list(rankings[0].doc_ids) == list(rankings[1].doc_ids)
+    np.testing.assert_array_equal(rankings[0].scores, rankings[1].scores)
 
 
 @pytest.mark.parametrize("n_encoded", [1, 2, 12, 23])
 @pytest.mark.parametrize("mode", ["hybrid", "hybrid+tokens", "dense+tokens"])
 def test_pending_documents_keep_the_order_of_the_tokens_branch(tmp_path: Path, mode: str, n_encoded: int) -> None:
-    filled(tmp_path / "index", n_encoded)
+    build_partly_encoded(tmp_path / "index", n_encoded)
     with Index.open(tmp_path / "index") as index:
-        waits = set(index.view.pending())
+        pending = set(index.view.pending())
         searcher = Searcher(index, encoder())
-        found = [i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"].doc_ids if i in waits]
+        by_mode = [i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"].doc_ids if i in pending]
         by_tokens = [
-            i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"].doc_ids if i in waits
+            i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"].doc_ids if i in pending
         ]
-    assert found == by_tokens != []
+    assert by_mode == by_tokens != []
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fusion", ["linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
-def test_what_is_estimated_says_so_and_adds_up(half: Index, mode: str | None, fusion: str) -> None:
-    searcher, waits = Searcher(half, encoder()), set(half.view.pending())
+def test_estimates_are_marked_and_add_up(half: Index, mode: str | None, fusion: str) -> None:
+    searcher, pending = Searcher(half, encoder()), set(half.view.pending())
     hits = searcher.hits(QUERY, N_DOCS, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS), explain=True)
-    assert {hit.doc_id for hit in hits if hit.estimated} == waits & {hit.doc_id for hit in hits} != set()
+    assert {hit.doc_id for hit in hits if hit.estimated} == pending & {hit.doc_id for hit in hits} != set()
     for rank, hit in enumerate(hits, 1):
         explanation = searcher.explain(QUERY, hit.doc_id, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS))
         assert (explanation.score, explanation.rank, explanation.branches) == (hit.score, rank, hit.branches)
-        assert explanation.estimated == hit.estimated == (hit.doc_id in waits)
+        assert explanation.estimated == hit.estimated == (hit.doc_id in pending)
         total = 0.0
-        for branch, said in hit.branches.items():
-            assert said.estimated == (hit.estimated and branch != "tokens")
-            assert not (said.estimated and explanation.terms.get(branch))
-            total += said.weight * said.normalized
+        for branch, branch_score in hit.branches.items():
+            assert branch_score.estimated == (hit.estimated and branch != "tokens")
+            assert not (branch_score.estimated and explanation.terms.get(branch))
+            total += branch_score.weight * branch_score.normalized
         assert total == hit.score
 
 
-def test_a_pending_document_beyond_the_lists_is_explained_too(half: Index) -> None:
+def test_a_pending_document_outside_the_lists_is_explained(half: Index) -> None:
     searcher = Searcher(half, encoder())
-    said = {i: searcher.explain(QUERY, i, SearchOptions(mode="hybrid", depth=2)) for i in half.view.pending()}
-    assert any(each.rank is None for each in said.values())
+    explanations = {i: searcher.explain(QUERY, i, SearchOptions(mode="hybrid", depth=2)) for i in half.view.pending()}
+    assert any(explanation.rank is None for explanation in explanations.values())
     by_tokens = searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"]
-    order = [i for i in by_tokens.doc_ids if i in said]
+    order = [i for i in by_tokens.doc_ids if i in explanations]
     for branch in ("dense", "sparse"):
-        estimates = [said[i].branches[branch].score for i in order]
+        estimates = [explanations[i].branches[branch].score for i in order]
         assert estimates == sorted(estimates, reverse=True)
-    unknown = searcher.explain("fish", next(iter(said)), SearchOptions(mode="hybrid"))
+    unknown = searcher.explain("fish", next(iter(explanations)), SearchOptions(mode="hybrid"))
     assert unknown.estimated
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "dense+sparse"])
-def test_vector_branches_by_name_find_encoded_documents_alone(half: Index, mode: str) -> None:
-    found = Searcher(half, encoder()).hits(QUERY, N_DOCS, SearchOptions(mode=mode))
-    assert found
-    assert not {hit.doc_id for hit in found} & set(half.view.pending())
-    assert not any(hit.estimated for hit in found)
+def test_modes_of_vector_branches_find_encoded_documents_only(half: Index, mode: str) -> None:
+    hits = Searcher(half, encoder()).hits(QUERY, N_DOCS, SearchOptions(mode=mode))
+    assert hits
+    assert not {hit.doc_id for hit in hits} & set(half.view.pending())
+    assert not any(hit.estimated for hit in hits)
 
 
-def test_fusion_is_fitted_on_encoded_documents_alone(half: Index) -> None:
+def test_fusion_is_fitted_on_encoded_documents_only(half: Index) -> None:
     ids, fused = next(Searcher(half, encoder()).candidates([Query("1", QUERY)], SearchOptions(mode="dense+tokens")))
     assert len(ids) == len(fused.doc_ords) == N_DOCS // 2
     assert not set(ids) & set(half.view.pending())
 
 
-def test_filters_hold_for_pending_documents_too(tmp_path: Path) -> None:
+def test_filters_apply_to_pending_documents(tmp_path: Path) -> None:
     shard = shard_of()
     documents = [Document(d.doc_id, d.text, metadata={"even": i % 2 == 0}) for i, d in enumerate(shard.documents)]
     build_index([], tmp_path / "i", contract=word_contract(), options=IndexOptions(analyzer="words"), progress=False)
@@ -224,7 +224,7 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
     order, empty = rng.permutation(n_docs), [{} for _ in range(n_docs)]
     sparse = csr(empty, vocab_size=8, dtype=np.uint8)
     build_index([], tmp_path / "i", contract=contract, options=IndexOptions(analyzer="words"), progress=False)
-    found = []
+    precisions = []
     with IndexWriter.open(tmp_path / "i") as writer:
         writer.add(documents)
         for quarter in range(5):
@@ -234,9 +234,9 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
             with Index.open(tmp_path / "i") as index:
                 run = Searcher(index, vectors).search(queries, 10, SearchOptions(mode="hybrid"))
             right = [np.mean([topic[int(i)] == int(q) for i in ranking.doc_ids]) for q, ranking in run.items()]
-            found.append(float(np.mean(right)))
-    assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(found)), found
-    assert found[-1] > found[0] + 0.04
+            precisions.append(float(np.mean(right)))
+    assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(precisions)), precisions
+    assert precisions[-1] > precisions[0] + 0.04
 
 
 def test_only_pending_documents_of_vector_branches_are_estimated() -> None:

@@ -1,8 +1,8 @@
 """Encode an index's pending documents while others search and change it.
 
-Documents that recent queries asked for are encoded first, then the oldest. Several workers may share an index: each
-document is encoded by one of them. A document that cannot be encoded is set aside with its error, which `lightir
-info` shows, and stays searchable by BM25.
+The documents that most queries list among their best are encoded first, then the oldest. Several workers may share an
+index: each document is encoded by one of them. If a document cannot be encoded, `lightir info` shows the error, and the
+document stays searchable by BM25.
 
 Each batch is committed as soon as it is encoded. Ctrl-C or SIGTERM stops the worker after the current documents; a
 second one stops it at once.

@@ -76,7 +76,7 @@ class Queue:
     """
 
     def __init__(self, folder: Path, connection: Connection) -> None:
-        """For `open`."""
+        """Wrap an opened file; use `open` instead."""
         self.folder = folder
         self._opened = connection
         self._worker: WorkerLock | None = None

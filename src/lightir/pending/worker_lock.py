@@ -26,7 +26,7 @@ class WorkerLock:
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        """For `create`."""
+        """Wrap a locked file; use `create` instead."""
         self.name = path.name
         self._path = path
         self._file = file

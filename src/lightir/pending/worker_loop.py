@@ -29,7 +29,7 @@ MOST_FAILURES_IN_A_ROW = 100
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """How much a worker does at a time, and when it ends.
+    """Sizes of a worker's steps, and when it ends.
 
     Attributes:
         once: end when no document is left to claim; otherwise wait for new documents.

@@ -27,7 +27,7 @@ DECAY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class LateOptions:
-    """Which documents late search encodes, and how long it may take.
+    """Number of documents that late search considers, and its time limit.
 
     Attributes:
         m: number of the query's best documents whose pending ones are encoded.

@@ -1,11 +1,10 @@
-"""Documents without vectors among those that have them, ranked on one scale.
+"""Estimated vector scores of pending documents, so that they are ranked together with encoded ones.
 
-The tokens branch scores every document, the vector branches only the encoded ones. Where a query's tokens list holds
-both, the encoded documents show how a vector branch's score goes with the tokens score, and each pending one is given
-the score to be expected from its own. It is a straight line, fitted query by query (see `fitted`). A pending document
-stands in the branch's list by its estimate, and the fusion goes on as if the list were the branch's own: nothing
-encoded changes its score, and with nothing pending nothing here is called. Lines rise, so among themselves pending
-documents keep the order of the tokens branch.
+The tokens branch scores every document, the vector branches only the encoded ones. For each query a straight line is
+fitted through the encoded documents of the tokens list, from tokens score to vector score (see `fitted`). A pending
+document enters the list of a vector branch with the score that the line gives for its tokens score, and fusion treats
+it like any other document. Scores of encoded documents do not change, and without pending documents nothing is
+estimated. Lines rise, so pending documents keep the order of the tokens branch among themselves.
 """
 
 from __future__ import annotations
@@ -23,40 +22,45 @@ from lightir.types import Branch
 from lightir.vectors import Floats
 
 PRIOR_DOCUMENTS = 4.0
-"""How many documents the line that is expected before any is seen counts as."""
+"""Weight of the two artificial documents together, in encoded documents."""
 
 PRIOR_RISE = 5.0
-"""How many standard deviations above the list's mean the best document of the tokens branch is expected."""
+"""Standard deviations above the list's mean that the artificial document with the best tokens score has."""
 
 LEAST_RISE = 1e-3
-"""A line rises by so many deviations at least, even where the branch contradicts the tokens."""
+"""Minimum rise of a line in standard deviations, even if the branch contradicts the tokens branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The score that a vector branch is expected to give a document, by the document's tokens score."""
+    """Expected score of a document in a vector branch, as a function of its tokens score.
+
+    Attributes:
+        at_zero: expected score at a tokens score of 0.
+        slope: rise of the expected score per unit of tokens score.
+    """
 
     at_zero: float
     slope: float
 
     def at(self, tokens: Floats) -> Floats:
-        """(n,) float32 for n tokens scores; equal ones get equal bits."""
+        """Return the expected scores, (n,) float32, of n tokens scores; equal ones get equal bits."""
         return (self.at_zero + self.slope * tokens.astype(np.float64)).astype(np.float32)
 
 
 def fitted(tokens: Floats, scores: Floats, listed: Floats, most: float) -> Line:
-    """A least-squares line through encoded documents and two expected ones, which rises.
+    """Fit a rising least-squares line through encoded documents and two artificial ones.
 
-    Of a document without any of the query's terms the mean m of the branch's list is expected, of one with the best
-    tokens score m + PRIOR_RISE x d, d being the list's deviation; each counts PRIOR_DOCUMENTS / 2. Where all listed
-    scores are equal d is |m|; in an empty list m is 0 and d 1, as where m is 0 and all are equal. Sums are exact
-    before they are rounded, so the order of the documents changes nothing.
+    Let m be the mean and d the standard deviation of the branch's list. The first artificial document has tokens score
+    0 and score m, the second the best tokens score and score m + PRIOR_RISE x d; each has the weight PRIOR_DOCUMENTS /
+    2. If all listed scores are equal, d is |m|, or 1 if m is 0. For an empty list m is 0 and d is 1. Sums are exact
+    before they are rounded, so the result does not depend on the order of the documents.
 
     Args:
         tokens: (n,) tokens scores of the encoded documents of the tokens list.
-        scores: (n,) what the branch says of them.
-        listed: (n_listed,) the scores in the branch's own list.
-        most: the best tokens score in the list, above 0.
+        scores: (n,) scores of these documents in the branch.
+        listed: (n_listed,) scores in the branch's own list.
+        most: best tokens score in the list, above 0.
     """
     mean = float(listed.mean(dtype=np.float64)) if len(listed) else 0.0
     deviation = (float(listed.std(dtype=np.float64)) if len(listed) else 0.0) or abs(mean) or 1.0
