@@ -1,11 +1,11 @@
-"""One table of several models on several data sets: nDCG@10, the share of a reference that is kept, significance.
+"""Measure several models on several data sets: nDCG@10, the fraction of a reference, and significance.
 
     python recipes/measure.py --data DATA --work WORK --out RESULTS scifact nfcorpus nq-utd cranfield medquad \
         --system "BM25=MODEL:tokens" --system "full encoder=MODEL:full" --system "light dense=MODEL:dense" …
 
-A system is LABEL=MODEL:MODE with the modes of `lightir evaluate`; the first is the reference unless --reference names
-another. Models whose documents are encoded alike share their vectors in WORK; what is there is not computed again.
-RESULTS.json, RESULTS.md and RESULTS.svg are written.
+A system is LABEL=MODEL:MODE with the modes of `lightir evaluate`. The first system is the reference unless --reference
+names another. Models with the same document encoder share their vectors in WORK, and existing vectors are reused.
+Writes RESULTS.json, RESULTS.md and RESULTS.svg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALLEST = (
 
 
 def main() -> None:
-    """Measure, compare, write."""
+    """Measure, compare and write the results."""
     args = arguments()
     systems = [parsed(text) for text in args.system]
     evaluations: dict[str, dict[str, EvaluationResult]] = {label: {} for label, _, _ in systems}
@@ -40,11 +40,13 @@ def main() -> None:
             for label, used, mode in systems:
                 if used == model:
                     evaluations[label][dataset] = report.systems[mode]
-        print(dataset, {label: round(each[dataset].measures["nDCG@10"], 4) for label, each in evaluations.items()})
+        print(
+            dataset, {label: round(results[dataset].measures["nDCG@10"], 4) for label, results in evaluations.items()}
+        )
     comparison = compare(evaluations, reference=args.reference or systems[0][0])
     print(comparison.to_text())
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    measures = {label: {d: dict(e.measures) for d, e in each.items()} for label, each in evaluations.items()}
+    measures = {label: {d: dict(e.measures) for d, e in results.items()} for label, results in evaluations.items()}
     record = {"provenance": provenance(), "systems": args.system, "nDCG@10": comparison.to_json(), "measures": measures}
     args.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(comparison.to_markdown())
@@ -52,19 +54,19 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="+", help="BEIR folders inside DATA")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
-    parser.add_argument("--work", type=Path, required=True, help="keeps vectors and indexes")
-    parser.add_argument("--out", type=Path, required=True, help="RESULTS, without an ending")
+    parser.add_argument("datasets", nargs="+", help="names of BEIR folders inside DATA")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--work", type=Path, required=True, help="folder that stores vectors and indexes")
+    parser.add_argument("--out", type=Path, required=True, help="path of the result files, without suffix")
     parser.add_argument("--system", action="append", required=True, metavar="LABEL=MODEL:MODE")
-    parser.add_argument("--reference", help="a label; the first by default")
+    parser.add_argument("--reference", help="label of the reference system (default: the first)")
     return parser.parse_args()
 
 
 def parsed(text: str) -> tuple[str, str, str]:
-    """Label, model and mode of LABEL=MODEL:MODE."""
+    """Parse LABEL=MODEL:MODE."""
     label, equals, rest = text.partition("=")
     model, colon, mode = rest.rpartition(":")
     if not (equals and colon and label and model and mode):
@@ -73,7 +75,7 @@ def parsed(text: str) -> tuple[str, str, str]:
 
 
 def modes_by_model(systems: list[tuple[str, str, str]]) -> dict[str, list[str]]:
-    """Each model with the modes asked of it."""
+    """Return the modes of each model."""
     modes: dict[str, list[str]] = defaultdict(list)
     for _, model, mode in systems:
         if mode not in modes[model]:

@@ -1,12 +1,12 @@
-"""SiDR's table: BM25, beta search, late search with m = 5, 20 and 100, and full search, one column a trained model.
+"""Measure SiDR models: BM25, beta search, late search with m = 5, 20 and 100, and full search; one column per model.
 
     python recipes/measure_sidr.py --data DATA --work WORK --out RESULTS squadshifts:dev nq-utd:test \
         --variant "all of it=MODEL" --variant "no semi-parametric loss=MODEL" … --light MODEL --ablations
 
-A data set is NAME:SPLIT. Marks hold a column against the first one's same search (paired randomisation test, p < 0.05
-after Holm's correction). --light names the model for a second table: queries that go through it, and those without any
-model, with the share that they keep. --ablations adds the first variant with the paper's forms of query and document.
-RESULTS.json and RESULTS.md are written; WORK keeps vectors, which are not computed again.
+A data set is NAME:SPLIT. Marks compare a column with the first column's same search (paired randomization test,
+p < 0.05 after Holm's correction). --light adds a table of a model's queries with and without the model. --ablations
+adds the first variant with the paper's forms of query and document. Writes RESULTS.json and RESULTS.md. WORK stores
+vectors, which are reused.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ LIGHT = {
     "full, no model": "sparse",
 }
 
-Found = dict[str, dict[str, EvaluationResult]]
+Results = dict[str, dict[str, EvaluationResult]]
 """Column -> search -> evaluation."""
 
 
 def main() -> None:
-    """Measure, compare, write."""
+    """Measure, compare and write the results."""
     args = arguments()
-    variants = dict(each.split("=", 1) for each in args.variant)
+    variants = dict(text.split("=", 1) for text in args.variant)
     trained = {label: training_record(model) for label, model in variants.items()}
     record: dict[str, object] = {"provenance": provenance(), "variants": trained}
     pages = []
     for name in args.datasets:
         dataset, split = name.split(":")
-        found = {label: measured(args, model, dataset, split, SEARCHES) for label, model in variants.items()}
-        record[name] = as_numbers(found)
-        pages += [f"### {name}, nDCG@10 (top-1 in brackets)", table(found, SEARCHES, dataset)]
+        results = {label: measured(args, model, dataset, split, SEARCHES) for label, model in variants.items()}
+        record[name] = as_numbers(results)
+        pages += [f"### {name}, nDCG@10 (top-1 in brackets)", table(results, SEARCHES, dataset)]
         if args.ablations:
             label, model = next(iter(variants.items()))
             forms = {label: measured(args, model, dataset, split, ABLATIONS)}
@@ -86,22 +86,26 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="+", metavar="NAME:SPLIT", help="BEIR folders inside DATA")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
-    parser.add_argument("--work", type=Path, required=True, help="keeps vectors and indexes")
-    parser.add_argument("--out", type=Path, required=True, help="RESULTS, without an ending")
-    parser.add_argument("--variant", action="append", required=True, metavar="LABEL=MODEL", help="a column")
-    parser.add_argument("--light", metavar="MODEL", help="a model trained with losses.light")
-    parser.add_argument("--ablations", action="store_true", help="the paper's forms V_lex and V_bin too")
+    parser.add_argument(
+        "datasets", nargs="+", metavar="NAME:SPLIT", help="names and splits of BEIR folders inside DATA"
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--work", type=Path, required=True, help="folder that stores vectors and indexes")
+    parser.add_argument("--out", type=Path, required=True, help="path of the result files, without suffix")
+    parser.add_argument(
+        "--variant", action="append", required=True, metavar="LABEL=MODEL", help="label and model of a column"
+    )
+    parser.add_argument("--light", metavar="MODEL", help="model trained with losses.light")
+    parser.add_argument("--ablations", action="store_true", help="also measure the paper's forms V_lex and V_bin")
     return parser.parse_args()
 
 
 def measured(
     args: argparse.Namespace, model: str, dataset: str, split: str, searches: Mapping[str, str]
 ) -> dict[str, EvaluationResult]:
-    """Each search's evaluation."""
+    """Evaluate a model by several searches."""
     work = args.work / Contract.load(resolve_model_folder(model)).fingerprint / dataset
     modes = list(searches.values())
     report = evaluate_model(
@@ -110,59 +114,61 @@ def measured(
     return {label: report.systems[mode] for label, mode in searches.items()}
 
 
-def table(found: Found, searches: Sequence[str] | Mapping[str, str], dataset: str) -> str:
-    """Rows are searches, columns variants; marks against the first column."""
-    first = next(iter(found))
-    lines = [f"| search | {' | '.join(found)} |", f"|---|{'---:|' * len(found)}"]
+def table(results: Results, searches: Sequence[str] | Mapping[str, str], dataset: str) -> str:
+    """Return a table with a row per search and a column per variant, marked against the first column."""
+    first = next(iter(results))
+    lines = [f"| search | {' | '.join(results)} |", f"|---|{'---:|' * len(results)}"]
     for search in searches:
-        row = {label: {dataset: each[search]} for label, each in found.items()}
+        row = {label: {dataset: by_search[search]} for label, by_search in results.items()}
         compared = compare(row, reference=first, measure="nDCG@10") if len(row) > 1 else None
         cells = []
-        for label, each in found.items():
+        for label, by_search in results.items():
             mark = compared.mark(label, dataset) if compared is not None else ""
-            cells.append(f"{cell(each[search])}{mark}")
+            cells.append(f"{cell(by_search[search])}{mark}")
         lines.append(f"| {search} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def light_table(found: Mapping[str, EvaluationResult]) -> str:
-    """Rows are searches; those without a model with the share that they keep."""
+def light_table(results: Mapping[str, EvaluationResult]) -> str:
+    """Return a table with a row per search; model-free searches have the fraction of quality that they keep."""
     lines = ["| search | nDCG@10 (top-1) | kept |", "|---|---:|---:|"]
-    for search, each in found.items():
-        whole = found.get(search.removesuffix(", no model"))
-        kept = each.measures["nDCG@10"] / whole.measures["nDCG@10"] if whole is not None else 1.0
-        lines.append(f"| {search} | {cell(each)} | {f'{kept:.1%}' if search.endswith('no model') else ''} |")
+    for search, result in results.items():
+        full = results.get(search.removesuffix(", no model"))
+        kept = result.measures["nDCG@10"] / full.measures["nDCG@10"] if full is not None else 1.0
+        lines.append(f"| {search} | {cell(result)} | {f'{kept:.1%}' if search.endswith('no model') else ''} |")
     return "\n".join(lines)
 
 
 def cell(evaluation: EvaluationResult) -> str:
-    """nDCG@10 and top-1."""
+    """Format nDCG@10 and top-1 accuracy."""
     return f"{evaluation.measures['nDCG@10']:.3f} ({evaluation.measures['Success@1']:.3f})"
 
 
-def as_numbers(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """The measures alone."""
-    return {label: {name: dict(each.measures) for name, each in systems.items()} for label, systems in found.items()}
+def as_numbers(results: Results) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the means of the measures."""
+    return {
+        label: {name: dict(result.measures) for name, result in systems.items()} for label, systems in results.items()
+    }
 
 
 def training_record(model: str) -> dict[str, float]:
-    """Steps and seconds of a model's training."""
+    """Return the number of steps and seconds of a model's training."""
     steps = training_log(model)
     return {"steps": len(steps), "seconds": steps[-1]["seconds"]} if steps else {}
 
 
 def seconds(model: str) -> dict[str, float]:
-    """What in-training retrieval took of a step, and the step, in seconds: the medians."""
+    """Return the median seconds of a training step and of its retrieval."""
     steps = training_log(model)
     if len(steps) < 2:
         return {}
     between = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(steps)]
-    retrieval = [each["retrieval_seconds"] for each in steps if "retrieval_seconds" in each]
+    retrieval = [step["retrieval_seconds"] for step in steps if "retrieval_seconds" in step]
     return {"step": statistics.median(between), "retrieval": statistics.median(retrieval or [0.0])}
 
 
 def training_log(model: str) -> list[dict[str, float]]:
-    """The log's steps."""
+    """Read the steps of a model's training log."""
     path = resolve_model_folder(model) / "training" / "log.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     return [line for line in lines if "loss" in line]

@@ -1,12 +1,12 @@
-"""Every -tiny recipe run whole, as `lightir train` runs it, and one table of what came out.
+"""Run every -tiny recipe with `lightir train` and write one table of the results.
 
     python recipes/run_tiny.py --work WORK --out RESULTS                       # all recipes/*-tiny*.yaml
     python recipes/run_tiny.py --work WORK --out RESULTS recipes/csplade-tiny.yaml recipes/llm-ql-tiny.yaml
 
-Each recipe's model goes to WORK/NAME; where one is there already, its run is read and not repeated, so a broken-off
-series goes on. Negatives that one recipe mined serve the others too. RESULTS.md and RESULTS.json are written after
-every recipe. A recipe that fails is named with the last line that it said, the others go on, and the exit status is 1.
-"development" is what the recipe goes by: nDCG@10, or a query token's mean log likelihood in LLM-QL's first stage.
+Each recipe's model is written to WORK/NAME. An existing model is not trained again, so that an interrupted series can
+be continued. Recipes share mined negatives. RESULTS.md and RESULTS.json are written after every recipe. A recipe that
+fails is listed with its last error line, the others run, and the exit status is 1. "development" is the measure that
+the recipe selects checkpoints by: nDCG@10, or the mean log likelihood of a query token in LLM-QL's first stage.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SMALLEST = (
     "--set optimisation.steps=2"
 )
 COLUMNS = ("recipe", "minutes", "steps", "loss at first", "loss at last", "development")
-MEANS_OF = 5  # steps: one batch is easier than the next
+MEANS_OF = 5  # number of steps that losses are averaged over, because batches differ
 
 
 def main() -> None:
-    """Run, read, write."""
+    """Run the recipes and write the table."""
     args = arguments()
     recipes = args.recipes or sorted(FOLDER.glob("*-tiny*.yaml"))
     args.work.mkdir(parents=True, exist_ok=True)
@@ -44,22 +44,26 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
         write_json(args.out.with_suffix(".json"), {"provenance": provenance(), "recipes": rows})
         write_bytes(args.out.with_suffix(".md"), table(rows).encode())
-    if any("failed" in each for each in rows):
+    if any("failed" in result for result in rows):
         raise SystemExit(1)
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", type=Path, help="recipes to run (default: every -tiny one)")
-    parser.add_argument("--work", type=Path, required=True, help="takes the models; what is there is not run again")
-    parser.add_argument("--out", type=Path, required=True, help="RESULTS, without an ending")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as `lightir train` takes it")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the models; existing ones are not trained again"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="path of the result files, without suffix")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="recipe override, as in `lightir train`"
+    )
     return parser.parse_args()
 
 
 def row(recipe: Path, work: Path, overrides: list[str]) -> dict[str, Any]:
-    """What one recipe's run left, run now unless it is there; what it failed with, if it did."""
+    """Return the result of a recipe, after running it unless its model exists, or its error."""
     out, clock = work / recipe.stem, work / f"{recipe.stem}.seconds.json"
     if not (out.is_dir() and clock.is_file()):
         begun = time.monotonic()
@@ -67,14 +71,14 @@ def row(recipe: Path, work: Path, overrides: list[str]) -> dict[str, Any]:
         command += [part for override in overrides for part in ("--set", override)]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [""]
-            return {"recipe": recipe.name, "failed": said[-1], "status": done.returncode}
+            messages = done.stderr.strip().splitlines() or [""]
+            return {"recipe": recipe.name, "failed": messages[-1], "status": done.returncode}
         write_json(clock, {"seconds": time.monotonic() - begun})
     return {"recipe": recipe.name, "seconds": round(read_json(clock)["seconds"], 1), **outcome(out)}
 
 
 def outcome(model: Path) -> dict[str, Any]:
-    """Steps, mean loss of the first and of the last, and the development measure that the recipe goes by."""
+    """Return number of steps, mean loss of the first and last steps, and the development measure."""
     records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text("utf-8").splitlines()]
     losses = [record["loss"] for record in records if "loss" in record]
     return {
@@ -86,21 +90,21 @@ def outcome(model: Path) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a Markdown table."""
+    """Format the rows as a Markdown table."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|---:|---:|---:|---:|---:|"]
-    for each in rows:
-        if "failed" in each:
-            cells = [f"failed ({each['status']}): {each['failed']}", "", "", "", ""]
+    for result in rows:
+        if "failed" in result:
+            cells = [f"failed ({result['status']}): {result['failed']}", "", "", "", ""]
         else:
-            score = each["development"]
+            score = result["development"]
             cells = [
-                f"{each['seconds'] / 60:.1f}",
-                str(each["steps"]),
-                f"{each['loss_at_first']:.4g}",
-                f"{each['loss_at_last']:.4g}",
+                f"{result['seconds'] / 60:.1f}",
+                str(result["steps"]),
+                f"{result['loss_at_first']:.4g}",
+                f"{result['loss_at_last']:.4g}",
                 "" if score is None else f"{score:.3f}",
             ]
-        lines.append(f"| {' | '.join([each['recipe'].removesuffix('.yaml'), *cells])} |")
+        lines.append(f"| {' | '.join([result['recipe'].removesuffix('.yaml'), *cells])} |")
     return "\n".join(lines) + "\n"
 
 
