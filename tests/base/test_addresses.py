@@ -1,4 +1,4 @@
-"""Where models lie: files that are spread over several packages."""
+"""Model addresses: files that are distributed over several packages."""
 
 from __future__ import annotations
 

@@ -97,10 +97,10 @@ def test_contracts_that_differ_in_the_query_alone_belong_together() -> None:
 def test_a_damaged_record_is_refused(tmp_path: Path, path: tuple[str, ...], value: object, expected: str) -> None:
     make_contract().save(tmp_path)
     content = json.loads((tmp_path / "lightir.json").read_text())
-    place = content
+    parent = content
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     (tmp_path / "lightir.json").write_text(json.dumps(content))
     with pytest.raises(FormatError, match=expected):
         Contract.load(tmp_path)
@@ -172,15 +172,15 @@ def test_missing_and_misspelt_keys_are_named(tmp_path: Path) -> None:
 
 def test_differences_name_keys_that_one_side_lacks() -> None:
     a, b = {"x": {"y": 1, "z": 2}, "only": {"k": 1}}, {"x": {"y": 1, "z": 3, "new": 4}, "only": None}
-    found = list(differences("at", a, b))
-    assert found == [("at.only", {"k": 1}, None), ("at.x.new", None, 4), ("at.x.z", 2, 3)]
+    listed = list(differences("at", a, b))
+    assert listed == [("at.only", {"k": 1}, None), ("at.x.new", None, 4), ("at.x.z", 2, 3)]
 
 
 def test_array_hash_sees_values_types_and_shapes() -> None:
     base = np.arange(6, dtype=np.float32)
     variants = [base, base.astype(np.float64), base.reshape(2, 3), base[::-1].copy()]
-    assert len({hash_arrays(each) for each in variants}) == len(variants)
-    assert {len(hash_arrays(each)) for each in variants} == {16}
+    assert len({hash_arrays(arrays) for arrays in variants}) == len(variants)
+    assert {len(hash_arrays(arrays)) for arrays in variants} == {16}
     assert hash_arrays(base) == hash_arrays(base.copy())
 
 

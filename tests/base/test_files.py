@@ -154,7 +154,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
-    """As /dev/null and /dev/stdout, which a write aside and a rename would replace by a file."""
+    """Devices such as /dev/null are written directly; a rename would replace them by a file."""
     os.mkfifo(tmp_path / "pipe")
     check_writable(tmp_path / "pipe")
     read: list[bytes] = []

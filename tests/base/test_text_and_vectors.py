@@ -210,8 +210,8 @@ def test_terms_are_shown_as_they_are_read(tokenizer: TextTokenizer) -> None:
 def test_wide_term_ids_are_dropped_by_either_path() -> None:
     tokenizer = TextTokenizer(words_of(70_000))
     policy = QueryPolicy(drop=(65_537, 70_000), leading_blank=False)
-    found = query_term_ids(tokenizer, policy, ["w1 w65537 w69999", "w1 w65537 w69999 ü"])
-    assert [found.row(i).tolist() for i in range(2)] == [[1, 69_999], [1, 69_999]]
+    rows = query_term_ids(tokenizer, policy, ["w1 w65537 w69999", "w1 w65537 w69999 ü"])
+    assert [rows.row(i).tolist() for i in range(2)] == [[1, 69_999], [1, 69_999]]
 
 
 def test_expansions_and_weights_of_another_vocabulary_are_not_counted() -> None:

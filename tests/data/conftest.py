@@ -16,8 +16,8 @@ def beir(tmp_path: Path) -> Path:
     (folder / "qrels").mkdir(parents=True)
     documents = [{"_id": f"d{i}", "title": f"t{i}", "text": f"text of {i}"} for i in range(40)]
     queries = [{"_id": f"q{i}", "text": f"question number {i}"} for i in range(28)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
-    (folder / "queries.jsonl").write_text("".join(json.dumps(each) + "\n" for each in queries))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
     head = "query-id\tcorpus-id\tscore\n"
     train = [f"q{i}\td{(i + j) % 40}\t{1 if j <= i % 3 else 0}\n" for i in range(24) for j in range(4)]
     (folder / "qrels" / "train.tsv").write_text(head + "".join(train))

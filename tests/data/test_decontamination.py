@@ -23,7 +23,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
 
 def slow_simhash(tokens: list[str]) -> int:
     signs = [_signs(token).tolist() for token in tokens]
-    return sum(1 << (63 - bit) for bit in range(64) if sum(each[bit] for each in signs) > 0)
+    return sum(1 << (63 - bit) for bit in range(64) if sum(sign[bit] for sign in signs) > 0)
 
 
 @given(TEXTS)
@@ -46,20 +46,20 @@ def test_the_index_finds_what_comparing_with_each_finds(
     )
     tokens = content_tokens(text)
     expected = set()
-    for place, other in enumerate(texts):
+    for position, other in enumerate(texts):
         if text.split() == other.split():
-            expected.add((place, "exact"))
+            expected.add((position, "exact"))
         others = content_tokens(other)
         if tokens and others:
             if (simhash(tokens) ^ simhash(others)).bit_count() <= max_hamming:
-                expected.add((place, "simhash"))
+                expected.add((position, "simhash"))
             both, either = set(tokens) & set(others), set(tokens) | set(others)
             if len(both) / len(either) >= min_jaccard:
-                expected.add((place, "jaccard"))
-    found = list(index.matches(text))
-    assert {(match.position, match.rule) for match in found} == expected
-    assert found == sorted(found, key=lambda match: (RULES.index(match.rule), match.position))
-    assert all(match.value == 0 for match in found if match.rule == "exact")
+                expected.add((position, "jaccard"))
+    matches = list(index.matches(text))
+    assert {(match.position, match.rule) for match in matches} == expected
+    assert matches == sorted(matches, key=lambda match: (RULES.index(match.rule), match.position))
+    assert all(match.value == 0 for match in matches if match.rule == "exact")
 
 
 def test_content_tokens_leave_out_function_words_and_cut_han_into_bigrams() -> None:
@@ -86,15 +86,15 @@ def test_near_duplicates_go_and_the_report_says_why() -> None:
     kept, report = decontaminate(train, test)
     assert [query.query_id for query in kept["a"]] == ["t2"]
     assert kept["b"] == train["b"]
-    found = report.sets["a"]
-    assert (found.queries, found.dropped) == (4, 3)
-    assert found.by_rule == {"exact": 2, "simhash": 1, "jaccard": 2, "shared_document": 0}
-    assert found.only_by_rule == {"exact": 1, "simhash": 0, "jaccard": 1, "shared_document": 0}
-    assert found.by_test_set == {"x": 3, "y": 0}
-    assert found.test_queries_touched == {"x": 2, "y": 0}
-    assert found.samples["jaccard"][1].test_query == "where did abraham lincoln die?"
-    assert found.samples["jaccard"][1].value == pytest.approx(0.5)
-    assert found.samples["exact"][0] == Sample("t0", train["a"][0].text, "x", "t0", test["x"][0].text, 0.0)
+    set_report = report.sets["a"]
+    assert (set_report.queries, set_report.dropped) == (4, 3)
+    assert set_report.by_rule == {"exact": 2, "simhash": 1, "jaccard": 2, "shared_document": 0}
+    assert set_report.only_by_rule == {"exact": 1, "simhash": 0, "jaccard": 1, "shared_document": 0}
+    assert set_report.by_test_set == {"x": 3, "y": 0}
+    assert set_report.test_queries_touched == {"x": 2, "y": 0}
+    assert set_report.samples["jaccard"][1].test_query == "where did abraham lincoln die?"
+    assert set_report.samples["jaccard"][1].value == pytest.approx(0.5)
+    assert set_report.samples["exact"][0] == Sample("t0", train["a"][0].text, "x", "t0", test["x"][0].text, 0.0)
     assert (report.min_jaccard, report.max_hamming) == (JACCARD, HAMMING)
     assert len({line.count("|") for line in report.to_markdown().splitlines()}) == 1
     assert json.loads(json.dumps(report.to_json()))["sets"]["b"]["dropped"] == 0
@@ -148,7 +148,7 @@ def test_training_sets_lose_shared_documents_when_asked(beir: Path, tmp_path: Pa
     (clean,), _ = decontaminate_sets([training], held)
     assert len(clean) == 4
     (clean,), report = decontaminate_sets([training], held, shared_documents=True)
-    assert [each.query for each in clean.examples] == ["unrelated 23 words", "unrelated 28 words"]
+    assert [example.query for example in clean.examples] == ["unrelated 23 words", "unrelated 28 words"]
     assert report.sets["t"].test_queries_touched == {"held": 2}
 
 

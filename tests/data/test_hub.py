@@ -32,15 +32,15 @@ def test_tevatrons_columns(tmp_path: Path) -> None:
         {"query_id": "q2", "query": "c", "positive_passages": [passage(2), passage(3)], "negative_passages": []},
         {"query_id": "q1", "query": "a b", "positive_passages": [passage(4)], "negative_passages": [passage(5)]},
     ]
-    found = open_hub(saved(tmp_path / "tevatron", rows, split="dev"), split="dev", instructions=("find",))
-    assert found.name == "tevatron"
-    assert [(e.query_id, e.query, e.positive_ids, e.negative_ids) for e in found.examples] == [
+    training = open_hub(saved(tmp_path / "tevatron", rows, split="dev"), split="dev", instructions=("find",))
+    assert training.name == "tevatron"
+    assert [(e.query_id, e.query, e.positive_ids, e.negative_ids) for e in training.examples] == [
         ("q1", "a b", ("d1", "d4"), ("d2", "d5")),
         ("q2", "c", ("d2", "d3"), ()),
     ]
-    assert found.documents["d3"] == Document("d3", "text 3", "title 3")
-    assert sorted(found.documents) == ["d1", "d2", "d3", "d4", "d5"]
-    assert found.instructions == ("find",)
+    assert training.documents["d3"] == Document("d3", "text 3", "title 3")
+    assert sorted(training.documents) == ["d1", "d2", "d3", "d4", "d5"]
+    assert training.instructions == ("find",)
 
 
 def test_sentence_transformers_columns_with_scores(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_sentence_transformers_columns_with_scores(tmp_path: Path) -> None:
         {"anchor": "b", "positive": "well", "negative": "yes", "scores": [0.5, None]},
         {"anchor": "a", "positive": "yes", "negative": "never", "scores": [3.0, 0.0]},
     ]
-    found = open_hub(saved(tmp_path / "st", rows), instructions=("",))
-    first, second = found.examples
-    assert [found.documents[d].text for d in (*first.positive_ids, *first.negative_ids)] == ["yes", "no", "never"]
+    training = open_hub(saved(tmp_path / "st", rows), instructions=("",))
+    first, second = training.examples
+    assert [training.documents[d].text for d in (*first.positive_ids, *first.negative_ids)] == ["yes", "no", "never"]
     assert first.scores == (2.0, -1.0, 0.0)  # of two scores for one document the first counts
     assert second.scores[0] == 0.5
     assert math.isnan(second.scores[1])
@@ -60,9 +60,9 @@ def test_sentence_transformers_columns_with_scores(tmp_path: Path) -> None:
 
 def test_numbered_negatives_and_lists_come_in_order(tmp_path: Path) -> None:
     row = {"query": "q", "positive": "p", "negative_10": "x", "negative_2": "y", "negative_1": ["z", "w"]}
-    found = open_hub(saved(tmp_path / "numbered", [row]), instructions=("",))
-    (example,) = found.examples
-    assert [found.documents[each].text for each in example.negative_ids] == ["z", "w", "y", "x"]
+    training = open_hub(saved(tmp_path / "numbered", [row]), instructions=("",))
+    (example,) = training.examples
+    assert [training.documents[doc_id].text for doc_id in example.negative_ids] == ["z", "w", "y", "x"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_fields_of_other_names_are_taken_where_they_are_named(tmp_path: Path) ->
     assert list(read_documents(tmp_path / "c.csv", fields=fields)) == [Document("7", "boils water", "Kettle")]
     (tmp_path / "notes.txt").write_text("a note")
     assert list(read_documents(tmp_path / "notes.txt", fields=fields)) == [Document("notes.txt", "a note")]
-    for wrong, said in (
+    for wrong, message in (
         ({}, r"no id: .*'_id'.*; name the field with --fields id=NAME \(in Python: fields={'id': 'NAME'}\)"),
         ({"id": "sku"}, r"no text: .*; name the field with --fields text=NAME"),
         ({"id": "sku", "text": "description", "title": "nmae"}, r"no title: expected one of \['nmae'\]"),
@@ -108,7 +108,7 @@ def test_fields_of_other_names_are_taken_where_they_are_named(tmp_path: Path) ->
         ({"key": "sku"}, "unknown key 'key' in fields; expected id, text or title"),
         ({"id": "sku", "text": "sku"}, "use one field twice"),
     ):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=message):
             list(read_documents(tmp_path / "c.csv", fields=wrong))
 
 

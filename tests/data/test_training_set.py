@@ -30,7 +30,7 @@ def another(n: int) -> TrainingSet:
 
 
 def test_a_set_holds_judged_positives_and_mined_negatives(tiny: TrainingSet) -> None:
-    examples = {each.query_id: each for each in tiny.examples}
+    examples = {example.query_id: example for example in tiny.examples}
     assert len(tiny) == 24
     assert examples["q2"].positive_ids == ("d2", "d3", "d4")  # the fourth has grade 0
     assert examples["q2"].negative_ids == ("d12", "d13", "d14", "d15", "d16", "d17")
@@ -40,7 +40,7 @@ def test_a_set_holds_judged_positives_and_mined_negatives(tiny: TrainingSet) -> 
 def test_a_mined_positive_is_no_negative(beir: Path) -> None:
     write_negatives(beir / "n.jsonl", {"q2": ["d3", "d9"], "q27": ["d1"]})
     tiny = TrainingSet.open(beir, negatives=beir / "n.jsonl", instructions=("",))
-    assert {each.query_id: each.negative_ids for each in tiny.examples}["q2"] == ("d9",)
+    assert {example.query_id: example.negative_ids for example in tiny.examples}["q2"] == ("d9",)
 
 
 def test_negatives_come_back_as_written(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_whatever_is_trained_on_changes_the_fingerprint() -> None:
         one = TrainingSet.checked("s", [dataclasses.replace(example, **changes)], documents, ("",))  # type: ignore[arg-type]
         return one.fingerprint()
 
-    found = [
+    fingerprints = [
         fingerprint(),
         fingerprint(query_id="p"),
         fingerprint(query="z"),
@@ -116,9 +116,9 @@ def test_whatever_is_trained_on_changes_the_fingerprint() -> None:
         fingerprint({**documents, "a": Document("a", "x", "u")}),
         fingerprint({**documents, "c": Document("c", "z")}),
     ]
-    assert len(set(found)) == len(found)
-    assert {len(each) for each in found} == {16}
-    assert fingerprint(dict(reversed(documents.items()))) == found[0]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert {len(digits) for digits in fingerprints} == {16}
+    assert fingerprint(dict(reversed(documents.items()))) == fingerprints[0]
     more = TrainingExample("r", "y", ("a", "b"), (), "s")
     assert TrainingSet.checked("s", [example, more], documents, ("",)).most_positives == 2
 
@@ -129,11 +129,11 @@ def test_json_lines_with_texts_or_documents(tmp_path: Path) -> None:
         '{"query": "a", "positives": ["same"], "negatives": [{"_id": "n", "text": "no", "title": "t"}]}\n'
         '{"query": "b", "positives": ["same"], "query_id": "mine"}\n'
     )
-    found = TrainingSet.open_jsonl(path, instructions=("",))
-    assert found.name == "set"
-    assert [each.query_id for each in found.examples] == ["1", "mine"]
-    assert found.examples[0].positive_ids == found.examples[1].positive_ids
-    assert found.documents["n"] == Document("n", "no", "t")
+    training = TrainingSet.open_jsonl(path, instructions=("",))
+    assert training.name == "set"
+    assert [example.query_id for example in training.examples] == ["1", "mine"]
+    assert training.examples[0].positive_ids == training.examples[1].positive_ids
+    assert training.documents["n"] == Document("n", "no", "t")
     assert TrainingSet.open_jsonl(path, name="mine", instructions=("",)).name == "mine"
     with pytest.raises(InvalidInput, match="no instruction"):
         TrainingSet.open_jsonl(path, instructions=())
@@ -171,7 +171,7 @@ def test_the_step_alone_decides_the_batch(tiny: TrainingSet) -> None:
 
 def test_a_batch_is_of_one_set_with_positives_first_and_negatives_query_by_query(tiny: TrainingSet) -> None:
     mixture = Mixture([tiny, another(20)], batch_size=4, n_negatives=3, seed=0)
-    examples = {each.query_id: each for each in tiny.examples}
+    examples = {example.query_id: example for example in tiny.examples}
     for step in range(2 * mixture.batches_per_epoch):
         batch = mixture.batch(step)
         assert len(batch.documents) == 4 * (1 + 3)
@@ -191,7 +191,7 @@ def test_a_batch_is_of_one_set_with_positives_first_and_negatives_query_by_query
 def test_one_pass_takes_every_example_once_and_positives_change(tiny: TrainingSet) -> None:
     mixture = Mixture([tiny], batch_size=4, n_negatives=0, seed=0)
     assert mixture.batches_per_epoch == 6
-    epochs = [[mixture.batch(epoch * 6 + place) for place in range(6)] for epoch in range(4)]
+    epochs = [[mixture.batch(epoch * 6 + step) for step in range(6)] for epoch in range(4)]
     for batches in epochs:
         assert Counter(q for batch in batches for q in batch.query_ids) == Counter(e.query_id for e in tiny.examples)
     assert epochs[0][0].query_ids != epochs[1][0].query_ids
@@ -246,7 +246,7 @@ def test_a_mixed_batchs_queries_keep_to_their_own_sets(tiny: TrainingSet) -> Non
     documents = [Document(f"d{i}", f"another text of {i}", f"title {i}") for i in range(40)]  # the ids of tiny's
     other = TrainingSet.from_pairs("other", title_pairs(documents), instructions=("",))
     mixture = Mixture([tiny, other], batch_size=6, n_negatives=2, seed=1, mixed=True)
-    positives = {each.query_id: set(each.positive_ids) for each in (*tiny.examples, *other.examples)}
+    positives = {example.query_id: set(example.positive_ids) for example in (*tiny.examples, *other.examples)}
     for step in range(mixture.batches_per_epoch):
         batch = mixture.batch(step)
         owners = [_set_of(query_id) for query_id in batch.query_ids]
@@ -271,7 +271,7 @@ def test_a_mixed_batch_of_one_set_may_meet_the_next_pass(tiny: TrainingSet) -> N
 
 def test_false_negatives_are_the_other_documents_that_answer_too(tiny: TrainingSet) -> None:
     mixture = Mixture([tiny], batch_size=24, n_negatives=2, seed=3)
-    examples = {each.query_id: each for each in tiny.examples}
+    examples = {example.query_id: example for example in tiny.examples}
     batch = mixture.batch(0)
     for row, query_id in enumerate(batch.query_ids):
         for column, document in enumerate(batch.documents):
@@ -297,7 +297,7 @@ def test_equal_texts_under_other_ids_are_false_negatives() -> None:
 
 
 def test_dropped_queries_are_gone(tiny: TrainingSet) -> None:
-    assert [each.query_id for each in tiny.without([f"q{i}" for i in range(1, 24)]).examples] == ["q0"]
+    assert [example.query_id for example in tiny.without([f"q{i}" for i in range(1, 24)]).examples] == ["q0"]
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,19 @@ def marco(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_lines_of_one_query_are_one_example(marco: Path) -> None:
-    found = open_triples(marco, instructions=("",))
-    assert found.name == "triples"
-    assert [(e.query_id, e.query, e.positive_ids, e.negative_ids) for e in found.examples] == [
+    training = open_triples(marco, instructions=("",))
+    assert training.name == "triples"
+    assert [(e.query_id, e.query, e.positive_ids, e.negative_ids) for e in training.examples] == [
         ("q2", "what is 2", ("p2",), ("p0", "p1")),
         ("q0", "what is 0", ("p0", "p1"), ("p3",)),  # p1 is a negative in one line, a positive in another
         ("q1", "what is 1", ("p1",), ("p0", "p4")),
     ]
-    assert {doc_id: document.text for doc_id, document in found.documents.items()} == {
+    assert {doc_id: document.text for doc_id, document in training.documents.items()} == {
         f"p{i}": f"passage number {i}" for i in range(6)
     }
-    assert sorted(found.doc_ids) == sorted(found.documents)
-    assert "p9" not in found.documents
-    assert [query.query_id for query in found.queries()] == ["q2", "q0", "q1"]
+    assert sorted(training.doc_ids) == sorted(training.documents)
+    assert "p9" not in training.documents
+    assert [query.query_id for query in training.queries()] == ["q2", "q0", "q1"]
 
 
 def test_texts_and_ids_train_on_the_same_texts(marco: Path, tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_texts_and_ids_train_on_the_same_texts(marco: Path, tmp_path: Path) -> N
 
 
 def test_batches_come_from_the_seed_and_negatives_from_the_lines(marco: Path) -> None:
-    found = open_triples(marco, instructions=("a", "b"))
-    examples = {each.query_id: each for each in found.examples}
-    batches = [Mixture([found], batch_size=3, n_negatives=1, seed=4).batch(step) for step in range(6)]
+    training = open_triples(marco, instructions=("a", "b"))
+    examples = {example.query_id: example for example in training.examples}
+    batches = [Mixture([training], batch_size=3, n_negatives=1, seed=4).batch(step) for step in range(6)]
     again = Mixture([open_triples(marco, instructions=("a", "b"))], batch_size=3, n_negatives=1, seed=4)
     for step in (5, 0, 3):
         assert again.batch(step).documents == batches[step].documents
@@ -80,17 +80,19 @@ def test_batches_come_from_the_seed_and_negatives_from_the_lines(marco: Path) ->
         for row, query_id in enumerate(batch.query_ids):
             assert batch.documents[row].doc_id in examples[query_id].positive_ids
             assert batch.documents[3 + row].doc_id in examples[query_id].negative_ids
-    three = Mixture([found], batch_size=3, n_negatives=3, seed=4).batch(0)  # more than the lines have: the corpus helps
+    three = Mixture([training], batch_size=3, n_negatives=3, seed=4).batch(
+        0
+    )  # more than the lines have: the rest is drawn from the corpus
     assert all(len({d.doc_id for d in three.documents[3 + 3 * row : 6 + 3 * row]}) == 3 for row in range(3))
 
 
 def test_dropped_queries_are_gone_and_change_the_fingerprint(marco: Path) -> None:
-    found = open_triples(marco, instructions=("",))
-    fewer = found.without(["q2", "nowhere"])
-    assert [each.query_id for each in fewer.examples] == ["q0", "q1"]
-    assert fewer.examples[0] == found.examples[1]
-    assert [each.query_id for each in fewer.examples[1:]] == ["q1"]
-    assert open_triples(marco, instructions=("",)).fingerprint() == found.fingerprint() != fewer.fingerprint()
+    training = open_triples(marco, instructions=("",))
+    fewer = training.without(["q2", "nowhere"])
+    assert [example.query_id for example in fewer.examples] == ["q0", "q1"]
+    assert fewer.examples[0] == training.examples[1]
+    assert [example.query_id for example in fewer.examples[1:]] == ["q1"]
+    assert open_triples(marco, instructions=("",)).fingerprint() == training.fingerprint() != fewer.fingerprint()
     with pytest.raises(InvalidInput, match="no instruction"):
         open_triples(marco, instructions=())
 
@@ -120,9 +122,9 @@ def test_byte_order_marks_blanks_and_missing_last_line_ends_change_nothing(
         lines[3:3] = ["", "  "]
         path.unlink()
         path.with_name(path.name.removesuffix(".gz")).write_bytes(b"\xef\xbb\xbf" + end.join(lines).encode())
-    found = open_triples(tmp_path / "triples.tsv", instructions=("",))
-    assert list(found.examples) == list(expected.examples)
-    assert dict(found.documents) == dict(expected.documents)
+    training = open_triples(tmp_path / "triples.tsv", instructions=("",))
+    assert list(training.examples) == list(expected.examples)
+    assert dict(training.documents) == dict(expected.documents)
     with (tmp_path / "triples.tsv").open("a") as file:
         file.write(f"{end}{end}q1\tp1")
     with pytest.raises(InvalidInput, match="line 12: 2 tab-separated fields"):
@@ -134,10 +136,10 @@ def test_many_documents_are_found_and_no_others(tmp_path: Path, monkeypatch: pyt
     n = 300
     write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)))
     write(tmp_path / "queries.tsv", "q\twhat")
-    found = open_triples(write(tmp_path / "triples.tsv", "q\tp7\tp250"), instructions=("",)).documents
-    assert len(found) == n
-    assert all(found[f"p{i}"].text == f"passage {i}" for i in range(n))
-    assert not any(f"p{i}" in found for i in range(n, 3 * n))
+    documents = open_triples(write(tmp_path / "triples.tsv", "q\tp7\tp250"), instructions=("",)).documents
+    assert len(documents) == n
+    assert all(documents[f"p{i}"].text == f"passage {i}" for i in range(n))
+    assert not any(f"p{i}" in documents for i in range(n, 3 * n))
     write(tmp_path / "collection.tsv", *(f"p{i}\tpassage {i}" for i in range(n)), "p7\tpassage 7")
     with pytest.raises(InvalidInput, match="line 301: duplicate document id 'p7'"):
         open_triples(tmp_path / "triples.tsv", instructions=("",))
@@ -148,7 +150,7 @@ def test_triples_are_cleaned_of_held_out_queries(marco: Path, beir: Path) -> Non
     write(beir / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "q24\td1\t1", "q25\td1\t1")
     (beir / "qrels" / "train.tsv").unlink()
     (clean,), report = decontaminate_sets([open_triples(marco, instructions=("",))], [Dataset.open(beir)])
-    assert [each.query_id for each in clean.examples] == ["q2", "q1"]
+    assert [example.query_id for example in clean.examples] == ["q2", "q1"]
     assert report.sets["triples"].dropped == 1
 
 
@@ -174,8 +176,8 @@ def test_a_bad_line_is_named(tmp_path: Path, name: str, line: str, message: str)
         "queries.tsv": ["q0\tnought", "q1\tone"],
     }
     files[name].append(line)
-    for each, lines in files.items():
-        write(tmp_path / each, *lines)
+    for name, lines in files.items():
+        write(tmp_path / name, *lines)
     with pytest.raises(InvalidInput, match=message):
         open_triples(tmp_path / "triples.tsv", instructions=("",))
 
@@ -206,12 +208,12 @@ def test_texts_stay_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "large.tsv", *lines)
     del passages, lines
     tracemalloc.start()
-    found = open_triples(path, instructions=("",))
-    batch = Mixture([found], batch_size=8, n_negatives=1, seed=0).batch(7)
+    training = open_triples(path, instructions=("",))
+    batch = Mixture([training], batch_size=8, n_negatives=1, seed=0).batch(7)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found) == 1000
-    assert len(found.documents) == 2000
+    assert len(training) == 1000
+    assert len(training.documents) == 2000
     assert len(batch.documents) == 16
     assert path.stat().st_size > 8e6
     assert peak < 1e6

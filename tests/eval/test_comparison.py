@@ -59,8 +59,8 @@ def test_a_system_that_lacks_a_data_set_has_no_mean() -> None:
 
 def test_correction_makes_p_larger_never_smaller() -> None:
     few = compare({k: SYSTEMS[k] for k in ("full", "light")}, reference="full")
-    many = compare(SYSTEMS, reference="full")
-    assert many.p_values["light"]["a"] > few.p_values["light"]["a"]
+    comparison = compare(SYSTEMS, reference="full")
+    assert comparison.p_values["light"]["a"] > few.p_values["light"]["a"]
 
 
 def test_the_three_forms_hold_the_same_cells() -> None:

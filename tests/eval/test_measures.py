@@ -52,23 +52,23 @@ def test_measures_equal_their_definitions_in_the_rankings_own_order(
     rankings: list[list[str]], grades: list[dict[str, int]]
 ) -> None:
     run = {"q0": Ranking("q0", [], np.zeros(0))} | run_of(**{f"q{i}": ids for i, ids in enumerate(rankings)})
-    qrels: Qrels = {f"q{i}": each for i, each in enumerate(grades)}
-    found = evaluate(run, qrels, ["nDCG@10", "R@20", "RR@10"])
+    qrels: Qrels = {f"q{i}": judged for i, judged in enumerate(grades)}
+    result = evaluate(run, qrels, ["nDCG@10", "R@20", "RR@10"])
     twins = {"nDCG@10": (slow_ndcg, 10), "R@20": (slow_recall, 20), "RR@10": (slow_rr, 10)}
     for name, (twin, k) in twins.items():
         ids = {query_id: list(run[query_id].doc_ids) if query_id in run else [] for query_id in qrels}
         expected = {query_id: twin(ids[query_id], qrels[query_id], k) for query_id in qrels}
-        assert found.per_query[name] == pytest.approx(expected)
-        assert found.measures[name] == pytest.approx(sum(expected.values()) / len(expected))
+        assert result.per_query[name] == pytest.approx(expected)
+        assert result.measures[name] == pytest.approx(sum(expected.values()) / len(expected))
 
 
 def test_absent_empty_and_hopeless_queries_count_0_and_unjudged_ones_do_not_count() -> None:
     run = run_of(found=["a"], empty=[], hopeless=["a"], unjudged=["a"])
     qrels: Qrels = {"found": {"a": 1}, "empty": {"a": 1}, "hopeless": {"a": 0}, "absent": {"a": 1}, "unjudged yet": {}}
-    found = evaluate(run | run_of(**{"unjudged yet": ["a"]}), qrels)
-    assert found.n_queries == 5
-    assert found.per_query["RR@10"] == {q: float(q == "found") for q in qrels}
-    assert found.measures["nDCG@10"] == pytest.approx(0.2)
+    result = evaluate(run | run_of(**{"unjudged yet": ["a"]}), qrels)
+    assert result.n_queries == 5
+    assert result.per_query["RR@10"] == {q: float(q == "found") for q in qrels}
+    assert result.measures["nDCG@10"] == pytest.approx(0.2)
 
 
 def test_a_run_of_another_split_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_an_unknown_measure_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nDCG@0", "its cutoff is 0; expected 1 to"),  # trec_eval alone ended the process
+        ("nDCG@0", "its cutoff is 0; expected 1 to"),  # trec_eval would exit the process
         ("R@9999999999", "its cutoff is 9999999999"),
         ("P(rel=0)@5", "its rel is 0; expected 1 to"),
         ("R", "its cutoff is missing; expected a number, as in R@10"),
@@ -116,8 +116,8 @@ def test_one_measure_is_no_list_of_them() -> None:
 
 
 def test_two_spellings_of_one_measure_both_come_back() -> None:
-    found = evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", "NDCG@10"])
-    assert found.measures == {"nDCG@10": 1.0, "NDCG@10": 1.0}
+    result = evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["nDCG@10", "NDCG@10"])
+    assert result.measures == {"nDCG@10": 1.0, "NDCG@10": 1.0}
 
 
 def test_a_measure_may_be_named_as_trec_eval_does_and_without_capitals() -> None:
@@ -133,11 +133,11 @@ def test_a_measure_may_be_named_as_trec_eval_does_and_without_capitals() -> None
 
 
 def test_a_query_whose_grades_are_all_negative_counts_zero() -> None:
-    """As TREC grades spam; trec_eval alone ended the process."""
+    """Grades below 0 (TREC's spam) give 0, although trec_eval would exit the process."""
     qrels = {"q": {"a": 1, "b": -2}, "spam": {"a": -2, "c": -1}}
     run = run_of(q=["a", "b"], spam=["a", "b"])
-    found = evaluate(run, qrels, ["nDCG@10", "R@10", "AP", "RR@10"])
-    assert {name: dict(values) for name, values in found.per_query.items()} == {
+    result = evaluate(run, qrels, ["nDCG@10", "R@10", "AP", "RR@10"])
+    assert {name: dict(values) for name, values in result.per_query.items()} == {
         name: {"q": 1.0, "spam": 0.0} for name in ("nDCG@10", "R@10", "AP", "RR@10")
     }
 
@@ -149,8 +149,8 @@ def test_grades_that_trec_eval_has_no_room_for_are_refused(grade: int) -> None:
 
 
 def test_the_largest_grades_are_borne() -> None:
-    found = evaluate(run_of(q=["a", "b"]), {"q": {"a": MAX_GRADE, "b": -MAX_GRADE}}, ["nDCG@10", "RR@10"])
-    assert found.measures == {"nDCG@10": 1.0, "RR@10": 1.0}
+    result = evaluate(run_of(q=["a", "b"]), {"q": {"a": MAX_GRADE, "b": -MAX_GRADE}}, ["nDCG@10", "RR@10"])
+    assert result.measures == {"nDCG@10": 1.0, "RR@10": 1.0}
 
 
 def test_a_measure_whose_script_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_written_judgements_come_back_and_fit_the_run_whatever_the_ids(tmp_path:
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"\xef\xbb\xbfq1 Q0 a 1 2.0 t\r\nq1 Q0 b 2 1.0 t\r\n")
-    assert {query_id: found.doc_ids for query_id, found in read_run(tmp_path / "run").items()} == {"q1": ["a", "b"]}
+    assert {query_id: ranking.doc_ids for query_id, ranking in read_run(tmp_path / "run").items()} == {"q1": ["a", "b"]}
 
 
 def test_utf_16_is_told_as_such(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_foreign_run_is_ordered_by_score_and_then_id_whatever_its_ranks_say(tm
 
 def test_a_run_s_scores_are_read_in_double_precision(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("q Q0 b 1 0.1 t\nq Q0 a 2 0.10000000000000002 t\n")
-    found = read_run(tmp_path / "run")["q"]
-    assert (found.doc_ids, found.scores.tolist()) == (["a", "b"], [0.10000000000000002, 0.1])
+    read = read_run(tmp_path / "run")["q"]
+    assert (read.doc_ids, read.scores.tolist()) == (["a", "b"], [0.10000000000000002, 0.1])
 
 
 @pytest.mark.parametrize("tag", ["", "two words", "tab\t"])

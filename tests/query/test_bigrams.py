@@ -51,14 +51,14 @@ def encoder(**changes: Any) -> CachedQueryEncoder:
 def expected(dim: int = DIM) -> np.ndarray:
     """The mean of the terms' and the pairs' rows, by loops in double precision."""
     rows, pairs = word_table(dtype=np.float32).astype(np.float64), cached().table.embeddings.astype(np.float64)
-    found = np.zeros((len(TERMS), dim))
+    expected = np.zeros((len(TERMS), dim))
     for i, terms in enumerate(TERMS):
         chosen = [rows[term, :dim] for term in terms]
         chosen += [pairs[PAIRS.index([*pair]), :dim] for pair in itertools.pairwise(terms) if [*pair] in PAIRS]
         if chosen:
             mean = np.mean(chosen, axis=0)
-            found[i] = mean / np.linalg.norm(mean)
-    return found
+            expected[i] = mean / np.linalg.norm(mean)
+    return expected
 
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=6)
@@ -67,19 +67,19 @@ TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=6)
 @given(TEXTS, st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=9))
 def test_pairs_are_found_as_by_a_loop(texts: list[list[int]], pairs: set[tuple[int, int]]) -> None:
     ordered = sorted(pairs)
-    rows, places = known([list(pair) for pair in ordered]).find(Ragged.from_lists(texts))
+    rows, starts = known([list(pair) for pair in ordered]).find(Ragged.from_lists(texts))
     wanted = [[ordered.index(p) for p in itertools.pairwise(text) if p in pairs] for text in texts]
     assert [rows.row(i).tolist() for i in range(len(texts))] == wanted
     flat = [term for text in texts for term in text]
-    assert [(flat[place], flat[place + 1]) for place in places] == [ordered[row] for row in rows.term_ids]
+    assert [(flat[start], flat[start + 1]) for start in starts] == [ordered[row] for row in rows.term_ids]
 
 
 @given(TEXTS, st.integers(0, 6), st.integers(1, 3))
 def test_the_most_frequent_pairs_are_counted_within_texts(texts: list[list[int]], n: int, least: int) -> None:
     counts = Counter(pair for text in texts for pair in itertools.pairwise(text))
     ranked = sorted((pair for pair in counts if counts[pair] >= least), key=lambda pair: (-counts[pair], pair))
-    found = Bigrams.most_frequent(Ragged.from_lists(texts), n, min_count=least)
-    assert [tuple(pair) for pair in found.pairs.tolist()] == sorted(ranked[:n])
+    bigrams = Bigrams.most_frequent(Ragged.from_lists(texts), n, min_count=least)
+    assert [tuple(pair) for pair in bigrams.pairs.tolist()] == sorted(ranked[:n])
 
 
 def test_the_widest_term_ids_are_no_others_pairs() -> None:
@@ -90,22 +90,22 @@ def test_the_widest_term_ids_are_no_others_pairs() -> None:
 
 
 def test_dense_is_the_mean_of_terms_and_pairs_and_sparse_is_as_without() -> None:
-    found = encoder().encode(QUERIES)
-    assert [found.term_ids.row(i).tolist() for i in range(len(TERMS))] == TERMS
-    np.testing.assert_allclose(found.dense, expected(), atol=1e-6)
+    vectors = encoder().encode(QUERIES)
+    assert [vectors.term_ids.row(i).tolist() for i in range(len(TERMS))] == TERMS
+    np.testing.assert_allclose(vectors.dense, expected(), atol=1e-6)
     plain = CachedQueryEncoder(
         word_contract(), word_tokenizer(), tables={"": CachedTable(word_table(dtype=np.float32))}
     )
     without = plain.encode(QUERIES)
-    assert found.sparse is not None
+    assert vectors.sparse is not None
     assert without.sparse is not None
-    np.testing.assert_array_equal(found.sparse.weights, without.sparse.weights)
-    assert np.abs(found.dense - without.dense).max() > 0.1
+    np.testing.assert_array_equal(vectors.sparse.weights, without.sparse.weights)
+    assert np.abs(vectors.dense - without.dense).max() > 0.1
     np.testing.assert_allclose(encoder(dim=2).encode(QUERIES).dense, expected(2), atol=1e-6)
-    np.testing.assert_array_equal(np.concatenate([encoder().encode([q]).dense for q in QUERIES]), found.dense)
+    np.testing.assert_array_equal(np.concatenate([encoder().encode([q]).dense for q in QUERIES]), vectors.dense)
     out = np.empty((len(QUERIES), DIM), dtype=np.float32)
     assert encoder(threads=3).encode(QUERIES, out=out).dense is out
-    np.testing.assert_array_equal(out, found.dense)
+    np.testing.assert_array_equal(out, vectors.dense)
 
 
 def test_terms_share_their_pairs_in_an_explanation() -> None:

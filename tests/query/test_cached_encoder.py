@@ -293,8 +293,8 @@ def test_what_the_library_writes_is_what_it_reads(tmp_path: Path) -> None:
         assert encoder.tables["b"].instruction == "Find b"
         assert encoder.document_fingerprint == contract.document_fingerprint
         for i, table in enumerate(arrays.tables):
-            found = encoder.encode(QUERIES, task="ab"[i]).dense
-            np.testing.assert_allclose(found, expected_dense(table.rows), atol=tolerance)
+            dense = encoder.encode(QUERIES, task="ab"[i]).dense
+            np.testing.assert_allclose(dense, expected_dense(table.rows), atol=tolerance)
 
 
 def test_surrogates_are_refused_and_long_queries_work(tmp_path: Path) -> None:

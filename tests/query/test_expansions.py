@@ -51,10 +51,10 @@ def test_a_query_is_the_mean_of_its_terms_rows(seed: int) -> None:
     wide = 200_000
     expansions = random_expansions(seed, n_terms=30, width=1 + seed, vocab_size=wide)
     queries = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 6, 5)]
-    found = expansions.means(Ragged.from_lists(queries), vocab_size=wide)
-    assert len(found) == 5
+    means = expansions.means(Ragged.from_lists(queries), vocab_size=wide)
+    assert len(means) == 5
     for row, terms in enumerate(queries):
-        term_ids, weights = found.row(row)
+        term_ids, weights = means.row(row)
         expected = plain_mean(expansions, terms)
         assert term_ids.tolist() == list(expected)
         np.testing.assert_allclose(weights, list(expected.values()), rtol=1e-6)
@@ -148,9 +148,9 @@ def test_expansions_may_be_single_precision_and_no_wider_than_nothing() -> None:
     single = CachedExpansions(np.zeros((VOCAB_SIZE, 1), np.uint32), np.ones((VOCAB_SIZE, 1), np.float32))
     none = CachedExpansions(np.zeros((VOCAB_SIZE, 0), np.uint32), np.ones((VOCAB_SIZE, 0), np.float16))
     for expansions, n_terms in ((single, 1), (none, 0)):
-        found = CachedQueryEncoder(CONTRACT, word_tokenizer(), expansions=expansions).encode(["cat dog"]).sparse
-        assert found is not None
-        assert len(found.row(0)[0]) == n_terms
+        sparse = CachedQueryEncoder(CONTRACT, word_tokenizer(), expansions=expansions).encode(["cat dog"]).sparse
+        assert sparse is not None
+        assert len(sparse.row(0)[0]) == n_terms
 
 
 def test_encoding_with_expansions_needs_no_torch(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def test_plain_ascii_goes_through_the_kernel_alone(name: str, monkeypatch: pytes
     assert ours.path.native is not None
     assert "kernel" in ours.path.description
     monkeypatch.setattr(TextTokenizer, "library_term_ids", lambda *_, **__: pytest.fail("the library was asked"))
-    found = ours.term_ids(TEXTS[:4])
-    assert [found.row(i).tolist() for i in range(4)] == expected
+    rows = ours.term_ids(TEXTS[:4])
+    assert [rows.row(i).tolist() for i in range(4)] == expected
 
 
 @pytest.mark.parametrize("name", ["lightir-smollm2-135m", "lightir-minilm"])
@@ -118,9 +118,9 @@ def test_real_texts_get_the_ids_of_the_library(name: str, policy: QueryPolicy) -
             texts += [json.loads(line)["text"][:400] for _, line in zip(range(150), lines, strict=False)]
     assert len(texts) > 2500
     expected = ours.library_term_ids([policy.prepare(text) for text in texts], max_tokens=policy.max_tokens)
-    found = query_term_ids(ours, policy, texts, threads=2)
-    np.testing.assert_array_equal(found.term_ids, expected.term_ids)
-    np.testing.assert_array_equal(found.indptr, expected.indptr)
+    rows = query_term_ids(ours, policy, texts, threads=2)
+    np.testing.assert_array_equal(rows.term_ids, expected.term_ids)
+    np.testing.assert_array_equal(rows.indptr, expected.indptr)
 
 
 def test_batches_of_many_chunks_are_in_order_with_any_number_of_threads() -> None:
@@ -134,10 +134,10 @@ def test_batches_of_many_chunks_are_in_order_with_any_number_of_threads() -> Non
 def test_several_callers_at_a_time_get_their_own_ids() -> None:
     ours = tokenizer("gpt2")
     texts = [[f"{text} number {caller} of {i}" for i in range(300) for text in TEXTS] for caller in range(4)]
-    found: dict[int, list[list[int]]] = {}
+    by_threads: dict[int, list[list[int]]] = {}
 
     def call(caller: int) -> None:
-        found[caller] = rows(ours, QueryPolicy(), texts[caller])
+        by_threads[caller] = rows(ours, QueryPolicy(), texts[caller])
 
     callers = [threading.Thread(target=call, args=(caller,)) for caller in range(4)]
     for thread in callers:
@@ -145,7 +145,7 @@ def test_several_callers_at_a_time_get_their_own_ids() -> None:
     for thread in callers:
         thread.join()
     for caller in range(4):
-        assert found[caller] == [by_library(ours.backend, QueryPolicy(), text) for text in texts[caller]]
+        assert by_threads[caller] == [by_library(ours.backend, QueryPolicy(), text) for text in texts[caller]]
 
 
 def test_more_words_than_the_cache_holds_are_no_matter() -> None:
@@ -233,5 +233,5 @@ def test_the_borders_of_words_and_of_what_is_printed_are_the_library_s(name: str
 
 
 def inner_of(inner: Tokenizer) -> Tokenizer:
-    """As TextTokenizer takes it: specials that stand in a text are plain text."""
+    """Configure a tokenizer as TextTokenizer does: special tokens inside a text are plain text."""
     return TextTokenizer(inner).backend
