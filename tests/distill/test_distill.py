@@ -1,4 +1,4 @@
-"""From a sentence-transformers folder and a corpus to a model folder, end to end on a random tiny encoder."""
+"""Distillation of a random tiny sentence-transformers encoder into a model folder, end to end."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_fitted_causal_model_is_fitted_again_from_the_same_start(collection: P
     again = distill(
         once, [collection], out=tmp_path / "again", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
     )
-    first, second = (load_file(each / "query-encoder" / "model.safetensors") for each in (once, again))
+    first, second = (load_file(item / "query-encoder" / "model.safetensors") for item in (once, again))
     np.testing.assert_array_equal(first["embeddings"], second["embeddings"])
 
 
@@ -199,7 +199,7 @@ def test_another_tokenizer_is_refused_beside_a_sparse_branch(collection: Path, t
 
 
 def test_bigrams_bring_the_table_nearer_to_the_teacher(teacher: Path, collection: Path, tmp_path: Path) -> None:
-    queries = [each.text for each in read_documents(collection)]
+    queries = [document.text for document in read_documents(collection)]
     (tmp_path / "q.txt").write_text("\n".join(queries))
     full = full_queries(load_teacher(teacher), queries).detach().numpy()
     full /= np.linalg.norm(full, axis=1, keepdims=True)

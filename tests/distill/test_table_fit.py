@@ -62,15 +62,15 @@ def test_ridge_equals_the_normal_equations(rng: np.random.Generator) -> None:
     gram = projected.T @ projected
     mapping = np.linalg.solve(gram + 1e-3 * np.diag(gram).mean() * np.eye(WIDTH), projected.T @ targets)
     rest = np.linalg.solve(matrix.T @ matrix + 0.03 * np.eye(VOCAB), matrix.T @ (targets - projected @ mapping))
-    found = ridge_table(start, queries, targets, FitConfig(ridge=0.03, ridge_iterations=200))
-    np.testing.assert_allclose(found, start @ mapping + rest, atol=2e-4)
+    result = ridge_table(start, queries, targets, FitConfig(ridge=0.03, ridge_iterations=200))
+    np.testing.assert_allclose(result, start @ mapping + rest, atol=2e-4)
 
 
 def test_terms_that_no_query_holds_keep_their_mapped_start(rng: np.random.Generator) -> None:
     queries, start = random_queries(rng, 80, largest=20), rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
     mixing = rng.normal(size=(WIDTH, WIDTH))
-    found = ridge_table(start, queries, (shares(queries) @ start @ mixing).astype(np.float32), FitConfig())
-    np.testing.assert_allclose(found[20:], start[20:] @ mixing, atol=0.02)
+    result = ridge_table(start, queries, (shares(queries) @ start @ mixing).astype(np.float32), FitConfig())
+    np.testing.assert_allclose(result[20:], start[20:] @ mixing, atol=0.02)
 
 
 def test_kl_falls_and_labels_raise_their_documents(rng: np.random.Generator) -> None:

@@ -38,7 +38,7 @@ def adapting(recipe: ContrastiveRecipe) -> AdaptationRecipe:
     """Both data sets' documents in rows of 64."""
     return AdaptationRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
-        data=tuple(CorpusRecipe(each.name) for each in recipe.data),
+        data=tuple(CorpusRecipe(item.name) for item in recipe.data),
         optimisation=Optimisation(steps=6, batch_size=4, learning_rate=1e-2, warmup_steps=1),
         length=64,
         documents=DocumentPolicy(max_tokens=48),
@@ -79,7 +79,7 @@ def test_the_loss_is_the_papers_over_each_documents_own_forward(adapting: Adapta
 
 def test_a_model_folder_comes_out_that_encodes_documents(adapting: AdaptationRecipe, tmp_path: Path) -> None:
     out = train(with_steps(adapting, 30), tmp_path / "model", device="cpu")
-    losses = [each["loss"] for each in records(out)]
+    losses = [record["loss"] for record in records(out)]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.1
     assert {"causal", "relu", "dead", "nonzeros", "sparse_cosine", "gradient_norm"} <= set(records(out)[0])
     retriever = LightRetriever.load(out)
@@ -108,7 +108,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(adapting: AdaptationRecipe, t
     whole = train(adapting, tmp_path / "whole", device="cpu")
     cut(lambda: train(adapting, tmp_path / "cut", device="cpu"))
     resumed = train(adapting, tmp_path / "cut", resume=True, device="cpu")
-    assert [each["loss"] for each in records(resumed)] == [each["loss"] for each in records(whole)]
+    assert [record["loss"] for record in records(resumed)] == [record["loss"] for record in records(whole)]
     a, b = (load_file(str(m / "adapter" / "adapter_model.safetensors")) for m in (whole, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -131,14 +131,14 @@ def test_the_contrastive_stage_goes_on_from_it(
 def test_all_weights_are_trained_resumed_and_gone_on_from(
     tied: bool, adapting: AdaptationRecipe, recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
-    """With lora_rank 0, the head's too, be it the input embeddings or its own; the next stage may have an adapter."""
+    """Train all weights with lora_rank 0, the head included; the next stage may have an adapter."""
     save_tiny("gemma3" if tied else "llama", tmp_path / "backbone")
     model = dataclasses.replace(adapting.model, address=str(tmp_path / "backbone"), lora_rank=0)
     plain = dataclasses.replace(adapting, model=model)
     whole = train(plain, tmp_path / "whole", device="cpu")
     cut(lambda: train(plain, tmp_path / "cut", device="cpu"))
     assert Contract.load(train(plain, tmp_path / "cut", resume=True, device="cpu")) == Contract.load(whole)
-    before, after = (all_weights(each) for each in (load_backbone(model.address), LightRetriever.load(whole).backbone))
+    before, after = (all_weights(item) for item in (load_backbone(model.address), LightRetriever.load(whole).backbone))
     assert ("head.weight" in after) != tied
     assert {name for name, weight in after.items() if not torch.equal(weight, before[name])} == before.keys()
     then = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, address=str(whole)))

@@ -135,16 +135,16 @@ def test_flops_of_samples_is_right_on_average(
 ) -> None:
     retriever, data = prepared
     whole, seen = batch_losses(retriever, data, plain, step=0)
-    found, counts = [], []
+    result, counts = [], []
     pieces = np.split(
         np.random.default_rng(0).permutation(retriever.backbone.vocab_size), [43 * i for i in range(1, 6)]
     )
     for piece in pieces:  # six samples that cover the vocabulary of 258 once
         monkeypatch.setattr(batch_vectors.np.random, "default_rng", functools.partial(_Drawn, piece))
         parts, monitored = batch_losses(retriever, data, sampled(plain, 43), step=0)
-        found.append(parts["flops"].detach())
+        result.append(parts["flops"].detach())
         counts.append(monitored["nonzeros"])
-    torch.testing.assert_close(torch.stack(found).mean(), whole["flops"].detach())
+    torch.testing.assert_close(torch.stack(result).mean(), whole["flops"].detach())
     assert np.mean(counts) == pytest.approx(seen["nonzeros"])
 
 
@@ -178,8 +178,8 @@ def test_the_full_encoder_follows_the_teachers_scores(
 
     def encoded(model: LightRetriever, framed: list[Framed]) -> Tensor:
         rows = []
-        for each in framed:  # one text at a time
-            batch = model.batch([each])
+        for item in framed:  # one text at a time
+            batch = model.batch([item])
             rows.append(F.normalize(model.dense_from(model.states(batch), batch), dim=-1))
         return torch.cat(rows).detach().double()
 
@@ -202,7 +202,7 @@ def test_under_autocast_nothing_is_rounded_after_the_backbone(
     teacher_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cosines in bfloat16 are .004 apart, which a temperature of .02 makes a logit's .2."""
+    """Cosines in bfloat16 differ by 0.004, which a temperature of 0.02 turns into 0.2 of a logit."""
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7))
     teacher = Teacher(load_teacher(teacher_folder), max_tokens=32)
     retriever, data = prepared
@@ -274,8 +274,8 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(
 
     def weights(framed: list[Framed]) -> Tensor:
         rows = []
-        for each in framed:  # one text at a time
-            batch = retriever.batch([each])
+        for item in framed:  # one text at a time
+            batch = retriever.batch([item])
             states = retriever.states(batch).detach().double()[batch.own_mask]
             assert retriever.backbone.head is not None
             assert retriever.heads.term_bias is not None
@@ -300,14 +300,14 @@ def test_sparse_vectors_on_both_sides_are_contrasted_by_their_inner_products(
 
 def test_the_straight_through_gradient_changes_no_value(plain: ContrastiveRecipe) -> None:
     hard, soft = sparse_on_both_sides(plain), sparse_on_both_sides(plain, straight_through=True)
-    found = []
+    result = []
     for recipe in (hard, soft):
         retriever, data = prepare(recipe)
         parts, _ = batch_losses(retriever, data, recipe, step=3)
         learning = [p for p in retriever.trunk.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(torch.stack(list(parts.values())).sum(), learning)
-        found.append((parts, torch.cat([each.flatten() for each in gradients])))
-    (values, one), (same, other) = found
+        result.append((parts, torch.cat([gradient.flatten() for gradient in gradients])))
+    (values, one), (same, other) = result
     for name in values:
         torch.testing.assert_close(same[name], values[name], atol=1e-6, rtol=1e-5)
     assert not torch.allclose(one, other, rtol=1e-2)

@@ -94,11 +94,11 @@ def test_random_states_come_back_through_a_file(tmp_path: Path) -> None:
 
 
 def test_a_development_set_holds_all_relevant_documents(datasets: tuple[Path, Path]) -> None:
-    found = load_development(Dataset.open(datasets[0]), "dev", queries=5, documents=8)
-    assert found.grades.shape == (5, 8)
-    assert found.grades.sum(axis=1).tolist() == [1.0] * 5
-    for row, query in enumerate(found.queries):
-        assert found.documents[int(found.grades[row].argmax())].doc_id == f"alpha-{query.query_id.split('-')[0]}"
+    result = load_development(Dataset.open(datasets[0]), "dev", queries=5, documents=8)
+    assert result.grades.shape == (5, 8)
+    assert result.grades.sum(axis=1).tolist() == [1.0] * 5
+    for row, query in enumerate(result.queries):
+        assert result.documents[int(result.grades[row].argmax())].doc_id == f"alpha-{query.query_id.split('-')[0]}"
 
 
 def test_ndcg_of_known_rankings() -> None:

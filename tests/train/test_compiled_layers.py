@@ -34,12 +34,12 @@ def test_training_with_compiled_layers_has_the_losses_of_training_without(
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     try:
-        found = losses(contrastive.train(compiled, tmp_path / "compiled", device="cpu"))
+        result = losses(contrastive.train(compiled, tmp_path / "compiled", device="cpu"))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # it did not run as it was
     finally:
         torch.compiler.reset()
-    assert len(found) == 3
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert len(result) == 3
+    assert result == pytest.approx(expected, rel=1e-4)
 
 
 def losses(model: Path) -> list[float]:

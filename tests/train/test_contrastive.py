@@ -47,7 +47,7 @@ def records(model: Path) -> list[dict[str, object]]:
 
 
 def losses_of(model: Path) -> list[tuple[object, object]]:
-    return [(each["step"], each["loss"]) for each in records(model) if "loss" in each]
+    return [(record["step"], record["loss"]) for record in records(model) if "loss" in record]
 
 
 def test_a_model_folder_loads_again_and_its_loss_has_fallen(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_encoder_learns_too(recipe: ContrastiveRecipe, tmp_path: Path) -> Non
 def test_all_weights_are_trained_kept_and_resumed(
     recipe: ContrastiveRecipe, tmp_path: Path, name: str, plain: bool
 ) -> None:
-    """With lora_rank 0; of an encoder without a head the dense branch alone, which has it all the same."""
+    """Train all weights with lora_rank 0; an encoder without a head has only the dense branch."""
     save_tiny(name, tmp_path / "backbone", plain=plain)
     both_ways = "bidirectional" if name == "bert" else "causal"
     model = dataclasses.replace(
@@ -103,8 +103,8 @@ def test_all_weights_are_trained_kept_and_resumed(
     before, after = load_backbone(tmp_path / "backbone"), LightRetriever.load(whole).backbone
     assert after.kind == ("encoder" if name == "bert" else "causal")
     moved = {n for n, weight in all_weights(after).items() if not torch.equal(weight, all_weights(before)[n])}
-    assert any("embed" in each for each in moved)
-    assert any(each.startswith("head.") for each in moved) == (not plain)
+    assert any("embed" in item for item in moved)
+    assert any(item.startswith("head.") for item in moved) == (not plain)
 
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -134,14 +134,14 @@ def test_a_launchers_processes_take_the_steps_of_one(
 
 
 def test_the_log_holds_losses_norms_and_development_measures(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
-    found = records(train(recipe, tmp_path / "model", device="cpu"))
-    steps = [each for each in found if "loss" in each]
+    result = records(train(recipe, tmp_path / "model", device="cpu"))
+    steps = [item for item in result if "loss" in item]
     parts = ("symmetric", "dense", "sparse", "dense_alignment", "sparse_alignment", "flops")
     assert len(steps) == 6
-    for each in steps:
-        assert each["loss"] == pytest.approx(sum(each[name] for name in parts), rel=1e-5)  # type: ignore[misc]
-        assert {"gradient_norm", "nonzeros", "cosine", "docs_per_s", "learning_rate", "dataset"} <= set(each)
-    measured = [each["development"]["mean"] for each in found if "development" in each]  # type: ignore[index]
+    for step in steps:
+        assert step["loss"] == pytest.approx(sum(step[name] for name in parts), rel=1e-5)  # type: ignore[misc]
+        assert {"gradient_norm", "nonzeros", "cosine", "docs_per_s", "learning_rate", "dataset"} <= set(step)
+    measured = [item["development"]["mean"] for item in result if "development" in item]  # type: ignore[index]
     assert len(measured) == 2
     assert set(measured[0]) == {"symmetric", "dense", "sparse", "hybrid", "symmetric_hybrid"}
 
@@ -169,7 +169,7 @@ BRANCHES = {
 def test_a_recipe_knows_what_its_evaluation_measures(
     changes: dict[str, object], recipe: ContrastiveRecipe, tmp_path: Path
 ) -> None:
-    """So that evaluation.by is refused before the run, and not by its first evaluation, which may be its end."""
+    """Refuse evaluation.by before the run instead of in its first evaluation, which may be at its end."""
     (tmp_path / "recipe.yaml").write_text(recipe_yaml(with_settings(recipe, steps=1)))
     overrides = [f"{key}={json.dumps(value)}" for key, value in {**changes, "evaluation.sets": []}.items()]
     _, wanted = read_recipe(tmp_path / "recipe.yaml", overrides=overrides)
@@ -209,7 +209,7 @@ def test_the_best_state_is_what_is_kept_also_after_a_resume(
     original = Loop.evaluate
 
     def evaluate(self: Loop) -> None:
-        seen[self.step] = {name: each.detach().clone() for name, each in self.parameters.items()}
+        seen[self.step] = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         score = 1.0 if self.step == 2 else 1.0 / (2 + self.step)
         monkeypatch.setattr(self.stage, "evaluate", lambda: DevelopmentResult(score, {}))
         original(self)
@@ -222,8 +222,8 @@ def test_the_best_state_is_what_is_kept_also_after_a_resume(
     for out in (whole, resumed):
         assert json.loads((out / "training" / "environment.json").read_text())["kept"] == {"step": 2, "score": 1.0}
         model = dict(LightRetriever.load(out, merge=False).trunk.named_parameters())
-        for name, each in seen[2].items():
-            torch.testing.assert_close(model[name], each, rtol=0.01, atol=0)  # adapters are kept in bfloat16
+        for name, item in seen[2].items():
+            torch.testing.assert_close(model[name], item, rtol=0.01, atol=0)  # adapters are kept in bfloat16
             assert not torch.allclose(model[name], seen[6][name], rtol=0.01, atol=0)
 
 
@@ -275,7 +275,7 @@ def test_schedules_step_once_for_an_optimizer_step(
     for accumulation in (1, 2):
         settings = with_settings(recipe, accumulation=accumulation, warmup_steps=5)
         out = train(settings, tmp_path / f"a{accumulation}", device="cpu")
-        rates.append([each["learning_rate"] for each in records(out) if "loss" in each])
+        rates.append([record["learning_rate"] for record in records(out) if "loss" in record])
     assert rates[0] == rates[1]
     assert len(set(rates[0])) == 6
     assert asked == [*((n, n) for n in range(6)), *((n, n // 2) for n in range(12))]
@@ -297,7 +297,7 @@ def test_a_time_budget_ends_a_run(recipe: ContrastiveRecipe, tmp_path: Path) -> 
 def test_a_weight_of_zero_leaves_the_part_out(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     losses = dataclasses.replace(recipe.losses, symmetric=0.0, flops=0.0, sparse=0.0)
     out = train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
-    step = next(each for each in records(out) if "loss" in each)
+    step = next(record for record in records(out) if "loss" in record)
     assert "dense" in step
     assert not {"symmetric", "dense_alignment", "sparse", "flops", "nonzeros"} & set(step)
 
@@ -348,7 +348,7 @@ def test_several_processes_have_the_gradient_of_one(
 ) -> None:
     recipe = dataclasses.replace(
         recipe,
-        data=tuple(dataclasses.replace(each, instructions=(each.name[-5:],)) for each in recipe.data),
+        data=tuple(dataclasses.replace(item, instructions=(item.name[-5:],)) for item in recipe.data),
         optimisation=dataclasses.replace(recipe.optimisation, mixed_batches=mixed),
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
@@ -376,7 +376,9 @@ def test_a_collapse_is_warned_of(
     recipe: ContrastiveRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert loop.COLLAPSED == 0.9
-    cosines = [each["cosine"] for each in records(train(recipe, tmp_path / "one", device="cpu")) if "cosine" in each]
+    cosines = [
+        record["cosine"] for record in records(train(recipe, tmp_path / "one", device="cpu")) if "cosine" in record
+    ]
     assert len(cosines) == 6
     caplog.clear()
     monkeypatch.setattr(loop, "COLLAPSED", sorted(cosines)[3])  # two steps are above it
@@ -400,8 +402,8 @@ def test_a_csplade_trains_without_a_dense_branch(recipe: ContrastiveRecipe, tmp_
     out = train(csplade, tmp_path / "model", device="cpu")
     contract = Contract.load(out)
     assert (contract.method, contract.attention, contract.dense) == ("csplade", attention, None)
-    found = records(out)
-    assert {"symmetric_sparse", "flops", "query_flops", "nonzeros", "query_nonzeros", "cosine"} <= set(found[0])
-    measured = [each["development"]["mean"] for each in found if "development" in each]  # type: ignore[index]
+    result = records(out)
+    assert {"symmetric_sparse", "flops", "query_flops", "nonzeros", "query_nonzeros", "cosine"} <= set(result[0])
+    measured = [item["development"]["mean"] for item in result if "development" in item]  # type: ignore[index]
     assert set(measured[0]) == {"sparse", "symmetric_sparse"}
     assert LightRetriever.load(out).contract == contract

@@ -31,7 +31,7 @@ def triples() -> Iterator[tuple[str, str, str]]:
 
 @pytest.fixture
 def forms(tmp_path: Path) -> dict[str, DataRecipe]:
-    """The same examples as text triples, as id triples, and as two kinds of Hugging Face data sets."""
+    """Training examples as text triples, id triples and two kinds of Hugging Face data sets, with equal content."""
     rows = list(triples())
     (tmp_path / "texts.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     folder = tmp_path / "marco"
@@ -42,7 +42,7 @@ def forms(tmp_path: Path) -> dict[str, DataRecipe]:
     (folder / "queries.tsv").write_text("".join(f"q{i}\t{text}\n" for i, text in enumerate(queries)))
     ids = [f"q{queries.index(a)}\tp{passages.index(b)}\tp{passages.index(c)}\n" for a, b, c in rows]
     (folder / "ids.tsv").write_text("".join(ids))
-    found = {"texts": DataRecipe(str(tmp_path / "texts.tsv")), "ids": DataRecipe(str(folder / "ids.tsv"))}
+    result = {"texts": DataRecipe(str(tmp_path / "texts.tsv")), "ids": DataRecipe(str(folder / "ids.tsv"))}
     datasets = pytest.importorskip("datasets")
     names = ("anchor", "positive", "negative")
     plain = datasets.Dataset.from_list([dict(zip(names, row, strict=True)) for row in rows])
@@ -53,7 +53,7 @@ def forms(tmp_path: Path) -> dict[str, DataRecipe]:
         for a, b, c in rows
     ]
     datasets.Dataset.from_list(tevatron).save_to_disk(tmp_path / "tevatron")
-    return found | {
+    return result | {
         "plain": DataRecipe(f"hf:{tmp_path / 'plain'}", split="part"),
         "tevatron": DataRecipe(f"hf:{tmp_path / 'tevatron'}"),
     }
@@ -61,7 +61,7 @@ def forms(tmp_path: Path) -> dict[str, DataRecipe]:
 
 def losses(model: Path) -> list[float]:
     records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
-    return [each["loss"] for each in records if "loss" in each]
+    return [record["loss"] for record in records if "loss" in record]
 
 
 @pytest.mark.parametrize("form", ["texts", "ids", "plain", "tevatron"])
@@ -109,21 +109,21 @@ def test_queries_that_a_model_made_train_another(
 
 
 def test_all_forms_hold_the_same_examples(forms: dict[str, DataRecipe], recipe: ContrastiveRecipe) -> None:
-    found = []
+    result = []
     for data in forms.values():
         (training,), _ = open_sets(dataclasses.replace(recipe, data=(data,)), negatives=[None])
         documents = training.documents
-        found.append(
+        result.append(
             {
-                each.query: (
-                    [documents[d].text for d in each.positive_ids],
-                    [documents[d].text for d in each.negative_ids],
+                example.query: (
+                    [documents[d].text for d in example.positive_ids],
+                    [documents[d].text for d in example.negative_ids],
                 )
-                for each in training.examples
+                for example in training.examples
             }
         )
-    assert len(found[0]) == len(TOPICS)
-    assert all(each == found[0] for each in found)
+    assert len(result[0]) == len(TOPICS)
+    assert all(item == result[0] for item in result)
 
 
 def test_held_out_documents_are_not_trained_on(

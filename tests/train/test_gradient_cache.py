@@ -87,8 +87,8 @@ def gradients(
     torch.autograd.backward(torch.stack(list(parts.values())).sum())
     trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
     average_gradients(list(trained.values()))
-    found = {name: p.grad for name, p in trained.items() if p.grad is not None}
-    return found | {name: value.detach() for name, value in parts.items()}
+    result = {name: p.grad for name, p in trained.items() if p.grad is not None}
+    return result | {name: value.detach() for name, value in parts.items()}
 
 
 def prepared(recipe: ContrastiveRecipe | SidrRecipe) -> LightRetriever:
@@ -97,7 +97,7 @@ def prepared(recipe: ContrastiveRecipe | SidrRecipe) -> LightRetriever:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor], *, rtol: float) -> None:
     assert one.keys() == other.keys()
-    assert max(float(each.abs().max()) for each in one.values()) > 1e-4
+    assert max(float(item.abs().max()) for item in one.values()) > 1e-4
     for name, expected in one.items():
         assert float((other[name] - expected).norm()) <= rtol * float(expected.norm()) + 1e-12, name
 
@@ -195,7 +195,7 @@ def test_several_processes_have_the_gradient_of_one_without_a_cache(
 
 @pytest.mark.parametrize("kind", ["adaptation", "masked", "likelihood", "negative"])
 def test_it_is_refused_where_it_means_nothing(recipe: ContrastiveRecipe, kind: str) -> None:
-    corpora = tuple(CorpusRecipe(each.name) for each in recipe.data)
+    corpora = tuple(CorpusRecipe(item.name) for item in recipe.data)
     with pytest.raises(InvalidInput, match="gradient_cache"):  # noqa: PT012
         asked = Optimisation(gradient_cache=-1 if kind == "negative" else 4)
         if kind == "adaptation":

@@ -31,7 +31,7 @@ from tiny_models import CAUSAL, tiny_backbone
 def masking(recipe: ContrastiveRecipe) -> MaskedRecipe:
     return MaskedRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0, attention="bidirectional"),
-        data=tuple(CorpusRecipe(each.name) for each in recipe.data),
+        data=tuple(CorpusRecipe(item.name) for item in recipe.data),
         optimisation=Optimisation(steps=4, batch_size=4, learning_rate=1e-2, warmup_steps=1),
         length=64,
         ratio=0.4,
@@ -70,9 +70,9 @@ def test_the_loss_is_that_of_each_documents_own_forward_in_double_precision(mask
             own = batch.pieces[row] == piece
             ids = batch.input_ids[row][own][None]
             states = stage.retriever.backbone.states(ids, torch.ones_like(ids))[0].detach().double()
-            for place in wanted[row][own].nonzero()[:, 0].tolist():
-                logits = states[place - 1] @ head.weight.double().T
-                total += float(F.cross_entropy(logits, targets[row][own][place]))
+            for position in wanted[row][own].nonzero()[:, 0].tolist():
+                logits = states[position - 1] @ head.weight.double().T
+                total += float(F.cross_entropy(logits, targets[row][own][position]))
                 n += 1
     assert n > 20
     assert float(parts["masked"].detach()) == pytest.approx(total / n, rel=1e-5)

@@ -96,10 +96,10 @@ def test_a_share_of_a_score_below_zero_is_below_it() -> None:
 
 
 def test_documents_that_hold_an_answer_are_left_out() -> None:
-    found = Given(b=3, d=2)
-    assert chosen(found, answers=["two rivers"], skip_answers=True) == (["d"], {"answer": 1})
-    assert chosen(found, answers=["river"], skip_answers=True) == (["b", "d"], {})  # a part of a word is none
-    assert chosen(found, answers=["two rivers"]) == (["b", "d"], {})
+    result = Given(b=3, d=2)
+    assert chosen(result, answers=["two rivers"], skip_answers=True) == (["d"], {"answer": 1})
+    assert chosen(result, answers=["river"], skip_answers=True) == (["b", "d"], {})  # a part of a word is none
+    assert chosen(result, answers=["two rivers"]) == (["b", "d"], {})
 
 
 class Judge:
@@ -113,15 +113,15 @@ class Judge:
 
     def documents(self, documents: Sequence[Document]) -> Tensor:
         self.read += len(documents)
-        return torch.tensor([[self.scores[each.doc_id]] for each in documents])
+        return torch.tensor([[self.scores[document.doc_id]] for document in documents])
 
 
 def test_a_teachers_score_tells_false_negatives() -> None:
-    found = Given(b=3, d=2)
+    result = Given(b=3, d=2)
     judge = cast(Teacher, Judge(a=0.8, b=0.75, d=0.6))
-    assert chosen(found, teacher=judge, teacher_share=0.9) == (["d"], {"teacher": 1})
-    assert chosen(found, teacher=judge, teacher_share=0.95) == (["b", "d"], {})
-    assert chosen(found, teacher=judge, teacher_share=0.75) == ([], {"teacher": 2})  # at the share is out
+    assert chosen(result, teacher=judge, teacher_share=0.9) == (["d"], {"teacher": 1})
+    assert chosen(result, teacher=judge, teacher_share=0.95) == (["b", "d"], {})
+    assert chosen(result, teacher=judge, teacher_share=0.75) == ([], {"teacher": 2})  # at the share is out
 
 
 def test_a_teacher_reads_no_more_than_is_needed() -> None:
@@ -148,7 +148,7 @@ def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pyte
     documents = [
         {"_id": f"uneven-{topic}", "text": " ".join(rng.choice(TOPICS, rng.integers(1, 40)))} for topic in TOPICS
     ]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
     dataset, smoothing = Dataset.open(folder), Smoothing("dirichlet", 20.0)
     ranked = LanguageModel(dataset.corpus()).search(dataset.queries("train"), 12, smoothing=smoothing)
     expected = {
@@ -157,7 +157,7 @@ def test_query_likelihood_mines_what_it_ranks_first(tmp_path: Path, capsys: pyte
     }
     with word_finder(dataset, tmp_path / "words", smoothing=smoothing) as finder:
         mine(folder, "train", tmp_path / "found.jsonl", n_negatives=2, finder=finder)
-    assert {query_id: list(found) for query_id, found in read_negatives(tmp_path / "found.jsonl").items()} == expected
+    assert {query_id: list(result) for query_id, result in read_negatives(tmp_path / "found.jsonl").items()} == expected
     mine(folder, "train", tmp_path / "bm25.jsonl", n_negatives=2)
     assert read_negatives(tmp_path / "bm25.jsonl") != read_negatives(tmp_path / "found.jsonl")
     arguments = [

@@ -34,12 +34,12 @@ def test_an_epoch_holds_every_token_once_but_for_the_last_rows_rest(lengths: lis
     seen = batch.input_ids.flatten().tolist()
     assert len(set(seen)) == len(seen) == sum(lengths) // length * length
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.concatenate([np.arange(each) for each in lengths])
+    position = np.concatenate([np.arange(item) for item in lengths])
     for row, pieces, positions in zip(batch.input_ids, batch.pieces, batch.positions, strict=True):
         for piece in range(int(pieces[-1]) + 1):
             ids = row[pieces == piece].numpy()
             assert len(set(owner[ids])) == 1  # of one document
-            assert np.array_equal(np.diff(place[ids]), np.ones(len(ids) - 1))  # in its order, without gaps
+            assert np.array_equal(np.diff(position[ids]), np.ones(len(ids) - 1))  # in its order, without gaps
             assert positions[pieces == piece].tolist() == list(range(len(ids)))
 
 

@@ -66,15 +66,15 @@ def adapted(name: str, implementation: str, attention: str, *, recompute: bool =
 def gradients(backbone: Backbone, states: Tensor) -> dict[str, Tensor]:
     backbone.trunk.zero_grad()
     (states.float() * torch.linspace(-1, 1, states.shape[-1], device=states.device)).square().sum().backward()
-    found = {name: each.grad for name, each in backbone.trunk.named_parameters() if each.requires_grad}
-    return {name: each.clone() for name, each in found.items() if each is not None}
+    result = {name: parameter.grad for name, parameter in backbone.trunk.named_parameters() if parameter.requires_grad}
+    return {name: item.clone() for name, item in result.items() if item is not None}
 
 
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-3) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_gradients(result: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-3) -> None:
+    assert result.keys() == expected.keys()
     assert expected
     for name, wanted in expected.items():
-        torch.testing.assert_close(found[name], wanted, rtol=rtol, atol=rtol * float(wanted.abs().max()))
+        torch.testing.assert_close(result[name], wanted, rtol=rtol, atol=rtol * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -124,8 +124,8 @@ def test_lengths_are_those_of_the_runs_and_each_attends_itself_alone(rows: list[
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed).transpose(1, 2)
     module = torch.nn.Module()
     for attend in (attention_code.bmm_attention, attention_code.sdpa_attention):
-        found, _ = attend(module, query, key, value, None, pieces=pieces)
-        torch.testing.assert_close(found, expected)
+        result, _ = attend(module, query, key, value, None, pieces=pieces)
+        torch.testing.assert_close(result, expected)
 
 
 def test_auto_takes_pieces_where_it_can_and_no_square_mask_is_made() -> None:
@@ -201,12 +201,12 @@ class CheckedVarlen:
         enable_gqa: bool,
     ) -> Tensor:
         assert window_size in ((-1, 0), (-1, -1))
-        for each in (query, key, value):
-            assert each.is_cuda
-            assert each.dim() == 3
-            assert each.dtype in (torch.float16, torch.bfloat16)
-            assert each.stride(-1) == 1
-            assert len(each) == len(query)
+        for item in (query, key, value):
+            assert item.is_cuda
+            assert item.dim() == 3
+            assert item.dtype in (torch.float16, torch.bfloat16)
+            assert item.stride(-1) == 1
+            assert len(item) == len(query)
         assert query.dtype == key.dtype == value.dtype
         assert enable_gqa == (key.shape[1] != query.shape[1])
         for starts in (cu_seq_q, cu_seq_k):
@@ -221,15 +221,15 @@ class CheckedVarlen:
         assert max_q == max_k == max(lengths)
         self.calls.append((len(lengths), max_q))
         repeats = query.shape[1] // key.shape[1]
-        key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
-        found = []
-        for q, k, v in zip(*(each.transpose(0, 1).split(lengths, dim=1) for each in (query, key, value)), strict=True):
+        key, value = (item.repeat_interleave(repeats, dim=1) for item in (key, value))
+        result = []
+        for q, k, v in zip(*(item.transpose(0, 1).split(lengths, dim=1) for item in (query, key, value)), strict=True):
             scores = q.float() @ k.float().transpose(1, 2) * scale
             if window_size == (-1, 0):
                 later = torch.ones(scores.shape[1:], device=q.device).triu(1).bool()
                 scores = scores.masked_fill(later, float("-inf"))
-            found.append((scores.softmax(-1) @ v.float()).transpose(0, 1))
-        return torch.cat(found).to(query.dtype)
+            result.append((scores.softmax(-1) @ v.float()).transpose(0, 1))
+        return torch.cat(result).to(query.dtype)
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def gpu_with(varlen: CheckedVarlen, capability: tuple[int, int] = (8, 0)) -> Ite
 
 def on_gpu(backbone: Backbone, batch: PackedBatch) -> PackedBatch:
     backbone.trunk.to("cuda")
-    return PackedBatch(*(each.to("cuda") for each in (batch.input_ids, batch.pieces, batch.positions)))
+    return PackedBatch(*(item.to("cuda") for item in (batch.input_ids, batch.pieces, batch.positions)))
 
 
 @needs_varlen
@@ -261,14 +261,14 @@ def test_a_gpu_takes_one_launch_a_layer_under_autocast(name: str, attention: str
     with gpu_with(varlen):
         moved = on_gpu(gpu, batch)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            found = packed_states(gpu, moved)
+            result = packed_states(gpu, moved)
         runs = Pieces.of(batch.pieces, causal=True)
         assert varlen.calls == [(len(runs.lengths), runs.longest)] * 2  # the model has two layers
-        found_gradients = {name: each.cpu() for name, each in gradients(gpu, found).items()}
+        found_gradients = {name: gradient.cpu() for name, gradient in gradients(gpu, result).items()}
         assert len(varlen.calls) == (4 if recompute else 2)
-        found = found.float().cpu()
-    torch.testing.assert_close(found, states, atol=0.3, rtol=0.1)
-    assert float(F.cosine_similarity(found.detach().flatten(), states.detach().flatten(), dim=0)) > 0.999
+        result = result.float().cpu()
+    torch.testing.assert_close(result, states, atol=0.3, rtol=0.1)
+    assert float(F.cosine_similarity(result.detach().flatten(), states.detach().flatten(), dim=0)) > 0.999
     for key, wanted in expected.items():
         assert float(F.cosine_similarity(found_gradients[key].flatten(), wanted.flatten(), dim=0)) > 0.97, key
 
@@ -283,13 +283,13 @@ def test_what_flash_attention_does_not_take_goes_piece_by_piece(case: str) -> No
     expected, _ = attention_code.sdpa_attention(module, query, key, value, None, pieces=pieces)
     dtype = torch.float32 if case == "float32" else torch.bfloat16
     with gpu_with(varlen, (7, 5) if case == "older GPU" else (8, 0)), torch.no_grad():
-        moved = [each.to("cuda", dtype) for each in (query, key, value)]
+        moved = [item.to("cuda", dtype) for item in (query, key, value)]
         there = Pieces.of(batch.pieces.to("cuda"), causal=True)
         dropout = 1e-9 if case == "dropout" else 0.0
-        found, _ = attention_code.sdpa_attention(module, *moved, None, dropout=dropout, pieces=there)
+        result, _ = attention_code.sdpa_attention(module, *moved, None, dropout=dropout, pieces=there)
         assert not varlen.calls
-        torch.testing.assert_close(found.float().cpu(), expected, atol=0.05, rtol=0.05)
-        moved_halves = [each.to(torch.bfloat16) for each in moved]
+        torch.testing.assert_close(result.float().cpu(), expected, atol=0.05, rtol=0.05)
+        moved_halves = [item.to(torch.bfloat16) for item in moved]
         attention_code.sdpa_attention(module, *moved_halves, None, scaling=8**-0.5, pieces=there)
         assert bool(varlen.calls) == (case != "older GPU")
 
@@ -303,15 +303,15 @@ def test_one_launch_equals_its_twin() -> None:
         here = Pieces.of(batch.pieces, causal=causal)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> tuple[Tensor, None]:
-            found = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-            return found.transpose(1, 2), None
+            result = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+            return result.transpose(1, 2), None
 
         expected, _ = each_piece(attend, query, key, value, here)
         with gpu_with(varlen):
-            moved = [each.to("cuda", torch.bfloat16) for each in (query, key, value)]
+            moved = [item.to("cuda", torch.bfloat16) for item in (query, key, value)]
             there = Pieces.of(batch.pieces.to("cuda"), causal=causal)
-            found, _ = pieces_code.all_pieces(*moved, there, scaling=8**-0.5)
-            torch.testing.assert_close(found.float().cpu(), expected, atol=0.05, rtol=0.05)
+            result, _ = pieces_code.all_pieces(*moved, there, scaling=8**-0.5)
+            torch.testing.assert_close(result.float().cpu(), expected, atol=0.05, rtol=0.05)
 
 
 def test_a_recipe_names_its_choice() -> None:

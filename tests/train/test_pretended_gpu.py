@@ -61,8 +61,8 @@ def test_a_stage_on_a_gpu_has_the_losses_that_it_has_on_the_cpu(
     tiny = plain(tiny_recipe(given, recipe.model.address, datasets, tmp_path))
     expected = losses(kind.train(tiny, tmp_path / "cpu", device="cpu"))
     with pretended_cuda(autocast=False):
-        found = losses(kind.train(tiny, tmp_path / "cuda", device="cuda"))
-    assert found == pytest.approx(expected, rel=1e-4)
+        result = losses(kind.train(tiny, tmp_path / "cuda", device="cuda"))
+    assert result == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -89,25 +89,25 @@ def test_the_fused_head_and_its_gradients_are_those_of_the_cpu(dtype: torch.dtyp
     mask[1] = False  # a text without a position of its own
 
     def everything(device: str) -> list[torch.Tensor]:
-        given = [each.to(dtype).to(device).detach().requires_grad_() for each in (states, weight)]
+        given = [item.to(dtype).to(device).detach().requires_grad_() for item in (states, weight)]
         offset = bias.to(device).detach().requires_grad_() if biased else None
         values, positions = projection_max(*given, mask=mask.to(device), bias=offset)
         torch.log1p(values.relu()).square().sum().backward()
         largest = largest_maxima(
-            *(each.detach() for each in given),
+            *(item.detach() for item in given),
             mask=mask.to(device),
             bias=bias.to(device),
             stored=StoredTerms(10, 0.0),
         )
-        wanted = [values, positions, *(each.grad for each in given), top_k_weights(largest.relu(), 10)]
+        wanted = [values, positions, *(item.grad for item in given), top_k_weights(largest.relu(), 10)]
         wanted += [] if offset is None else [offset.grad]
-        assert all(each is not None and each.device.type == device for each in wanted)
-        return [each.detach().cpu() for each in wanted if each is not None]
+        assert all(item is not None and item.device.type == device for item in wanted)
+        return [item.detach().cpu() for item in wanted if item is not None]
 
     expected = everything("cpu")
     with pretended_cuda():
-        found = everything("cuda")
-    for one, other in zip(found, expected, strict=True):
+        result = everything("cuda")
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 

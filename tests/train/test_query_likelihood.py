@@ -63,7 +63,7 @@ def changed(recipe: LikelihoodRecipe, **settings: object) -> LikelihoodRecipe:
 
 def log(model: Path, name: str) -> list[float]:
     records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
-    return [each[name] for each in records if name in each]
+    return [record[name] for record in records if name in record]
 
 
 def ends(recipe: LikelihoodRecipe, kind: str) -> LikelihoodRecipe:
@@ -96,12 +96,12 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
     plain = retriever.frame_documents([text])[0]
     for unit in ("word", "token"):
         recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit=unit))
-        found = [masked_texts(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
-        assert found[0] == found[1] != found[2]
-        for ids, start, stop in found:
+        result = [masked_texts(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
+        assert result[0] == result[1] != result[2]
+        for ids, start, stop in result:
             assert ids[:start] == plain[0][: plain[1]]
             assert ids[stop:] == plain[0][plain[2] :]
-        assert (found[0][2] == plain[2]) == (unit == "token")
+        assert (result[0][2] == plain[2]) == (unit == "token")
     recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit="token", mask="__"))
     with pytest.raises(InvalidInput, match="expected one"):
         masked_texts(retriever, [text], recipe, seeds=[[0]])
@@ -154,17 +154,17 @@ def test_the_loss_is_equation_10(likelihood: LikelihoodRecipe, settings: dict[st
     recipe = dataclasses.replace(ends(likelihood, str(kind)), corruption=CorruptionRecipe(ratio=0.0), **settings)
     stage = Stage(recipe, "cpu")
     parts, monitored = stage.losses(3, step=0)
-    found = torch.stack(list(parts.values())).sum()
-    torch.testing.assert_close(found, plain_loss(stage, recipe, 3), rtol=1e-4, atol=1e-3)
+    result = torch.stack(list(parts.values())).sum()
+    torch.testing.assert_close(result, plain_loss(stage, recipe, 3), rtol=1e-4, atol=1e-3)
     assert all(np.isfinite(value) for value in monitored.values() if not isinstance(value, str))
 
 
 def test_both_directions_add_up(likelihood: LikelihoodRecipe) -> None:
-    found = {}
+    result = {}
     for direction in ("passage_to_query", "query_to_passage", "both"):
         stage = Stage(dataclasses.replace(likelihood, direction=direction), "cpu")  # type: ignore[arg-type]
-        found[direction] = {name: float(part.detach()) for name, part in stage.losses(2, step=0)[0].items()}
-    assert found["both"] == found["passage_to_query"] | found["query_to_passage"]
+        result[direction] = {name: float(part.detach()) for name, part in stage.losses(2, step=0)[0].items()}
+    assert result["both"] == result["passage_to_query"] | result["query_to_passage"]
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("one", 4), ("four_new", 4), ("four", 0), ("four_new", 0)])
@@ -173,12 +173,12 @@ def test_the_loss_falls_and_the_folder_holds_what_was_trained(
 ) -> None:
     recipe = ends(changed(likelihood, steps=10), kind)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, lora_rank=rank))
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     original = Stage.save
 
     def kept(self: Stage, folder: Path) -> None:
         batch = self.retriever.batch(self.retriever.frame_documents(["a river", "bread"]))
-        found["vectors"] = self.retriever.dense_from(self.retriever.states(batch), batch).detach()
+        result["vectors"] = self.retriever.dense_from(self.retriever.states(batch), batch).detach()
         original(self, folder)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +196,7 @@ def test_the_loss_falls_and_the_folder_holds_what_was_trained(
     assert (out / "adapter").is_dir() == (rank > 0)
     batch = loaded.batch(loaded.frame_documents(["a river", "bread"]))
     vectors = loaded.dense_from(loaded.states(batch), batch)
-    torch.testing.assert_close(vectors, found["vectors"], rtol=0.02, atol=0.02)  # adapters are kept in bfloat16
+    torch.testing.assert_close(vectors, result["vectors"], rtol=0.02, atol=0.02)  # adapters are kept in bfloat16
     assert read_recipe(out / "training" / "recipe.yaml")[1] == recipe
 
 
@@ -220,7 +220,7 @@ def test_the_contrastive_stage_starts_from_it(
     )
     begun, loaded = contrastive.build_model(second, device="cpu"), LightRetriever.load(out)
     framed = loaded.frame_documents(["a river in winter", "bread"])
-    states = [each.states(each.batch(framed)) for each in (begun, loaded)]
+    states = [item.states(item.batch(framed)) for item in (begun, loaded)]
     torch.testing.assert_close(states[0], states[1], rtol=1e-4, atol=1e-4)
     model = LightRetriever.load(contrastive.train(second, tmp_path / "second", device="cpu"))
     assert model.contract.method == "llm-ql"
@@ -248,7 +248,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(likelihood: LikelihoodRecipe,
 
 def test_the_development_set_decides(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
     out = train(likelihood, tmp_path / "model", device="cpu")
-    measured = [each["mean"]["log_likelihood"] for each in log(out, "development")]  # type: ignore[index]
+    measured = [item["mean"]["log_likelihood"] for item in log(out, "development")]  # type: ignore[index]
     assert len(measured) == 2
     assert all(value < 0 for value in measured)
     kept = json.loads((out / "training" / "environment.json").read_text())["kept"]

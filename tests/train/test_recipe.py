@@ -200,7 +200,7 @@ def test_a_recipe_without_fields_has_none_to_change(tmp_path: Path, text: str) -
 
 def test_aliases_may_be_used(tmp_path: Path) -> None:
     text = "model: {address: a}\ndata: [&x {name: n, ratio: 0.5}, {<<: *x, name: m}, *x]\n"
-    assert [(each.name, each.ratio) for each in load_recipe(written(tmp_path, text)).data] == [
+    assert [(item.name, item.ratio) for item in load_recipe(written(tmp_path, text)).data] == [
         ("n", 0.5),
         ("m", 0.5),
         ("n", 0.5),
@@ -246,7 +246,7 @@ def test_a_data_set_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pyt
 def test_every_recipe_takes_two_steps(
     path: Path, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """As it is, but for the size: a tiny model, tiny data, a small batch."""
+    """Train each shipped recipe with a tiny model, tiny data and a small batch."""
     kind, given = read_recipe(path)
     tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
     out = kind.train(tiny, tmp_path / "model", device="cpu")
@@ -271,7 +271,7 @@ def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeat
         assert "did you mean 'losses'" in failed["failed"]
         assert "failed" not in trained, trained
         written = [json.loads(line) for line in (tmp_path / "work/good/training/log.jsonl").read_text().splitlines()]
-        mean_loss = statistics.fmean(each["loss"] for each in written if "loss" in each)
+        mean_loss = statistics.fmean(item["loss"] for item in written if "loss" in item)
         assert [trained["loss_at_first"], trained["loss_at_last"]] == [mean_loss, mean_loss]
         assert trained["development"] == written[-1]["development"]["mean"]["hybrid"]
         assert f"| good | {trained['seconds'] / 60:.1f} | 2 |" in (tmp_path / "results.md").read_text()

@@ -33,23 +33,23 @@ NAN = math.nan
 
 
 def loops_kl(student: np.ndarray, teacher: np.ndarray) -> float:
-    found = []
+    result = []
     for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
         known = [column for column, value in enumerate(t) if not math.isnan(value)]
         if len(known) < 2:
             continue
         p, q = (np.exp([row[column] for column in known]) for row in (t, s))
         p, q = p / p.sum(), q / q.sum()
-        found.append(float((p * np.log(p / q)).sum()))
-    return float(np.mean(found)) if found else 0.0
+        result.append(float((p * np.log(p / q)).sum()))
+    return float(np.mean(result)) if result else 0.0
 
 
 def loops_margin(student: np.ndarray, teacher: np.ndarray, positives: list[int]) -> float:
-    found = []
+    result = []
     for s, t, positive in zip(student.tolist(), teacher.tolist(), positives, strict=True):
         known = [c for c in range(len(s)) if c != positive and not math.isnan(t[c] + t[positive])]
-        found += [((s[positive] - s[column]) - (t[positive] - t[column])) ** 2 for column in known]
-    return float(np.mean(found)) if found else 0.0
+        result += [((s[positive] - s[column]) - (t[positive] - t[column])) ** 2 for column in known]
+    return float(np.mean(result)) if result else 0.0
 
 
 TEACHERS = {
@@ -77,19 +77,19 @@ def test_values_and_gradients_are_those_of_loops(kind: str, teacher: list[list[f
 
 
 def differences(function: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-5) -> Tensor:
-    found = np.zeros_like(at)
-    for place in np.ndindex(at.shape):
+    result = np.zeros_like(at)
+    for position in np.ndindex(at.shape):
         moved = [at.copy(), at.copy()]
-        moved[0][place] += step
-        moved[1][place] -= step
-        found[place] = (function(moved[0]) - function(moved[1])) / (2 * step)
-    return torch.from_numpy(found)
+        moved[0][position] += step
+        moved[1][position] -= step
+        result[position] = (function(moved[0]) - function(moved[1])) / (2 * step)
+    return torch.from_numpy(result)
 
 
 def examples(path: Path, *, scored: bool = True) -> Path:
     lines = []
     for number in range(8):
-        texts = [f"document {number} {each}" for each in ("good", "bad", "worse")]
+        texts = [f"document {number} {item}" for item in ("good", "bad", "worse")]
         line = {"query": f"query {number}", "positives": texts[:1], "negatives": texts[1:], "query_id": str(number)}
         lines.append(line | ({"scores": [9.0 + number, None, number / 2]} if scored else {}))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -130,7 +130,7 @@ def test_a_runs_scores_are_a_teachers(recipe: ContrastiveRecipe, tmp_path: Path)
     data = (dataclasses.replace(recipe.data[0], scores=str(tmp_path / "run.trec")),)
     (scored,), _ = open_sets(dataclasses.replace(recipe, data=data), negatives=[None])
     assert scored.examples[0].scores[0] == 3.5
-    assert all(math.isnan(score) for each in scored.examples[1:] for score in each.scores)
+    assert all(math.isnan(score) for example in scored.examples[1:] for score in example.scores)
     with pytest.raises(InvalidInput, match="none of the scores"):
         plain.scored({"no such query": {"a": 1.0}})
 
@@ -183,7 +183,7 @@ def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: Contr
 
 
 def gradients(recipe: ContrastiveRecipe) -> dict[str, Tensor]:
-    """In double precision but for Llama's norms: margins are tens and gradients thousands, which fp32 rounds."""
+    """Gradients in double precision, except for Llama's norms: fp32 would round margins of tens."""
     sets, _ = open_sets(recipe, negatives=[None])
     retriever = build_model(recipe, device="cpu")
     wake_lora(retriever.trunk.named_parameters())

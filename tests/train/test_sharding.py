@@ -25,12 +25,12 @@ from tiny_recipes import RECIPES, tiny_recipe
 
 
 def weights(model: Path) -> dict[str, torch.Tensor]:
-    found = {}
+    result = {}
     for file in sorted(model.rglob("*.safetensors")):
         if file.parent.name in ("adapter", "backbone"):
-            found |= load_file(str(file))
-    assert found
-    return found
+            result |= load_file(str(file))
+    assert result
+    return result
 
 
 def losses(model: Path) -> list[float]:
@@ -62,7 +62,7 @@ def _process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, 
 def test_split_layers_take_the_same_steps_and_resume(
     name: str, rank: int, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """With an adapter, and with all weights trained."""
+    """Train an adapter, and all weights."""
     kind, given = read_recipe(RECIPES / f"{name}.yaml")
     tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
     first_layer = tiny.model.first_layer if rank else 0

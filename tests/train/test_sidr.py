@@ -100,23 +100,23 @@ def plain_parametric(retriever: LightRetriever, framed: Framed) -> Tensor:
 
 def test_the_loss_of_two_queries_by_hand() -> None:
     scores = torch.tensor([[2.0, 0.0, 1.0], [0.5, 1.0, 0.0]])
-    found = two_way_loss(scores, torch.tensor([0, 1]))
+    result = two_way_loss(scores, torch.tensor([0, 1]))
     to_documents = [-math.log(math.e**2 / (math.e**2 + 1 + math.e)), -math.log(math.e / (math.e**0.5 + math.e + 1))]
     to_queries = [-math.log(math.e**2 / (math.e**2 + math.e**0.5)), -math.log(math.e / (1 + math.e))]
-    assert float(found) == pytest.approx(sum(to_documents) / 2 + sum(to_queries) / 2)
+    assert float(result) == pytest.approx(sum(to_documents) / 2 + sum(to_queries) / 2)
     excluded = torch.tensor([[False, True, False], [False, False, False]])
-    found = two_way_loss(scores, torch.tensor([0, 1]), excluded=excluded)
+    result = two_way_loss(scores, torch.tensor([0, 1]), excluded=excluded)
     to_documents[0] = -math.log(math.e**2 / (math.e**2 + math.e))
-    assert float(found) == pytest.approx(sum(to_documents) / 2 + to_queries[0] / 2)
+    assert float(result) == pytest.approx(sum(to_documents) / 2 + to_queries[0] / 2)
 
 
 def test_vocabulary_vectors_equal_a_plain_version_whatever_the_batch(sidr: SidrRecipe) -> None:
     retriever, _, batch = prepared(sidr)
     framed = retriever.frame_documents(batch.documents)
     together = parametric(retriever, framed, pad_to=16)
-    for row, each in enumerate(framed):
-        torch.testing.assert_close(together[row].double(), plain_parametric(retriever, each), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(together[row], parametric(retriever, [each])[0])
+    for row, item in enumerate(framed):
+        torch.testing.assert_close(together[row].double(), plain_parametric(retriever, item), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(together[row], parametric(retriever, [item])[0])
     assert bool((together > 0).all())
 
 
@@ -137,14 +137,14 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
     trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
 
     def gradients(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = torch.autograd.grad(torch.stack(list(parts.values())).sum(), list(trained.values()))
-        return dict(zip(trained, found, strict=True))
+        result = torch.autograd.grad(torch.stack(list(parts.values())).sum(), list(trained.values()))
+        return dict(zip(trained, result, strict=True))
 
     parts, _ = batch_losses(retriever, batch, sidr, generator=np.random.default_rng(0))
     framed_queries = retriever.frame_queries(batch.queries, instruction=batch.instructions[0])
     framed_documents = retriever.frame_documents(batch.documents)
-    queries = torch.stack([plain_parametric(retriever, each) for each in framed_queries])
-    documents = torch.stack([plain_parametric(retriever, each) for each in framed_documents])
+    queries = torch.stack([plain_parametric(retriever, framed_query) for framed_query in framed_queries])
+    documents = torch.stack([plain_parametric(retriever, framed_document) for framed_document in framed_documents])
 
     def bags(framed: list[Framed]) -> Tensor:
         return torch.tensor([[float(t in ids[a:b]) for t in range(258)] for ids, a, b in framed]).double()
@@ -171,9 +171,9 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
     assert parts.keys() == expected.keys()
     for name, value in expected.items():
         assert float(parts[name].detach()) == pytest.approx(float(value.detach()), rel=1e-5)
-    found, wanted = gradients(parts), gradients(expected)
+    result, wanted = gradients(parts), gradients(expected)
     for name, gradient in wanted.items():
-        assert float((found[name] - gradient).norm() / gradient.norm()) < 1e-4, name
+        assert float((result[name] - gradient).norm() / gradient.norm()) < 1e-4, name
 
 
 def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: SidrRecipe) -> None:
@@ -181,8 +181,8 @@ def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: Si
     query = dataclasses.replace(retriever.contract.query, expansion_terms=5)
     retriever.contract = dataclasses.replace(retriever.contract, query=query)
     queries = [*batch.queries, "", "aab"]
-    found = light_queries(retriever, queries, instruction="find it").detach()
-    assert not found[-2].any()
+    result = light_queries(retriever, queries, instruction="find it").detach()
+    assert not result[-2].any()
     prompt = retriever.frame_queries([""], instruction="find it")[0]
     for row, text in enumerate(queries):
         ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, [text]).row(0).tolist()
@@ -195,7 +195,7 @@ def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: Si
             kept = others >= others.topk(4).values[-1]
             kept[token] = True
             expected += torch.where(kept, weights, 0.0) / len(ids)
-        torch.testing.assert_close(found[row].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[row].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_light_queries_are_not_rounded_under_autocast(sidr: SidrRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,14 +248,14 @@ def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: 
     index = BagOfTokens(sets[0], retriever)
     framed = retriever.frame_documents([sets[0].documents[doc_id] for doc_id in index.doc_ids])
     bags = bag_of_tokens(framed, vocab_size=258, device=torch.device("cpu"))
-    alone = [bag_of_tokens([each], vocab_size=258, device=torch.device("cpu")) for each in framed]
+    alone = [bag_of_tokens([item], vocab_size=258, device=torch.device("cpu")) for item in framed]
     assert torch.equal(bags, torch.cat(alone))
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
     scores = (weights.double() @ bags.double().T).numpy()
     for row, doc_ids in enumerate(index.search(weights, m=7)):
-        found = [scores[row, index.doc_ids.index(doc_id)] for doc_id in doc_ids]
-        assert len(found) == 7
-        np.testing.assert_allclose(found, np.sort(scores[row])[::-1][:7], rtol=1e-5)
+        result = [scores[row, index.doc_ids.index(doc_id)] for doc_id in doc_ids]
+        assert len(result) == 7
+        np.testing.assert_allclose(result, np.sort(scores[row])[::-1][:7], rtol=1e-5)
     on_device = BagOfTokens(sets[0], retriever, on_device=True)
     assert on_device.search(weights, m=7) == index.search(weights, m=7)
 
@@ -275,18 +275,18 @@ def test_a_product_on_the_device_finds_what_the_kernel_finds_to_the_bit(seed: in
     weights[2] = 0.0
     expected = KernelSearch(bags).top(weights, k=k)
     for tile_bytes in (1, 16 * 5 * 7, 1 << 20):
-        found = DeviceSearch(bags, torch.device("cpu"), tile_bytes=tile_bytes).top(weights, k=k)
-        for one, other in zip(found, expected, strict=True):
+        result = DeviceSearch(bags, torch.device("cpu"), tile_bytes=tile_bytes).top(weights, k=k)
+        for one, other in zip(result, expected, strict=True):
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype
-    assert found[0][3] == found[0][2]
+    assert result[0][3] == result[0][2]
     none = DeviceSearch(SparseVectors.empty(0, vocab_size=n_terms), torch.device("cpu")).top(weights, k=k)
-    assert [len(each) for each in none] == [6, 0, 0]
+    assert [len(item) for item in none] == [6, 0, 0]
 
 
 def test_where_bags_are_searched_changes_no_draw(sidr: SidrRecipe) -> None:
     retriever, sets, batch = prepared(sidr)
-    training = next(each for each in sets if each.name == batch.dataset)
+    training = next(item for item in sets if item.name == batch.dataset)
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
     drawn = [
         BagOfTokens(training, retriever, on_device=way).draw(
@@ -304,7 +304,7 @@ def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_h
     losses = SidrLossWeights(light=1.0, temperature=2.0, light_temperature=0.25)
     recipe = dataclasses.replace(sidr, query=query, losses=losses, retrieval=RetrievalRecipe(4, query_terms=3))
     retriever, sets, batch = prepared(recipe)
-    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    index = BagOfTokens(next(item for item in sets if item.name == batch.dataset), retriever)
     seen = []
     search = index.search
     monkeypatch.setattr(index, "search", lambda weights, m: seen.append(weights) or search(weights, m=m))
@@ -338,23 +338,23 @@ def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -
     weights[0, retriever.backbone.tokenizer.term_ids([" red"]).row(0).astype(np.int64)] = 1.0
     for seed in range(20):
         generator = np.random.default_rng(seed)
-        drawn, found = index.draw(batch, weights, RetrievalRecipe(top_m=5), generator)
-        assert [each.doc_id for each in drawn] == ["good"]
-        assert found == 1
+        drawn, result = index.draw(batch, weights, RetrievalRecipe(top_m=5), generator)
+        assert [item.doc_id for item in drawn] == ["good"]
+        assert result == 1
     seen = {
         index.draw(batch, weights, RetrievalRecipe(5, False), np.random.default_rng(s))[0][0].doc_id for s in range(20)
     }
     assert seen == {"good", "answer"}
-    drawn, found = index.draw(batch, torch.zeros(1, 258), RetrievalRecipe(5), np.random.default_rng(0))
-    assert found == 0  # nothing matched: one is drawn from the corpus
+    drawn, result = index.draw(batch, torch.zeros(1, 258), RetrievalRecipe(5), np.random.default_rng(0))
+    assert result == 0  # nothing matched: one is drawn from the corpus
     assert drawn[0].doc_id not in {"p", "also"}
 
 
 def test_a_retrieved_negative_stands_behind_its_querys_others(sidr: SidrRecipe) -> None:
     retriever, sets, batch = prepared(sidr)
-    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    index = BagOfTokens(next(item for item in sets if item.name == batch.dataset), retriever)
     new = [Document(f"new{i}", f"text {i}") for i in range(4)]
-    index._documents = {**index._documents, **{each.doc_id: each for each in new}}
+    index._documents = {**index._documents, **{item.doc_id: item for item in new}}
     extended = index.extended(batch, [new[0], batch.documents[0], new[2], new[3]])
     assert extended.documents[:4] == batch.documents[:4]
     for row in range(4):
@@ -388,7 +388,7 @@ def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(sidr: SidrRecipe, tm
         [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
         for model in (whole, resumed)
     ]
-    losses = [[each["loss"] for each in log if "loss" in each] for log in logs]
+    losses = [[item["loss"] for item in log if "loss" in item] for log in logs]
     assert losses[0] == losses[1]
     assert {"parametric", "bag_documents", "bag_queries", "retrieved"} <= logs[0][0].keys()
     assert logs[0][-1]["development"]["mean"].keys() == {"full", "beta", "overlap", "light_full", "light_beta"}
@@ -402,7 +402,7 @@ def test_a_run_leaves_a_model_and_a_resumed_one_is_the_same(sidr: SidrRecipe, tm
 
 def gradients(recipe: SidrRecipe) -> dict[str, Tensor]:
     retriever, sets, batch = prepared(recipe)
-    index = BagOfTokens(next(each for each in sets if each.name == batch.dataset), retriever)
+    index = BagOfTokens(next(item for item in sets if item.name == batch.dataset), retriever)
     parts, _ = batch_losses(retriever, batch, recipe, index=index, generator=np.random.default_rng(0))
     return gradients_of(parts, {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad})
 
@@ -463,13 +463,13 @@ def test_states_may_meet_the_input_embeddings_also_of_a_model_without_a_head(
         sidr, model=model, heads=SidrHeadRecipe(top_k=40, projection="embeddings"), evaluation=SidrEvaluation()
     )
     retriever, _, batch = prepared(recipe)
-    found = parametric(retriever, retriever.frame_documents(batch.documents)).detach()
+    result = parametric(retriever, retriever.frame_documents(batch.documents)).detach()
     embeddings = retriever.backbone.model.get_input_embeddings().weight.double()
     for row, (ids, start, stop) in enumerate(retriever.frame_documents(batch.documents)):
         states = retriever.states(retriever.batch([(ids, start, stop)]))[0, start:stop].double()
         largest = (states @ embeddings.T).max(dim=0).values
         expected = torch.where(largest >= 0, largest + 1, torch.exp(largest))
-        torch.testing.assert_close(found[row].double(), expected.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result[row].double(), expected.detach(), rtol=1e-4, atol=1e-5)
     folder = train(recipe, tmp_path / "model", device="cpu")
     assert Contract.load(folder).sparse == SparseHead("elu1p", "", 40, 32.0, "embeddings")
     if plain:

@@ -75,13 +75,13 @@ def test_a_resumed_run_has_the_same_weights_logged_and_losses(recipe: Contrastiv
     def steps(model: Path) -> list[dict[str, float]]:
         lines = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
         names = ("loss", "flops_weight", "query_flops_weight", "nonzeros")
-        return [{name: each[name] for name in names} for each in lines if "loss" in each]
+        return [{name: item[name] for name in names} for item in lines if "loss" in item]
 
     whole = train(controlled(recipe), tmp_path / "whole", device="cpu")
     cut(lambda: train(controlled(recipe), tmp_path / "cut", device="cpu"))
     resumed = train(controlled(recipe), tmp_path / "cut", resume=True, device="cpu")
     assert steps(resumed) == steps(whole)
-    weights = [each["flops_weight"] for each in steps(whole)]
+    weights = [step["flops_weight"] for step in steps(whole)]
     assert weights[0] == pytest.approx(0.1)
     assert len(set(weights)) == len(weights)
 

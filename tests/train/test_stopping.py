@@ -1,4 +1,4 @@
-"""What ends a run early leaves: Ctrl-C, a full disk, a dead process; and the curves that are written beside the log."""
+"""Runs that end early by Ctrl-C, a full disk or a dead process; and the curves that are written beside the log."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_run_resumed_after_ctrl_c_equals_an_uninterrupted_one(
         train(plain, tmp_path / "cut", device="cpu")
     resumed = train(plain, tmp_path / "cut", resume=True, device="cpu")
     assert losses(resumed) == losses(whole)
-    assert all(torch.equal(weights(resumed)[name], each) for name, each in weights(whole).items())
+    assert all(torch.equal(weights(resumed)[name], weight) for name, weight in weights(whole).items())
 
 
 def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,17 +126,17 @@ def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before(monk
 
 
 def test_other_threads_and_ignored_signals_are_left_alone() -> None:
-    found = []
+    result = []
 
     def elsewhere() -> None:
         with noted_interrupts() as interrupted:
-            found.append((interrupted(), signal.getsignal(signal.SIGINT)))
+            result.append((interrupted(), signal.getsignal(signal.SIGINT)))
 
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert found == [(False, before)]
+    assert result == [(False, before)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with noted_interrupts():
@@ -269,8 +269,8 @@ def test_tensorboard_reads_what_the_log_says(plain: ContrastiveRecipe, tmp_path:
     model = train(plain, tmp_path / "model", device="cpu")
     events = EventAccumulator(str(model / "training" / "tensorboard"))
     events.Reload()
-    assert [each.value for each in events.Scalars("loss")] == pytest.approx(losses(model))
-    assert [each.step for each in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    assert [Scalar.value for Scalar in events.Scalars("loss")] == pytest.approx(losses(model))
+    assert [Scalar.step for Scalar in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def _stopped_and_resumed(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
@@ -288,7 +288,7 @@ def test_each_process_goes_on_with_its_own_dropout_and_another_number_of_them_is
     multiprocessing.spawn(_stopped_and_resumed, args=(2, tmp_path / "meeting", plain, tmp_path), nprocs=2)
     assert losses(tmp_path / "two") == losses(tmp_path / "whole")
     one, other = weights(tmp_path / "two"), weights(tmp_path / "whole")
-    assert all(torch.equal(one[name], each) for name, each in other.items())
+    assert all(torch.equal(one[name], item) for name, item in other.items())
     states = load_checkpoint(tmp_path / "one.run" / "checkpoints", recipe=plain)["random"]
     assert not torch.equal(states[0]["torch"], states[1]["torch"])
     alone = train(plain, tmp_path / "one", resume=True, device="cpu")

@@ -62,8 +62,8 @@ def test_a_folder_gives_its_own_vectors(
     texts = [*TEXTS, "long " * 40]
     expected = plainly(folder, [before["passage"] + text for text in texts], mode)
     if frame.endswith("</s>") or mode == "mean":  # what is cut keeps its frame here and there
-        found = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+        result = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-3)
 
 
 @torch.no_grad()
@@ -83,8 +83,8 @@ def test_a_folder_that_sentence_transformers_writes_gives_its_vectors(
     expected = torch.from_numpy(theirs.encode_query(texts))
     torch.testing.assert_close(teacher.queries(texts), expected, rtol=0, atol=1e-3)
     expected = torch.from_numpy(theirs.encode_document(texts))
-    found = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    result = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-3)
 
 
 def test_an_older_folder_may_lower_case_and_one_without_a_length_is_refused(tmp_path: Path) -> None:
