@@ -14,7 +14,7 @@ import measure_house  # noqa: E402
 NOT_YET: tuple[str, ...] = (
     "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "bench/", "docs/", "examples/", "native/", "recipes/",
     "src/lightir/", "tests/base/", "tests/cli/", "tests/data/", "tests/distill/", "tests/encode/", "tests/eval/",
-    "tests/index/", "tests/kernel/", "tests/models/", "tests/pending", "tests/query/", "tests/search/", "tests/train/",
+    "tests/index/", "tests/kernel/", "tests/models/", "tests/query/", "tests/search/", "tests/train/",
 )  # fmt: skip
 """Files and folders whose prose is still to be rewritten; the list only shrinks."""
 
