@@ -39,13 +39,13 @@ class Development:
 
 
 def load_development(dataset: Dataset, split: str, *, queries: int, documents: int) -> Development:
-    """A reduced set; queries with many relevant documents go last, so that these don't fill the corpus.
+    """Reduce a data set; queries with many relevant documents are chosen last, so that these do not fill the corpus.
 
     Args:
-        dataset: a BEIR folder.
-        split: whose queries are asked.
-        queries: the most queries; they are drawn at random, the same in each run.
-        documents: how many in all, but never fewer than are relevant.
+        dataset: BEIR data set.
+        split: split with the queries.
+        queries: maximum number of queries, drawn at random, the same in each run.
+        documents: number of documents, but at least all relevant ones.
     """
     generator = random.Random(0)
     corpus = {document.doc_id: document for document in dataset.corpus()}
