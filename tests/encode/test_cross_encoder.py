@@ -1,4 +1,4 @@
-"""Cross-encoders: their scores against one pair at a time in double precision, and as a teacher's."""
+"""Cross-encoders: scores against one pair at a time in double precision, and scores for distillation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAX_TOKENS = 64
 
 
 def save_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
-    """A random BERT that classifies pairs, as Hugging Face writes it."""
+    """Save a random BERT that classifies pairs, in Hugging Face's format."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
@@ -73,7 +73,7 @@ def save_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
 
 @torch.no_grad()
 def plain_score(folder: Path, query: str, document: Document) -> float:
-    """One pair, in double precision, framed by hand: a query has at most half of the tokens, a document the rest."""
+    """Score one pair in double precision, framed by hand; a query has at most half of the tokens."""
     model = BertForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
     tokenizer = tiny_tokenizer()
     first, second = (tokenizer.term_ids([text]).row(0).tolist() for text in (query, document.full_text()))

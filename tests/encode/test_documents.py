@@ -1,4 +1,4 @@
-"""Documents go in once, in order, whatever happens meanwhile."""
+"""Encoding of documents: each once, in order, also across interruptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run reranked by query likelihood equals a forward for each pair, however it is batched; and doc2query."""
+"""Re-ranking by query likelihood equals one forward per pair, for any batching; and doc2query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.data import TrainingSet, read_documents
-from lightir.encode.expansion import GenerationOptions, expanded, generate_queries, training_records
+from lightir.encode.expansion import GenerationOptions, expand_document, generate_queries, training_records
 from lightir.encode.likelihood_reranking import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score, read_run, write_run
@@ -113,7 +113,7 @@ def test_beam_search_finds_what_trying_everything_finds() -> None:
     model = tiny_model()
     backbone = model.backbone
     ends = end_states(backbone, model.frame_documents(DOCUMENTS[1:2]), n_ends=1)
-    stops = {EOS, *range(20, 120)}  # many, so that some of the best texts have ended
+    stops = {EOS, *range(20, 120)}  # many ids, so that some of the best texts have ended
     actual = beam_search(backbone, ends, beams=258, max_tokens=2, stop_ids=stops)[0]
     tried: dict[tuple[int, ...], float] = {}
     for first in (token for token in range(258) if token not in stops):
@@ -159,11 +159,11 @@ def generators(n: int) -> list[np.random.Generator]:
 
 @torch.no_grad()
 def test_texts_are_drawn_by_their_probabilities_among_the_most_probable_tokens() -> None:
-    """40,000 texts of two tokens; what each is expected to have is multiplied up from one forward a prefix."""
+    """Compare 40,000 drawn texts of two tokens with the products of each prefix's probabilities."""
     model, n_draws = tiny_model(), 40_000
     backbone = model.backbone
     ends = end_states(backbone, model.frame_documents(DOCUMENTS[1:2]), n_ends=1)
-    stops = {EOS, *range(20, 160)}  # many, so that some of the drawn have ended
+    stops = {EOS, *range(20, 160)}  # many ids, so that some of the drawn texts have ended
     first = next_logits(backbone, ends.states)[0].double()
     first[list(stops)] = -torch.inf
     expected: dict[tuple[int, ...], float] = {}
@@ -235,7 +235,7 @@ def test_generated_queries_expand_a_document_or_train_another_model(tmp_path: Pa
     assert [[q.text for q in queries] for _, queries in again] == [[q.text for q in queries] for _, queries in actual]
     document, queries = actual[1]
     assert 0 < len(queries) <= 3
-    assert expanded(document, queries) == dataclasses.replace(
+    assert expand_document(document, queries) == dataclasses.replace(
         document, text="\n".join([document.text, *(query.text for query in queries)])
     )
     lines = [json.dumps(record) for expansion in actual for record in training_records(*expansion)]

@@ -1,4 +1,4 @@
-"""A model measured on a BEIR folder: encoded once, and the full query encoder beside the light one."""
+"""Evaluation of a model on a BEIR folder: encoded once, with the full and the light query encoder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def save_model(
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """Documents that are their own queries."""
+    """Write a data set whose documents are their own queries."""
     folder = tmp_path / "echo"
     (folder / "qrels").mkdir(parents=True)
     texts = [f"{word} {'ab' * i}" for i, word in enumerate(["cat", "dog", "fish", "horse", "cow", "sheep", "", "hen"])]
@@ -234,7 +234,7 @@ def test_all_modes_come_back_and_the_second_time_nothing_is_encoded(
     assert list(first.systems) == ["tokens", "dense", "sparse", "hybrid", "hybrid+tokens", "full"]
     assert first.n_queries == 8
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"echo.test.{mode}.trec" for mode in first.systems}
-    # Without an instruction a query is framed as its document is, so the full encoder finds it first.
+    # Without an instruction a query is framed like its document, so the full encoder ranks it first.
     assert first.systems["full"].measures["RR@10"] > 0.7
     monkeypatch.setattr(LightRetriever, "load", None)
     modes = ["tokens", "dense", "sparse", "hybrid"]
@@ -291,7 +291,7 @@ def test_half_encoded_vectors_are_finished(tmp_path: Path, dataset: Path) -> Non
 def save_sidr(
     folder: Path, *, weighting: str = "expansion", projection: str = "head", top_k: int = 20, own_terms: bool = False
 ) -> Path:
-    """A SiDR of random weights whose queries are framed as its documents are."""
+    """Save a SiDR model with random weights whose queries are framed like its documents."""
     save_tiny("llama", folder / "backbone")
     backbone = load_backbone(str(folder / "backbone"))
     query = QueryPolicy("", leading_blank=False, weighting=weighting, expansion_terms=6)  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ SIDR_FUSION = Fusion(weights={"sparse": 0.5, "tokens": 0.5})
 
 
 def own_terms(model: LightRetriever, texts: list[str]) -> np.ndarray:
-    """V_BoT by loops."""
+    """Compute V_BoT by loops."""
     bags = np.zeros((len(texts), model.backbone.vocab_size))
     for row, text in enumerate(texts):
         for term in model.backbone.tokenizer.term_ids([text.strip()]).row(0).tolist():

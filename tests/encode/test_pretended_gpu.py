@@ -1,4 +1,4 @@
-"""Encoding, caching, re-ranking and generating as they run on a GPU: on a pretended one, held against the CPU."""
+"""Encoding, caching, re-ranking and generation on a simulated GPU, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_the_pretended_gpu_refuses() -> None:
             there.mm(torch.ones(3, 1))
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
-        assert (there * torch.tensor(2.0)).sum().item() == 12.0  # a number of the CPU may
+        assert (there * torch.tensor(2.0)).sum().item() == 12.0  # a scalar tensor on the CPU is allowed
         with torch.autocast("cuda", dtype=torch.bfloat16):
             assert (there @ there.T).dtype == torch.bfloat16
         assert there.cpu().device.type == "cpu"

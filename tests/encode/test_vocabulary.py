@@ -1,4 +1,4 @@
-"""The stored table says what the model says, end to end through the folder."""
+"""Query tables equal the model, end to end through the query-encoder folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tiny_model(name: str = "llama", *, pooling: str = "eos", dims: tuple[int, ..
 
 
 def looked_up(folder: Path, texts: list[str], *, file: str = "model.safetensors") -> np.ndarray:
-    """Eq. 6 out of the files alone: the mean of the queries' rows, normalised after the mean."""
+    """Compute Eq. 6 from the files only: the mean of the queries' rows, normalized after the mean."""
     arrays = load_file(folder / file)
     table = arrays["embeddings"].astype(np.float64)
     if "weights" in arrays:
@@ -52,7 +52,7 @@ def looked_up(folder: Path, texts: list[str], *, file: str = "model.safetensors"
 
 
 def one_by_one(model: LightRetriever, texts: list[str], *, instruction: str | None = None) -> np.ndarray:
-    """Eq. 3 and 4 as they are written: one forward of `<bos> Inst t <eos>` for each token."""
+    """Compute Eq. 3 and 4 by one forward of `<bos> Inst t <eos>` per token."""
     prompt = model.frame_queries([""], instruction=instruction)[0][0][:-1]
     rows = []
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_model2vec_and_sentence_transformers_read_the_folder(dtype: str, tmp_pat
     modules = pytest.importorskip("sentence_transformers.models")
     sentence_transformers = pytest.importorskip("sentence_transformers")
     cache_vocabulary(tiny_model(), tmp_path / "q", options=TableOptions(dtype=dtype))  # type: ignore[arg-type]
-    # What the query policy does to a text is ours to do: lower-case, a blank in front.
+    # Apply the query policy to the texts: lower case and a leading blank.
     prepared = [f" {text.lower()}" for text in QUERIES]
     expected = looked_up(tmp_path / "q", QUERIES)
     theirs = model2vec.StaticModel.from_pretrained(tmp_path / "q").encode(prepared, max_length=None)
@@ -175,7 +175,7 @@ def test_model2vec_and_sentence_transformers_read_the_folder(dtype: str, tmp_pat
 
 
 def sidr_model(name: str = "llama", *, instruction: str = "Find it") -> LightRetriever:
-    """A SiDR model whose queries are means of its terms' five strongest terms."""
+    """Return a SiDR model whose queries are means of its terms' five strongest terms."""
     backbone = tiny_backbone(name)
     query = QueryPolicy(instruction, weighting="expansion", expansion_terms=5)
     sparse = SparseHead("elu1p", top_k=20, scale=32.0)

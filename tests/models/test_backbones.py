@@ -1,4 +1,4 @@
-"""Backbones from every kind of address, their tokens, attention and adapters."""
+"""Backbones: loading from every kind of address, tokens, attention and adapters."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_first_state_sees_the_last_token_only_when_attention_goes_both_ways(
     other[0, 4] = 200
     causal, both = tiny_backbone(name), tiny_backbone(name, attention="bidirectional")
     assert torch.equal(states(causal)[:, 0], states(causal, other)[:, 0])
-    # Two layers of windows of four reach the first position from the last but one.
+    # Two layers with windows of four reach the first position from the second to last.
     assert not torch.allclose(states(both)[:, 0], states(both, other)[:, 0], atol=1e-4)
 
 

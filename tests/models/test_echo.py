@@ -1,4 +1,4 @@
-"""Attention variants of a causal model: echo pools over a text's second copy alone; bidirectional sees what follows."""
+"""Attention variants of a causal model: echo, which pools over a text's second copy, and bidirectional."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightRetriever as a whole: frames, batches, light queries, calibration, folders."""
+"""LightRetriever: frames, batches, light queries, calibration and model folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = ["a short one", "x", "a rather longer text than all the others here", "S
 QUERY = QueryPolicy("find it")
 
 NO_TEXT_SEEN = {(name, "first") for name in CAUSAL}
-"""A causal model's first state."""
+"""Pooling of a causal model's first state."""
 
 
 def retriever(
@@ -123,7 +123,7 @@ def test_a_full_query_has_the_prompt_and_the_terms_of_the_light_one() -> None:
 
 
 def merging_tokenizer() -> TextTokenizer:
-    """A byte-level BPE that joins a blank with the word behind it, as LLMs have it."""
+    """A byte-level BPE that joins a blank with the following word, like those of LLMs."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -271,7 +271,7 @@ def test_calibration_standardises_and_thins_out() -> None:
         batch = model.batch(model.frame_documents(texts))
         dense = model.dense_from(model.states(batch), batch)
     assert float(before.float().mean()) > 0.5
-    assert 0.02 < float((weights > 0).float().mean()) <= 0.1  # documents of the same bytes tie at the quantile
+    assert 0.02 < float((weights > 0).float().mean()) <= 0.1  # equal documents tie at the quantile
     torch.testing.assert_close(dense.mean(0), torch.zeros(HIDDEN), atol=1e-4, rtol=0)
     assert model.contract.dense is not None
     assert model.contract.sparse is not None

@@ -1,4 +1,4 @@
-"""Encoders of every family: states, heads and single tokens as transformers has them, and where their positions end."""
+"""Encoders of every family: states, heads and single tokens compared with transformers, and limits of positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tiny_models import BOS, ENCODERS, EOS, PAD, save_tiny, tiny_backbone
 
 TEXTS = ["short", "", "a text that is longer than the others", "x"]
 WITH_TABLES = {"bert": 256, "distilbert": 256, "electra": 256, "mpnet": 256 - 2, "xlm-roberta": 256 - PAD - 1}
-"""Families with a table of positions, and how many of its 256 rows a text may have."""
+"""Maximum number of tokens of a text, of 256 rows of the position table, by family."""
 
 
 def retriever(name: str, **policy: object) -> LightRetriever:
@@ -34,12 +34,12 @@ def retriever(name: str, **policy: object) -> LightRetriever:
 
 
 def positions(model: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
-    """None but for MPNet, which takes id 1, our end token, for padding; the others are left to the model."""
+    """Return position ids for MPNet, which treats id 1, our end token, as padding; nothing for other models."""
     return {"position_ids": torch.arange(2, len(ids) + 2)[None]} if model.config.model_type == "mpnet" else {}
 
 
 def own_states(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """One text by itself, at the positions that the model gives it."""
+    """Encode one text alone, at the model's own positions."""
     actual: Tensor = model.base_model(torch.tensor([ids]), **positions(model, ids)).last_hidden_state[0]
     return actual
 

@@ -63,7 +63,7 @@ def test_an_unknown_activation_is_refused() -> None:
 
 
 def test_the_straight_through_gradient_is_that_of_gelu_written_out() -> None:
-    """ln(1 + r), r = relu(z), dr/dz taken as d gelu/dz = Phi(z) + z phi(z)."""
+    """The gradient of ln(1 + r), r = relu(z), with dr/dz = d gelu/dz = Phi(z) + z phi(z)."""
     maxima = torch.tensor([-3.0, -0.4, 0.0, 0.7, 5.0], dtype=torch.float64, requires_grad=True)
     activate(maxima, straight_through=True).sum().backward()
     z = maxima.detach()

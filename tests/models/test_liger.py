@@ -1,4 +1,4 @@
-"""Liger's kernels: what is asked of the package, errors, and, in Triton's interpreter, the values of plain layers."""
+"""Liger's kernels: calls of the package, errors, and values in Triton's interpreter against plain layers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PATCHED = {
     "qwen3": modeling_qwen3,
     "mistral": modeling_mistral,
 }
-"""The modules of transformers in which Liger itself replaces names for the whole process."""
+"""Modules of transformers in which Liger replaces names for the whole process."""
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A package of Liger's name that knows llama and qwen3, and records what is asked of it."""
+    """A stand-in for Liger that supports llama and qwen3, and records its calls."""
     asked: list[dict[str, Any]] = []
     transformers, patches = (
         ModuleType("liger_kernel.transformers"),
@@ -99,7 +99,7 @@ def test_compiling_and_liger_exclude_each_other() -> None:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package, its kernels run by Triton's interpreter."""
+    """Liger itself, with its kernels in Triton's interpreter."""
     for name in ("liger_kernel", "triton"):
         pytest.importorskip(name, reason="the extra gpu is not installed", exc_type=ImportError)
     import triton.language as tl
@@ -114,13 +114,13 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     convert = interpreter._implicit_cvt
 
     def convert_floats_too(given: Any) -> Any:
-        """A float argument is a float32 in a kernel, as the compiler has it; the interpreter leaves a Python float."""
+        """Convert float arguments to float32 like the compiler; the interpreter keeps Python floats."""
         if not isinstance(given, float):
             return convert(given)
         return tl.tensor(interpreter.TensorHandle(np.array([given], dtype=np.float32), tl.float32), tl.float32)
 
     monkeypatch.setattr(interpreter, "_implicit_cvt", convert_floats_too)
-    monkeypatch.setattr(rms_norm, "rsqrt", lambda x: tl.rsqrt(x))  # CUDA's own is not there to be interpreted
+    monkeypatch.setattr(rms_norm, "rsqrt", lambda x: tl.rsqrt(x))  # CUDA's own function cannot be interpreted
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -154,7 +154,7 @@ def test_states_and_gradients_are_those_without_liger(name: str) -> None:
     later = tiny_backbone(name)
     later.trunk.requires_grad_(True)
     earlier = run(plain)
-    assert torch.equal(run(later), earlier)  # neither a model from before nor one from afterwards has kernels
+    assert torch.equal(run(later), earlier)  # models loaded before or after have no kernels
     assert torch.equal(earlier, expected)
     for other in (later, plain):
         assert not {"forward", "_get_name"} & {key for module in other.model.modules() for key in vars(module)}

@@ -1,4 +1,4 @@
-"""Query likelihood: what the attention stop lets through, corruption, and the kept [E] against the whole forward."""
+"""Query likelihood: the attention stop, corruption, and cached end states against the whole forward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def passages(n_ends: int = 1, seed: int = 0) -> list[Framed]:
 
 
 def slow_mask(length: int, first: int, last: int, valid: list[bool]) -> list[list[bool]]:
-    """The rule as it is written, position by position."""
+    """Apply the rule position by position."""
     allowed = [[i == j for j in range(length)] for i in range(length)]
     for i in range(length):
         for j in range(length):
@@ -72,7 +72,7 @@ def projections(backbone: Backbone) -> list[torch.nn.Module]:
 
 
 def states_with_frozen_ends(backbone: Backbone, batch: Sequences, *, stop: bool, frozen: list[Tensor]) -> Tensor:
-    """The forward with what goes into keys and values at [E] replaced; an empty list is filled instead."""
+    """Run the forward with the inputs of keys and values at [E] replaced; an empty list is filled with them instead."""
     rows = torch.arange(len(batch.input_ids))
     fill = not frozen
     handles = []
@@ -149,7 +149,7 @@ def test_one_end_serves_many_queries() -> None:
 
 
 def plain_log_likelihood(backbone: Backbone, passage: Framed, query: list[int], *, stop: bool) -> Tensor:
-    """Eq. 10 in double precision: one sequence, its mask cell by cell, one softmax a query token."""
+    """Compute Eq. 10 in double precision: one sequence, its mask cell by cell, one softmax per query token."""
     ids = [*passage[0], *query]
     e, length = len(passage[0]) - 1, len(ids)
     allowed = torch.zeros(1, length, length, dtype=torch.bool)
@@ -199,7 +199,7 @@ def test_logits_are_the_models_own(name: str) -> None:
     torch.manual_seed(0)
     model = _model(name, "eager").eval()
     with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(200)  # far enough for a cap to bite
+        model.get_output_embeddings().weight.mul_(200)  # large enough for the cap to matter
     ids = torch.tensor([[BOS, 40, 41, 42]])
     expected = model(input_ids=ids).logits[0]
     backbone = wrap_model(model, tiny_tokenizer(), special_ids={"bos": BOS, "eos": EOS})

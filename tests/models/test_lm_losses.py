@@ -1,4 +1,4 @@
-"""The two next-token losses against plain double precision, chunk by chunk."""
+"""The two next-token losses in chunks, against plain double precision."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_and_gradients_are_those_of_plain_double_precision(
 
 
 def test_a_target_without_weight_still_pushes_the_others_down() -> None:
-    """The ReLU term alone has no gradient on a dead target: what the causal term is there for."""
+    """The ReLU term alone has no gradient on a dead target; the causal term provides one."""
     states = torch.tensor([[1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[-3.0, 1.0], [2.0, 0.0], [-1.0, 5.0]], dtype=torch.float64)
     actual = next_token_losses(states, weight, torch.tensor([0]))

@@ -1,4 +1,4 @@
-"""Heads, attention and adapters against what others implement: sentence-transformers, transformers and peft."""
+"""Heads, attention and adapters compared with sentence-transformers, transformers and peft."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sparse_vectors_are_those_of_splade_pooling(name: str, tmp_path: Path) -
     assert 0 < (ours > 0).float().mean() < 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])  # the others' windows hide some of the text
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])  # others have sliding windows
 def test_bidirectional_states_are_those_of_a_causal_model_told_to_see_everything(name: str) -> None:
     """Compare with an explicit additive mask (batch, 1, query, key), which transformers uses unchanged."""
     backbone = tiny_backbone(name, attention="bidirectional")
@@ -71,7 +71,7 @@ def test_a_saved_adapter_is_merged_as_peft_merges_it(name: str, tmp_path: Path) 
 
 
 def _shake(trunk: torch.nn.Module) -> None:
-    """A fresh adapter adds nothing; this one adds something."""
+    """Randomize an adapter's weights, since a new adapter adds nothing."""
     generator = torch.Generator().manual_seed(5)
     for parameter in trunk.parameters():
         if parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""Backbones of which every weight is trained: which weights those are, their gradients, and their folder."""
+"""Full fine-tuning: the trained weights, their gradients, and their folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = [("llama", False), ("gemma3", False), ("bert", True), *((name, False) f
 
 
 def trained(name: str, plain: bool, folder: Path) -> Backbone:
-    """A whole backbone whose every weight has been moved away from its file's."""
+    """Return a fully trained backbone whose weights all differ from the file's."""
     save_tiny(name, folder, plain=plain)
     backbone = train_all(load_backbone(folder))
     generator = torch.Generator().manual_seed(1)
@@ -30,7 +30,7 @@ def trained(name: str, plain: bool, folder: Path) -> Backbone:
 
 
 def outputs(backbone: Backbone) -> list[torch.Tensor]:
-    """States of two texts, and their maxima where there is a head."""
+    """Return the states of two texts, and their maxima if there is a head."""
     ids = torch.tensor([[0, 7, 9, 1], [0, 20, 30, 1]])
     states = backbone.states(ids, torch.ones_like(ids))
     mask = torch.ones_like(ids, dtype=torch.bool)
@@ -62,7 +62,7 @@ def test_an_encoders_folder_has_its_familys_names_and_the_same_bytes_each_time(p
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_every_weight_has_the_gradient_of_the_plain_head(name: str) -> None:
-    """Also the head's own: an untied projection of a Llama, the transform and the bias of a BERT."""
+    """The head's weights too: an untied projection of a Llama, the transform and bias of a BERT."""
     backbone = tiny_backbone(name)
     backbone.trunk.double()
     assert backbone.head is not None

@@ -1,4 +1,4 @@
-"""Pooling on either padding side, and the fixed standardisation."""
+"""Pooling with padding on either side, and the fixed standardization."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_padding_on_either_side_does_not_matter(pooling: Pooling, left: int) -> 
 
 
 def slow_pool(states: list[list[float]], text: list[bool], pooling: Pooling, ends: int) -> list[float]:
-    """One row without padding, straight from the documentation."""
+    """Pool one row without padding, by the definitions in the documentation."""
     own = [state for state, mine in zip(states, text, strict=True) if mine] or states
     chosen = {"eos": states[-ends:], "last": own[-1:], "mean": own, "mean_all": states, "first": states[:1]}[pooling]
     return [sum(column) / len(chosen) for column in zip(*chosen, strict=True)]

@@ -1,4 +1,4 @@
-"""The fused projection + maximum against the naive head, and what happens at its edges."""
+"""The fused projection and maximum against the naive head, with edge cases."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_bf16_products_lose_no_wanted_term_and_their_values_are_exact(k: int, fl
 def test_terms_that_bf16_cannot_tell_apart_are_told_apart() -> None:
     states = torch.ones(1, 2, 512, dtype=torch.bfloat16)
     weight = torch.ones(90, 512, dtype=torch.bfloat16)
-    weight[:, 0] += torch.arange(90) / 64  # sums of 512 and a bit: bfloat16 steps are 4 wide there
+    weight[:, 0] += torch.arange(90) / 64  # sums slightly above 512, where bfloat16 values are 4 apart
     actual = largest_maxima(states, weight, mask=torch.ones(1, 2, dtype=torch.bool), stored=StoredTerms(5))
     expected = weight.double().sum(dim=1)
     assert len((states[0, 0] @ weight.T).unique()) == 1

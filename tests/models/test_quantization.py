@@ -1,4 +1,4 @@
-"""Rounded layers: torchao's arithmetic held against the plain formula, and what is refused."""
+"""Quantized layers: the arithmetic against plain formulas, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NF4 = torch.tensor([*NEGATIVE, *SMALL, *POSITIVE])
 
 
 def wide_backbone(dtype: torch.dtype) -> Backbone:
-    """Its layers have 64 or 192 inputs and 16, 64 or 192 outputs, but for one of 80 inputs."""
+    """Return a model whose layers have 64 or 192 inputs, except for one with 80, and 16, 64 or 192 outputs."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=258,
@@ -45,14 +45,14 @@ def wide_backbone(dtype: torch.dtype) -> Backbone:
 
 
 def nearest_nf4(weight: torch.Tensor) -> torch.Tensor:
-    """A weight as NF4 has it: of each 64 the largest magnitude, and for each value the nearest of 16 shares of it."""
+    """Round a weight to NF4: the largest magnitude of each 64, and for each value the nearest of 16 fractions of it."""
     blocks = weight.float().reshape(-1, NF4_BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
     return (NF4[((blocks / scales)[..., None] - NF4).abs().argmin(-1)] * scales).reshape(weight.shape)
 
 
 def step(values: torch.Tensor) -> torch.Tensor:
-    """(R, 1): what 8 bits tell apart in a row of (R, N); rounding moves no value further."""
+    """Return the 8-bit step of each row of (R, N), an upper bound of the rounding error: (R, 1)."""
     return values.abs().amax(dim=1, keepdim=True) / 127
 
 
@@ -95,7 +95,7 @@ def test_nf4_layers_compute_with_the_nearest_of_sixteen_values(dtype: torch.dtyp
             actual = rounded.model.get_submodule(name)(torch.eye(layer.in_features, dtype=dtype)).detach()
             actual = (actual if layer.bias is None else actual - layer.bias.detach()).T.float()
             scale = float(layer.weight.detach().abs().max())
-            assert float((actual - expected).abs().max()) < 0.03 * scale, name  # scales are rounded too, to 8 bits
+            assert float((actual - expected).abs().max()) < 0.03 * scale, name  # scales are rounded to 8 bits, too
             with torch.no_grad():
                 layer.weight.copy_(expected)
             n_rounded += 1

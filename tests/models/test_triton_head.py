@@ -1,4 +1,4 @@
-"""The fused head's Triton kernels: interpreted on a CPU against double precision, and compiled without a GPU."""
+"""Triton kernels of the fused head: interpreted on a CPU against double precision, and compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_somewhere_to_run = pytest.mark.skipif(
     not triton_head.INTERPRETED and not torch.cuda.is_available(), reason="neither TRITON_INTERPRET=1 nor a GPU"
 )
 SHAPES = [(3, 7, 70, 16), (1, 1, 1, 1), (2, 65, 64, 65)]
-"""Texts, positions, terms, width: below, on and above the tiles' borders."""
+"""Numbers of texts, positions and terms, and widths: below, at and above the tile sizes."""
 DTYPES = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
@@ -33,20 +33,20 @@ DTYPES = [
 
 
 def drawn(shape: tuple[int, int, int, int], dtypes: tuple[torch.dtype, torch.dtype]) -> list[Tensor]:
-    """States, weight, bias and mask of small whole numbers: every sum is exact, and many maxima are ties."""
+    """Return states, weight, bias and mask of small integers: every sum is exact, and many maxima tie."""
     n_rows, n_positions, n_terms, width = shape
     generator = torch.Generator().manual_seed(n_positions)
     states = torch.randint(-2, 3, (n_rows, n_positions, width), generator=generator)
     weight = torch.randint(-2, 3, (n_terms, width), generator=generator)
     bias = torch.randint(-9, 4, (n_terms,), generator=generator)
     mask = torch.rand(n_rows, n_positions, generator=generator) > 0.4
-    mask[-1] = n_rows == 1  # of several texts the last one has no position
+    mask[-1] = n_rows == 1  # the last of several texts has no position
     kept = [states.to(dtypes[0]), weight.to(dtypes[1]), bias.float(), mask]
     return [tensor.to(DEVICE) for tensor in kept]
 
 
 def naive(states: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain double precision, the first of equal positions."""
+    """Compute the maxima in double precision, with the first of equal positions."""
     logits = (states.double() @ weight.double().T).masked_fill(~mask[:, :, None], -torch.inf)
     values = logits.amax(dim=1)
     first = (logits == values[:, None]).int().argmax(dim=1).int()
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_double_precision(
 
     exact = [tensor.double().requires_grad_() for tensor in given]
     rows = mask.any(dim=1).nonzero()[:, 0]
-    chosen = exact[0][rows[:, None], positions[rows].long()]  # the first of equal maxima, as the naive head finds it
+    chosen = exact[0][rows[:, None], positions[rows].long()]  # the first of equal maxima, like the naive head
     maxima = (chosen * exact[1]).sum(dim=2) + exact[2]
     (maxima * upstream[rows]).sum().backward()
     for leaf, plain in zip(leaves, exact, strict=True):

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from lightir.data import count_documents, read_documents
-    from lightir.encode.expansion import GenerationOptions, expanded, generate_queries, training_records
+    from lightir.encode.expansion import GenerationOptions, expand_document, generate_queries, training_records
     from lightir.encode.likelihood_reranking import load_generator
 
     options = GenerationOptions(args.n, args.max_tokens, args.draw, args.seed)
@@ -101,5 +101,5 @@ def _records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if args.training:
             yield from training_records(document, queries)
         else:
-            new = expanded(document, queries)
+            new = expand_document(document, queries)
             yield {"_id": new.doc_id, "title": new.title, "text": new.text, "metadata": dict(new.metadata)}

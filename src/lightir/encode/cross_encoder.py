@@ -104,22 +104,22 @@ class CrossEncoder:
         """
         if not pairs:
             return
-        shortened = {query: self._shortened(query) for query, _ in pairs}
+        shortened = {query: self._truncate_query(query) for query, _ in pairs}
         queries, texts = [shortened[query] for query, _ in pairs], [text for _, text in pairs]
         framed = self._tokenizer(queries, texts, truncation="only_second", max_length=self.max_tokens)
         for numbers in length_batches(list(map(len, framed["input_ids"])), batch_tokens):
-            logits = self._model(**self._padded(framed, numbers)).logits.float()
+            logits = self._model(**self._pad(framed, numbers)).logits.float()
             relevance = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
             yield numbers, relevance.tolist()
 
-    def _shortened(self, query: str) -> str:
+    def _truncate_query(self, query: str) -> str:
         """Truncate a query to half of the tokens."""
         limit = self.max_tokens // 2
         encoding = self._tokenizer(query, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = encoding["offset_mapping"]
         return query if len(offsets) <= limit else query[: offsets[limit - 1][1]]
 
-    def _padded(self, framed: Mapping[str, list[list[int]]], numbers: Sequence[int]) -> dict[str, Tensor]:
+    def _pad(self, framed: Mapping[str, list[list[int]]], numbers: Sequence[int]) -> dict[str, Tensor]:
         """Return the rows of these numbers as (rows, longest) tensors, padded on the right."""
         longest = max(len(framed["input_ids"][number]) for number in numbers)
         padding = {"input_ids": self._tokenizer.pad_token_id}

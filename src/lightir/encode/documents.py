@@ -141,7 +141,7 @@ def encode_corpus(
             contextlib.ExitStack() as compiled,
         ):
             bar.update(before)
-            unwritten = _unwritten(documents, writer)
+            unwritten = _skip_written(documents, writer)
             for window in _windows(retriever, unwritten, options.shard_size, SHARD_BATCHES * batch_tokens):
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
@@ -225,7 +225,7 @@ def compile_if_worth(
     logger.info("layers were compiled in %.1f s", time.perf_counter() - start)
 
 
-def _unwritten(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
+def _skip_written(documents: Iterable[Document], writer: VectorsWriter) -> Iterator[Document]:
     """Yield the documents that no earlier run has written."""
     seen: set[str] = set()
     for document in documents:
@@ -275,11 +275,11 @@ def _encode_window(model: LightRetriever, window: _Window, batch_tokens: int, ba
         if sparse is not None:
             rows.update((position, sparse.row(i)) for i, position in enumerate(positions))  # type: ignore[misc]
         bar.update(len(positions))
-    gathered = _gather(rows, len(documents), vocab_size) if model.contract.sparse is not None else None
+    gathered = _join_rows(rows, len(documents), vocab_size) if model.contract.sparse is not None else None
     return Shard(documents, None if head is None else dense, gathered)
 
 
-def _gather(
+def _join_rows(
     rows: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]], n: int, vocab_size: int
 ) -> SparseVectors:
     indptr = np.zeros(n + 1, dtype=np.int64)

@@ -129,7 +129,7 @@ def _generate(
             bar.update(len(batch))
 
 
-def expanded(document: Document, queries: Sequence[GeneratedQuery]) -> Document:
+def expand_document(document: Document, queries: Sequence[GeneratedQuery]) -> Document:
     """Return the document with the queries appended to its text, one a line."""
     return dataclasses.replace(document, text="\n".join([document.text, *(query.text for query in queries)]))
 

@@ -101,21 +101,21 @@ class FullQueryEncoder:
                     dense = model.dense_from(states, batch)[:, : rows.shape[1]]
                     rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
                 if self._sparse and contract.sparse is not None:
-                    weights = self._formed(model.sparse_from(states, batch), batch).cpu()
-                    terms |= {query: _positive(row) for query, row in zip(own, weights, strict=True)}
+                    weights = self._apply_form(model.sparse_from(states, batch), batch).cpu()
+                    terms |= {query: _positive_terms(row) for query, row in zip(own, weights, strict=True)}
                 bar.update(len(positions))
         return rows, _sparse_rows(terms, len(texts), contract.backbone.vocab_size) if self._sparse else None
 
-    def _formed(self, weights: Tensor, batch: TextBatch) -> Tensor:
+    def _apply_form(self, weights: Tensor, batch: TextBatch) -> Tensor:
         """Return (B, V) weights in the encoder's sparse form."""
         if self._form in ("weights", "bin"):
-            kept = self._model.kept(weights, batch, k=self._model.contract.query.top_k or None)
+            kept = self._model.keep_strongest(weights, batch, k=self._model.contract.query.top_k or None)
             return kept if self._form == "weights" else (kept > 0).float()
         own = terms_present(batch, self._model.backbone).to(weights)
         return own if self._form == "bag" else own * weights
 
 
-def _positive(weights: Tensor) -> tuple[Tensor, Tensor]:
+def _positive_terms(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ids of the terms above zero, ascending, and their weights."""
     ids = weights.nonzero()[:, 0]
     return ids, weights[ids]

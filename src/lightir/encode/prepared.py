@@ -109,7 +109,7 @@ class PreparedModel:
 
     def formed_index(self, form: Literal["lex", "bin"]) -> Path:
         """Build an index of the corpus's sparse vectors as V_lex or V_bin."""
-        shards = (self._formed(shard, form) for shard in self.vectors())
+        shards = (self._apply_form(shard, form) for shard in self.vectors())
         build_index(
             shards,
             self.work / form,
@@ -121,7 +121,7 @@ class PreparedModel:
         )
         return self.work / form
 
-    def _formed(self, shard: Shard, form: Literal["lex", "bin"]) -> Shard:
+    def _apply_form(self, shard: Shard, form: Literal["lex", "bin"]) -> Shard:
         assert shard.sparse is not None  # full_query_encoder refuses models without the branch
         sparse = shard.sparse
         if form == "bin":

@@ -56,7 +56,7 @@ def rescore(run: Run, documents: Iterable[Document], score: Scorer, *, depth: in
     new_scores: dict[str, dict[str, float]] = {query_id: {} for query_id in run}
     n_pairs = sum(map(len, query_ids.values()))
     with tqdm(total=n_pairs, desc="rerank", unit="pair", disable=None, smoothing=0.05) as bar:
-        for window in _windows(_selected(documents, set(query_ids))):
+        for window in _windows(_select(documents, set(query_ids))):
             pairs = [(row, query_id) for row, document in enumerate(window) for query_id in query_ids[document.doc_id]]
             for numbers, scores in score(window, pairs):
                 for number, value in zip(numbers, scores, strict=True):
@@ -66,7 +66,7 @@ def rescore(run: Run, documents: Iterable[Document], score: Scorer, *, depth: in
     return {query_id: rank_by_score(query_id, scores) for query_id, scores in new_scores.items()}
 
 
-def _selected(documents: Iterable[Document], doc_ids: set[str]) -> Iterator[Document]:
+def _select(documents: Iterable[Document], doc_ids: set[str]) -> Iterator[Document]:
     """Yield the documents with these ids, each once, in the corpus's order.
 
     Raises:

@@ -71,7 +71,7 @@ def cache_vocabulary(
             model's kind of queries does not support, or a missing device.
         AlreadyExists: the folder exists and overwrite is off.
     """
-    retriever, own_folder = _loaded(model, device)
+    retriever, own_folder = _load(model, device)
     folder = own_folder if out is None else Path(out)
     if folder is None:
         raise InvalidInput("a loaded model has no folder: pass `out`, the folder of the query encoder")
@@ -94,7 +94,7 @@ def cache_vocabulary(
     return folder
 
 
-def _loaded(model: LightRetriever | str | os.PathLike[str], device: str) -> tuple[LightRetriever, Path | None]:
+def _load(model: LightRetriever | str | os.PathLike[str], device: str) -> tuple[LightRetriever, Path | None]:
     """Return the loaded model and the default folder of its query encoder, None for a model that was passed loaded."""
     if not isinstance(model, LightRetriever):
         folder = resolve_model_folder(model)

@@ -20,13 +20,13 @@ def token_means(term_ids: Ragged) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(unique.astype(np.int64)), torch.from_numpy(mixing)
 
 
-def mixed(mixing: Tensor, rows: Tensor) -> Tensor:
+def mix_rows(mixing: Tensor, rows: Tensor) -> Tensor:
     """Return the (n, H) product of `token_means` weights with rows (m, H), in the rows' dtype also under autocast."""
     with torch.autocast(rows.device.type, enabled=False):
         return mixing.to(rows) @ rows
 
 
-def term_counts(term_ids: Ragged, backbone: Backbone, terms: Tensor | None = None) -> Tensor:
+def count_terms(term_ids: Ragged, backbone: Backbone, terms: Tensor | None = None) -> Tensor:
     """Return how often each term occurs in each text: (B, V) float32, or (B, n) for the ids in `terms`, (n,) int64."""
     counts = torch.zeros(len(term_ids), backbone.vocab_size, device=backbone.device)
     rows = np.repeat(np.arange(len(term_ids)), term_ids.lengths)

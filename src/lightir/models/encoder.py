@@ -17,11 +17,11 @@ from lightir.contract import Contract, DenseHead, SparseHead
 from lightir.errors import InvalidInput
 from lightir.models.attention import SDPA
 from lightir.models.backbones import Backbone
-from lightir.models.bags import mixed, term_counts, terms_present, token_means
+from lightir.models.bags import count_terms, mix_rows, terms_present, token_means
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
 from lightir.models.framing import Framed, Framing, TextBatch, pad_batch
-from lightir.models.heads import LMHead, activate, calibrate_bias, quantized, top_k_weights
+from lightir.models.heads import LMHead, activate, calibrate_bias, quantize, top_k_weights
 from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_cache, text_positions, token_states
 from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
@@ -160,7 +160,7 @@ class LightRetriever(nn.Module):
         if self.contract.document.light:
             own = [ids[mask].cpu().numpy() for ids, mask in zip(batch.input_ids, batch.own_mask, strict=True)]
             term_ids = Ragged.from_lists([row.tolist() for row in own])
-            counts = term_counts(term_ids, self.backbone, terms) if sparse else None
+            counts = count_terms(term_ids, self.backbone, terms) if sparse else None
             return self._light_vectors(term_ids, self.contract.document.prompt) if dense else None, counts
         states = self.states(batch) if states is None else states
         return (
@@ -171,7 +171,7 @@ class LightRetriever(nn.Module):
     def _light_vectors(self, term_ids: Ragged, prompt: str) -> Tensor:
         unique, mixing = token_means(term_ids)
         states = self._token_states(unique, self.framing.text_ids(prompt), self._dense.pooling)
-        return mixed(mixing, self._standardized(states))
+        return mix_rows(mixing, self._standardize(states))
 
     def dense_from(self, states: Tensor, batch: TextBatch) -> Tensor:
         """Return (B, H) float32 pooled and standardized states, not normalized."""
@@ -182,7 +182,7 @@ class LightRetriever(nn.Module):
             pooling=self._dense.pooling,
             ends=self.contract.document.ends,
         )
-        return self._standardized(pooled)
+        return self._standardize(pooled)
 
     def sparse_from(
         self, states: Tensor, batch: TextBatch, *, terms: Tensor | None = None, straight_through: bool = False
@@ -216,7 +216,7 @@ class LightRetriever(nn.Module):
             )
         unique, mixing = token_means(term_ids)
         rows = self.token_vectors(unique, instruction=instruction, pad_to=pad_to)
-        return mixed(mixing, rows)
+        return mix_rows(mixing, rows)
 
     def token_vectors(
         self,
@@ -240,12 +240,12 @@ class LightRetriever(nn.Module):
             embedded: Tensor = self.backbone.model.get_input_embeddings()(token_ids.to(self.backbone.device))
             return embedded.float()
         if self.contract.attention == "echo":
-            return self.dense_from(*self._echoed(token_ids, instruction))
+            return self.dense_from(*self._encode_echoed(token_ids, instruction))
         if not self.contract.has_light_queries:
             raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         states = self._token_states(padded, self._prompt_ids(instruction), self._dense.pooling, cache=cache)
-        return self._standardized(states[: len(token_ids)])
+        return self._standardize(states[: len(token_ids)])
 
     def token_weights(
         self,
@@ -264,7 +264,7 @@ class LightRetriever(nn.Module):
             pad_to: n is padded to a multiple of this, so that compiled layers see few shapes.
         """
         if self.contract.attention == "echo":
-            return self.sparse_from(*self._echoed(token_ids, instruction))
+            return self.sparse_from(*self._encode_echoed(token_ids, instruction))
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         states = self._token_states(padded, self._prompt_ids(instruction), "last", cache=cache)
         states = states[: len(token_ids), None]
@@ -298,7 +298,7 @@ class LightRetriever(nn.Module):
             return None
         return prompt_cache(self.backbone, self._prompt_ids(instruction), begin=self.contract.document.bos)
 
-    def _echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, TextBatch]:
+    def _encode_echoed(self, token_ids: Tensor, instruction: str | None) -> tuple[Tensor, TextBatch]:
         """Return the states and batch of one-token queries, each repeated in a sequence of its own."""
         rows = Ragged.from_lists([[token] for token in token_ids.tolist()])
         policy = self._query_policy(instruction)
@@ -314,7 +314,7 @@ class LightRetriever(nn.Module):
 
     # ---- heads
 
-    def _standardized(self, vectors: Tensor) -> Tensor:
+    def _standardize(self, vectors: Tensor) -> Tensor:
         if self.heads.mean is None or self.heads.deviation is None:
             return vectors
         return standardize(vectors, self.heads.mean, self.heads.deviation)
@@ -363,24 +363,24 @@ class LightRetriever(nn.Module):
         dense_head, sparse_head = self.contract.dense, self.contract.sparse
         if self.contract.document.light:
             dense, weights = self.document_vectors(batch, dense=dense_head is not None, sparse=sparse_head is not None)
-            weights = None if weights is None or sparse_head is None else self.kept(weights, batch)
+            weights = None if weights is None or sparse_head is None else self.keep_strongest(weights, batch)
         else:
             states = self.states(batch)
             dense = None if dense_head is None else self.dense_from(states, batch)
             weights = None if sparse_head is None else self._stored_weights(states, batch)
         if dense is not None and dense_head is not None:
             dense = F.normalize(dense[:, : dense_head.dims[0] if dense_head.dims else None], dim=-1)
-        return dense, None if weights is None or sparse_head is None else quantized(weights, sparse_head)
+        return dense, None if weights is None or sparse_head is None else quantize(weights, sparse_head)
 
     def _stored_weights(self, states: Tensor, batch: TextBatch) -> Tensor:
-        """Return `kept(sparse_from(...))`, (B, V) float32, without computing the other terms exactly."""
+        """Return `keep_strongest(sparse_from(...))`, (B, V) float32, without computing the other terms exactly."""
         sparse = self._sparse
         floor = 0.0 if sparse.activation == "log1p_relu" else -torch.inf
         stored = StoredTerms(sparse.top_k, floor, self._own_terms(batch))
         maxima = self._head.largest_maxima(states, batch.own_mask, term_bias=self.heads.term_bias, stored=stored)
-        return self.kept(activate(maxima, sparse.activation), batch)
+        return self.keep_strongest(activate(maxima, sparse.activation), batch)
 
-    def kept(self, weights: Tensor, batch: TextBatch, *, k: int | None = None) -> Tensor:
+    def keep_strongest(self, weights: Tensor, batch: TextBatch, *, k: int | None = None) -> Tensor:
         """Keep each row's k strongest weights (None is the contract's top_k), and own terms if the contract does."""
         return top_k_weights(weights, self._sparse.top_k if k is None else k, own=self._own_terms(batch))
 

@@ -108,7 +108,7 @@ def sample(
         if length == 1:
             log_probs[:, stops] = -torch.inf
         uniform = torch.from_numpy(np.concatenate([rng.random(draws) for rng in generators]))[running]
-        tokens = _drawn(log_probs, uniform.to(log_probs), among=among)
+        tokens = _draw(log_probs, uniform.to(log_probs), among=among)
         values = log_probs.gather(1, tokens[:, None])[:, 0]
         for row, token, value in zip(running.tolist(), tokens.tolist(), values.tolist(), strict=True):
             drawn[row].append(token)
@@ -125,7 +125,7 @@ def sample(
     return [_best(text_scores, draws) for text_scores in texts]
 
 
-def _drawn(log_probs: Tensor, uniform: Tensor, *, among: int) -> Tensor:
+def _draw(log_probs: Tensor, uniform: Tensor, *, among: int) -> Tensor:
     """Return (n,) token ids, drawn from each row's most probable ones by one number in [0, 1)."""
     best = log_probs.topk(min(among, log_probs.shape[1]), dim=1)
     below = best.values.softmax(dim=1).cumsum(dim=1)

@@ -83,7 +83,7 @@ class LMHead:
         )
         if self.softcap is None:
             return maxima
-        capped = soft_capped(maxima, self.softcap)
+        capped = soft_cap(maxima, self.softcap)
         return capped if term_bias is None else capped + (term_bias if terms is None else term_bias[terms])
 
     def largest_maxima(self, states: Tensor, mask: Tensor, *, term_bias: Tensor | None, stored: StoredTerms) -> Tensor:
@@ -119,14 +119,12 @@ def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_
     raise InvalidInput(f"activation {activation!r}: expected 'log1p_relu' or 'elu1p'")
 
 
-def soft_capped(maxima: Tensor, softcap: float | None) -> Tensor:
-    """Apply a model's final soft cap to maximal logits; -inf (no position) is unchanged.
+def soft_cap(logits: Tensor, softcap: float) -> Tensor:
+    """Apply a model's final soft cap to logits or their maxima; -inf (no position) is unchanged.
 
     A tanh is monotone, so the capped maxima equal the maxima of the capped logits, at the same positions.
     """
-    if softcap is None:
-        return maxima
-    return torch.where(maxima.isinf(), maxima, softcap * torch.tanh(maxima / softcap))
+    return torch.where(logits.isinf(), logits, softcap * torch.tanh(logits / softcap))
 
 
 def top_k_weights(weights: Tensor, k: int, *, own: Tensor | None = None) -> Tensor:
@@ -165,7 +163,7 @@ def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tenso
     return -torch.lerp(ordered[below], ordered[above], rank - below)
 
 
-def quantized(weights: Tensor, head: SparseHead) -> SparseVectors:
+def quantize(weights: Tensor, head: SparseHead) -> SparseVectors:
     """Quantize rows of weights (B, V) to impacts, dropping those that round to 0."""
     impacts = head.quantize(weights.float().cpu().numpy())
     rows, term_ids = np.nonzero(impacts)

@@ -21,6 +21,7 @@ from transformers import DynamicCache
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 from lightir.models.framing import Framed
+from lightir.models.heads import soft_cap
 from lightir.models.masks import causal_mask, filled_layers, model_mask, text_positions
 
 PASSAGE_PROMPT = "Instruct: Given a retrieved passage, summarize the passage.\nPassage: "
@@ -210,8 +211,7 @@ def next_logits(backbone: Backbone, states: Tensor) -> Tensor:
     with torch.autocast(states.device.type, enabled=False):
         bias = None if head.bias is None else head.bias.to(wide)
         logits = F.linear(states.to(wide), head.weight.to(wide), bias)
-    cap = getattr(backbone.model.config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return logits if head.softcap is None else soft_cap(logits, head.softcap)
 
 
 # ---- cached end states

@@ -79,7 +79,7 @@ def each_piece(attend: Attend, query: Tensor, key: Tensor, value: Tensor, pieces
         (B, T, heads, D), and None.
     """
     batch, heads, length, width = query.shape
-    flat = [_joined(states).movedim(0, 1)[None] for states in (query, key, value)]
+    flat = [_flatten(states).movedim(0, 1)[None] for states in (query, key, value)]
     parts = [torch.split(states, list(pieces.lengths), dim=2) for states in flat]
     attended = torch.cat([attend(*piece)[0] for piece in zip(*parts, strict=True)], dim=1)
     return attended.view(batch, length, heads, width), None
@@ -91,9 +91,9 @@ def all_pieces(
     """Attend within all pieces in one launch of FlashAttention, in half precision on a GPU (see `each_piece`)."""
     batch, heads, length, width = query.shape
     attended = varlen.varlen_attn(
-        _joined(_lowered(query)),
-        _joined(_lowered(key)),
-        _joined(_lowered(value)),
+        _flatten(_lower(query)),
+        _flatten(_lower(key)),
+        _flatten(_lower(value)),
         pieces.starts,
         pieces.starts,
         pieces.longest,
@@ -121,7 +121,7 @@ def in_one_launch(query: Tensor, dropout: float) -> bool:
     )
 
 
-def _joined(states: Tensor) -> Tensor:
+def _flatten(states: Tensor) -> Tensor:
     """Reshape (B, heads, T, D) to (B x T, heads, D)."""
     return states.transpose(1, 2).flatten(0, 1)
 
@@ -131,5 +131,5 @@ def _lower_dtype(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype
 
 
-def _lowered(states: Tensor) -> Tensor:
+def _lower(states: Tensor) -> Tensor:
     return states.to(_lower_dtype(states))

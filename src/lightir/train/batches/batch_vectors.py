@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightir.data import TrainingBatch
-from lightir.models.bags import mixed, token_means
+from lightir.models.bags import mix_rows, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed, TextBatch
 from lightir.models.masks import BLOCKS_PER_ROW
@@ -132,7 +132,7 @@ def _light_vectors(
 
     (rows,) = in_pieces(encode, tokens, size=recipe.optimisation.gradient_cache * BLOCKS_PER_ROW)
     assert rows is not None  # token_vectors returns a tensor
-    return mixed(mixing, rows)
+    return mix_rows(mixing, rows)
 
 
 def by_instruction(instructions: Sequence[str]) -> dict[str, list[int]]:

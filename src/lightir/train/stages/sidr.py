@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightir.data import TrainingBatch
-from lightir.models.bags import mixed, token_means
+from lightir.models.bags import mix_rows, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
@@ -156,7 +156,7 @@ def light_queries(
     columns, weights = retriever.token_expansions(unique, instruction=instruction, pad_to=pad_to)
     weights = weights.to(at_least_fp32(weights.dtype))
     empty = torch.zeros(len(unique), retriever.backbone.vocab_size, dtype=weights.dtype, device=weights.device)
-    return mixed(mixing, empty.scatter(1, columns, weights))
+    return mix_rows(mixing, empty.scatter(1, columns, weights))
 
 
 def batch_losses(
