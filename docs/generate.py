@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: `python docs/generate.py`, or with --check only says which are stale."""
+"""Generate the reference pages from the code: `python docs/generate.py`; --check only reports stale pages."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
 
 
 def main() -> int:
-    """Write the stale pages; with --check write nothing and return 1 where any is stale."""
+    """Write the stale pages; with --check write nothing and return 1 if a page is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
     check = parser.parse_args().check
     stale = [name for name, page in pages().items() if not is_current(name, page)]
     for name in stale:
         if not check:
             (DOCS / name).write_text(pages()[name], encoding="utf-8")
-        said = "is stale: run python docs/generate.py" if check else "written"
-        sys.stderr.write(f"docs/{name} {said}\n")
+        status = "is stale: run python docs/generate.py" if check else "written"
+        sys.stderr.write(f"docs/{name} {status}\n")
     return int(check and bool(stale))
 
 
 def is_current(name: str, page: str) -> bool:
-    """Whether the page on the disk is the given one."""
+    """Return whether the stored page has the given content."""
     path = DOCS / name
     return path.is_file() and path.read_text(encoding="utf-8") == page
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by its file name."""
+    """Return every generated page by its file name."""
     return {
         "api.md": api_page(),
         "cli.md": cli_page(),
@@ -54,7 +54,7 @@ def pages() -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """All commands with their arguments and examples."""
+    """Return the page of all commands with their arguments and examples."""
     parser = build_parser()
     lines = [
         "# The command line",
@@ -73,7 +73,7 @@ def cli_page() -> str:
 
 
 def _command_section(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the lines on one command: description, table of arguments, examples."""
+    """Yield the lines of one command: description, table of arguments, examples."""
     yield from (f"### lightir {name}", "", (command.description or "").strip(), "")
     yield from ("| argument | meaning |", "|---|---|")
     yield from (f"| {_argument(action)} | {_help(action)} |" for action in command._actions if _is_own(action))
@@ -97,22 +97,22 @@ def _argument(action: argparse.Action) -> str:
 
 
 def _help(action: argparse.Action) -> str:
-    said = (action.help or "") % {"default": action.default}
-    return said.replace("|", "\\|")
+    text = (action.help or "") % {"default": action.default}
+    return text.replace("|", "\\|")
 
 
 def api_page() -> str:
-    """The names that `lightir` itself gives: functions with their arguments, classes with their methods."""
+    """Return the page of the names that `lightir` exports: functions with arguments, classes with methods."""
     intro = [
         "# The library's main names",
         NOTE,
         "",
-        "`from lightir import …` gives what is listed here. Each is imported when it is first asked for, so that",
-        "`import lightir` is quick and loads no torch. Doc strings have the arguments, shapes and errors, as in",
-        "`help(lightir.build_index)`. Everything else lies in the rooms that [modules.md](modules.md) lists.",
+        "The names that `from lightir import …` provides. Each is imported on first access, so `import lightir` is",
+        "fast and does not import torch. Docstrings document arguments, shapes and errors, as in",
+        "`help(lightir.build_index)`. [modules.md](modules.md) lists all other modules.",
         "",
     ]
-    groups = (("Needs no extra", lightir._LIGHT), ("Needs the extra `train`", lightir._HEAVY))
+    groups = (("Without extras", lightir._LIGHT), ("Requires the extra `train`", lightir._HEAVY))
     return "\n".join([*intro, *(line for title, names in groups for line in _names(title, names))])
 
 
@@ -128,10 +128,10 @@ def _names(title: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _methods(thing: object) -> Iterator[str]:
-    """Table rows of a class's public methods and properties, in the order of its source, constructors included."""
-    for name, found in vars(thing).items() if isinstance(thing, type) else ():
-        if isinstance(found, property) and not name.startswith("_"):
-            yield f"| `.{name}` | {_summary(found)} |"
+    """Yield table rows of a class's public methods, properties and constructors, in source order."""
+    for name, value in vars(thing).items() if isinstance(thing, type) else ():
+        if isinstance(value, property) and not name.startswith("_"):
+            yield f"| `.{name}` | {_summary(value)} |"
             continue
         method = getattr(thing, name)
         constructor = name == "__init__" and not dataclasses.is_dataclass(thing) and "`open`" not in _summary(method)
@@ -146,20 +146,20 @@ def _summary(thing: object) -> str:
 
 
 def called(name: str, signature: inspect.Signature, *, names_only: bool = False) -> str:
-    """How something is called: an argument a line where one line would be long; or with the arguments' names alone."""
+    """Format a call; long calls have one argument per line. With names_only arguments have no types and defaults."""
     arguments, star = [], False
-    for each in signature.parameters.values():
-        if each.kind is each.KEYWORD_ONLY and not star:
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
             arguments.append("*")
-        star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        if each.name != "self":
-            arguments.append(each.name if names_only else _typed(each))
+        star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        if parameter.name != "self":
+            arguments.append(parameter.name if names_only else _typed(parameter))
     result = signature.return_annotation
     arrow = "" if names_only or result in (inspect.Signature.empty, None, "None") else f" -> {result}"
     line = f"{name}({', '.join(arguments)}){arrow}"
     if names_only or len(line) <= 100:
         return line
-    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), f"){arrow}"])
+    return "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), f"){arrow}"])
 
 
 def _typed(parameter: inspect.Parameter) -> str:
@@ -170,7 +170,7 @@ def _typed(parameter: inspect.Parameter) -> str:
 
 
 def contract_page() -> str:
-    """All fields of lightir.json."""
+    """Return the page of all fields of lightir.json."""
     records = (contract.Contract, contract.BackboneRecord, text.QueryPolicy, contract.DocumentPolicy)
     heads = (contract.DenseHead, contract.SparseHead, contract.Fusion)
     intro = [
@@ -178,11 +178,11 @@ def contract_page() -> str:
         NOTE,
         "",
         "The record of everything that training, caching, encoding, indexing and searching must agree on.",
-        "It is written with a model, and lies in every folder made from it. Two fingerprints guard it:",
-        "`fingerprint` covers all but the fusion; the document fingerprint covers what decides a document's",
-        "vectors (backbone, attention, document, dense, sparse), so that several query encoders (other",
-        "instructions, fitted tables) can share one index. A mismatch is refused with every differing",
-        "field and both of its values.",
+        "It is written with a model and copied into every folder made from the model. It has two fingerprints.",
+        "`fingerprint` covers all fields except the fusion. The document fingerprint covers the fields that affect",
+        "document vectors (backbone, attention, document, dense, sparse), so that query encoders with other",
+        "instructions or fitted tables can share one index. Readers refuse a mismatch; the error has every differing",
+        "field with both values.",
         "",
     ]
     return "\n".join([*intro, *(line for record in (*records, *heads) for line in fields_of(record))])
@@ -213,24 +213,22 @@ def recipe_page() -> str:
 
 
 def modules_page() -> str:
-    """Every module with the first line of its doc string, room by room, in the order in which rooms may import."""
+    """Return the page of all modules with the first line of their docstrings, in the order of the import layers."""
     with (DOCS.parent / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
-    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    layers = next(rules["layers"] for rules in contracts if rules["type"] == "layers")
     names = [name.strip(" ()") for layer in layers for name in layer.split(":")]
     rooms = [name for name in names if (SOURCE / name).is_dir()]
     intro = [
         "# Every module in a line",
         NOTE,
         "",
-        "In the order of imports, top down; [ARCHITECTURE.md](../ARCHITECTURE.md) says how they work together.",
+        "In order of import layers, highest first; [ARCHITECTURE.md](../ARCHITECTURE.md) describes how they work.",
         "",
     ]
     folders = [path.parent for room in rooms for path in sorted((SOURCE / room).rglob("__init__.py"))]
-    sections = [_modules_of(f"{each.relative_to(SOURCE)}/", sorted(each.glob("*.py"))) for each in folders]
-    foot = _modules_of(
-        "Below all rooms", [SOURCE / f"{name}.py" for name in names if (SOURCE / f"{name}.py").is_file()]
-    )
+    sections = [_modules_of(f"{folder.relative_to(SOURCE)}/", sorted(folder.glob("*.py"))) for folder in folders]
+    foot = _modules_of("Single modules", [SOURCE / f"{name}.py" for name in names if (SOURCE / f"{name}.py").is_file()])
     return "\n".join([*intro, *(line for section in [*sections, foot] for line in section)])
 
 
@@ -247,7 +245,7 @@ def _first_line(path: Path) -> str:
 
 
 def fields_of(record: type) -> Iterator[str]:
-    """A section on a dataclass: its first line, then its fields with types, defaults and their documented lines."""
+    """Yield the section of a dataclass: its summary, then its fields with types, defaults and descriptions."""
     meanings = attributes(record)
     yield from (f"## {record.__name__}", "", inspect.getdoc(record).splitlines()[0], "")  # type: ignore[union-attr]
     yield from ("| field | type | default | meaning |", "|---|---|---|---|")
@@ -258,10 +256,10 @@ def fields_of(record: type) -> Iterator[str]:
 
 
 def attributes(record: type) -> dict[str, str]:
-    """The lines of a doc string's "Attributes:" section by field."""
+    """Return the descriptions in a docstring's "Attributes:" section by field."""
     meanings: dict[str, str] = {}
-    for each in reversed(record.__mro__):  # a record that extends another documents only what it adds
-        section = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")[2]
+    for base in reversed(record.__mro__):  # a record that extends another documents only the fields that it adds
+        section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
         entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
         meanings |= {name: " ".join(meaning.split()).replace("|", "\\|") for name, meaning in entries}
     return meanings
@@ -273,7 +271,7 @@ def _default(field: dataclasses.Field[object]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
         return "its own defaults" if dataclasses.is_dataclass(value) else f"`{value!r}`"
-    return "needed"
+    return "required"
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Shard:
         """Return the documents of all shards, in order, as one shard.
 
         Args:
-            shards: at least one shard; all have the same branches.
+            shards: one or more shards with the same branches.
         """
         dense = [shard.dense for shard in shards if shard.dense is not None]
         sparse = [shard.sparse for shard in shards if shard.sparse is not None]
