@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightir.models.lm_losses import next_token_losses
+from origin import print_origin
 from own_process import ExtraMemory, in_own_process
 
 SMALLEST = "--positions 8 --vocabulary 64 --hidden 8 --repeats 1"
@@ -46,11 +47,11 @@ def measure(variant: str, *, positions: int, vocabulary: int, hidden: int, repea
         states.grad = None
         memory = ExtraMemory()
         start = time.perf_counter()
-        found = loss(variant, states, weight, targets)
-        torch.autograd.backward(found)
+        total = loss(variant, states, weight, targets)
+        torch.autograd.backward(total)
         seconds.append(time.perf_counter() - start)
         peak = max(peak, memory.peak() - states.numel() * states.element_size())
-        value = float(found.detach()) / positions
+        value = float(total.detach()) / positions
     return {"seconds": min(seconds), "extra_bytes": peak, "loss": value}
 
 
@@ -59,6 +60,7 @@ def main() -> None:
     for name, value in (("positions", 1024), ("vocabulary", 49_152), ("hidden", 576), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = vars(parser.parse_args())
+    print_origin()
     results = {name: in_own_process(measure, name, **arguments) for name in VARIANTS}
     base = results["plain"]
     for name, result in results.items():

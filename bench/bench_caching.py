@@ -16,6 +16,7 @@ from lightir.contract import Contract, DenseHead, DocumentPolicy
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
+from lightir.provenance import provenance
 from lightir.text import QueryPolicy
 
 SMALLEST = "--model {backbone} --terms 32 --batch-tokens 1024"
@@ -31,6 +32,7 @@ def main() -> int:
     arguments.add_argument("--terms", type=int, default=8192, help="of the vocabulary (default %(default)s)")
     arguments.add_argument("--batch-tokens", type=int, default=2048, help="token-forwards of a batch, either way")
     args = arguments.parse_args()
+    print(json.dumps({"provenance": provenance()}), flush=True)
     backbone = load_backbone(args.model, dtype=torch.float32 if args.dtype == "fp32" else torch.bfloat16)
     contract = Contract(
         "lightretriever", backbone_record(backbone), QueryPolicy(INSTRUCTION), DocumentPolicy(), DenseHead(), None

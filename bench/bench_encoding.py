@@ -29,6 +29,7 @@ from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_files import model_files
 from lightir.models.model_folder import backbone_record
+from lightir.provenance import provenance
 from lightir.shards import VectorsReader
 from lightir.text import QueryPolicy
 from lightir.types import Document
@@ -52,6 +53,7 @@ def main() -> int:
     arguments.add_argument("--turns", type=int, default=2)
     arguments.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="measure that too")
     args = arguments.parse_args()
+    print(json.dumps({"provenance": provenance()}), flush=True)
     torch.set_num_threads(1)
     documents = list(read_documents(args.dataset))[: args.documents]
     model = retriever(args.model, documents[:100])
@@ -64,30 +66,34 @@ def main() -> int:
     vectors: dict[str, np.ndarray] = {}
     seconds: dict[str, list[float]] = {}
     for _ in range(args.turns):
-        for name, each in (("lightir dense", dense_only), ("lightir dense + sparse", model)):
-            vectors[name] = timed(seconds, name, lambda each=each: ours(each, documents))
+        for name, encoder in (("lightir dense", dense_only), ("lightir dense + sparse", model)):
+            vectors[name] = timed(seconds, name, lambda encoder=encoder: ours(encoder, documents))
             if not args.compile:
                 continue
             with contextlib.ExitStack() as compiled:
-                timed(seconds, "compiling", lambda each=each, stack=compiled: stack.enter_context(each.compiled()))
+                timed(
+                    seconds,
+                    "compiling",
+                    lambda encoder=encoder, stack=compiled: stack.enter_context(encoder.compiled()),
+                )
                 compiled_name = f"{name}, compiled"
-                vectors[compiled_name] = timed(seconds, compiled_name, lambda each=each: ours(each, documents))
-        for name, each in peers.items():
-            vectors[name] = timed(seconds, name, lambda each=each: theirs(each, texts))
+                vectors[compiled_name] = timed(seconds, compiled_name, lambda encoder=encoder: ours(encoder, documents))
+        for name, encoder in peers.items():
+            vectors[name] = timed(seconds, name, lambda encoder=encoder: theirs(encoder, texts))
     best = {name: min(turns) for name, turns in seconds.items()}
     base, theirs_s = vectors.get(FLOAT32), best.get(BFLOAT16)
     print(json.dumps({"model": args.model, "documents": len(documents), "tokens": tokens}))
-    for name, found in vectors.items():
+    for name, rows in vectors.items():
         line = {
             "system": name,
             "tokens_per_s": round(tokens / best[name]),
             "documents_per_s": round(len(documents) / best[name], 1),
             "of_sentence_transformers_bfloat16": theirs_s and round(theirs_s / best[name], 2),
-            "mean_cosine_to_float32": None if base is None else round(float((found * base).sum(1).mean()), 4),
+            "mean_cosine_to_float32": None if base is None else round(float((rows * base).sum(1).mean()), 4),
         }
         print(json.dumps(line))
     if args.compile:
-        print(json.dumps({"compiling_s": [round(each, 1) for each in seconds["compiling"]]}))
+        print(json.dumps({"compiling_s": [round(compile_s, 1) for compile_s in seconds["compiling"]]}))
     return 0
 
 
@@ -116,7 +122,7 @@ def fields(contract: Contract) -> dict[str, object]:
 
 
 def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
-    """The same model in sentence-transformers, mean pooling; a chat template, which would frame texts, is left out."""
+    """Load the model in sentence-transformers with mean pooling, without a chat template, which would frame texts."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -139,8 +145,8 @@ def ours(model: LightRetriever, documents: list[Document]) -> np.ndarray:
 
 
 def theirs(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
-    found = model.encode(texts, convert_to_tensor=True, show_progress_bar=False, normalize_embeddings=True)
-    return found.float().numpy()
+    rows = model.encode(texts, convert_to_tensor=True, show_progress_bar=False, normalize_embeddings=True)
+    return rows.float().numpy()
 
 
 def timed(seconds: dict[str, list[float]], name: str, work: Callable[[], np.ndarray]) -> np.ndarray:

@@ -39,6 +39,7 @@ from lightir.search.plan import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 from lightir.vectors import SparseVectors
+from origin import print_origin
 
 SMALLEST = "--n-docs 1000 --dim 16 --n-queries 4 --rounds 1 --seconds 0"
 BRANCHES = ("sparse", "tokens", "dense", "hybrid")
@@ -55,12 +56,12 @@ ADD_COLUMNS = ("engine", "1,000 more, docs/s", "one more, found, ms")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Truth:
-    """What the true ranking of a query says.
+    """The true ranking of a query.
 
     Attributes:
         least: the score of its k-th document, or of the last one that matches.
         n: documents in it.
-        scores: of documents.
+        scores: function from documents to their scores.
     """
 
     least: float
@@ -74,6 +75,7 @@ Truths = Callable[[Sequence[Any], int], Sequence[Truth]]
 def main() -> None:
     """Make or read documents, then measure branch after branch."""
     args = arguments()
+    print_origin()
     bound = int(args.memory_gb * GB)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
     print(f"kernel {kernel.dispatch()}, at most {bound / GB:.1f} GB, one core reads {bandwidth():.1f} GB/s")
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n-docs", type=int, default=100_000, help="synthetic documents (default %(default)s)")
     parser.add_argument("--dim", type=int, default=256, help="width of the synthetic vectors (default %(default)s)")
@@ -164,9 +166,9 @@ class Bench:
             ones = np.ones(len(counts.weights), np.uint8)
             binary = dataclasses.replace(counts, weights=ones)
             weights = np.ones(counts.vocab_size, np.float32)
-            many = data.SparseTask(binary, weights, {"768 weighted terms": heavy})
-            makers = [("", lambda: peers.lightir_bags(many)), ("scipy", lambda: peers.scipy_columns(many))]
-            self._compare("bag of tokens", makers, many.queries, sparse_truths(many), many, KS[:1])
+            heavy_task = data.SparseTask(binary, weights, {"768 weighted terms": heavy})
+            makers = [("", lambda: peers.lightir_bags(heavy_task)), ("scipy", lambda: peers.scipy_columns(heavy_task))]
+            self._compare("bag of tokens", makers, heavy_task.queries, sparse_truths(heavy_task), heavy_task, KS[:1])
 
     def dense(self) -> None:
         """Inner products; the truth is that of float32."""
@@ -241,7 +243,7 @@ class Bench:
 
             searchers.append((more, Searcher(index, encoder)))
             engines = index_engines(searchers[-1][1], path, build_s, modes, more, self.args.depth, add)
-            return [("", each) for each in engines]
+            return [("", make_engine) for make_engine in engines]
 
         with contextlib.ExitStack() as closing:
             makers = opened(folder, ["dense", "sparse", "hybrid, rrf", "hybrid"])
@@ -332,10 +334,10 @@ def check_scores(engine: Engine, queries: Sequence[Any], k: int, expected: list[
     """Nothing, or AssertionError where an exact engine's scores are not the first engine's."""
     if not engine.exact or engine.own_scores:
         return
-    found = [engine.search(query, k)[1] for query in queries[:COMPARED]]
+    results = [engine.search(query, k)[1] for query in queries[:COMPARED]]
     if not expected:
-        expected += found
-    for ours, theirs in zip(expected, found, strict=True):
+        expected += results
+    for ours, theirs in zip(expected, results, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-4)
 
 
@@ -345,40 +347,40 @@ def measured_recall(engine: Engine, queries: Sequence[Any], k: int, truths: Sequ
         return ""
     shares = []
     for query, truth in zip(queries, truths, strict=False):
-        found = engine.search(query, k)[0]
-        n_true = np.count_nonzero(truth.scores(found) >= truth.least * (1 - 1e-6)) if len(found) else 0
+        documents = engine.search(query, k)[0]
+        n_true = np.count_nonzero(truth.scores(documents) >= truth.least * (1 - 1e-6)) if len(documents) else 0
         shares.append(n_true / truth.n if truth.n else 1.0)
     return f"{np.mean(shares):.3f}"
 
 
 def sparse_truths(task: data.SparseTask) -> Truths:
-    """By the kernel's inner products with the documents' rows."""
+    """Return true rankings by the kernel's inner products with the documents' rows."""
     csr = task.documents.indptr, task.documents.term_ids, task.documents.weights
 
     def truths(queries: Sequence[data.Query], k: int) -> list[Truth]:
-        postings, found = task.documents.invert(), []
+        postings, listed = task.documents.invert(), []
         for query in task.weighted(queries[:COMPARED]):
             best = kernel.sparse_top_k(postings, *query, k=k)[1]
 
             def scores(docs: npt.NDArray[np.int64], query: data.Query = query) -> npt.NDArray[np.float32]:
                 return kernel.sparse_pair_scores(*csr, docs.astype(np.uint32), *query)
 
-            found.append(Truth(float(best[-1]) if len(best) else 1.0, len(best), scores))
-        return found
+            listed.append(Truth(float(best[-1]) if len(best) else 1.0, len(best), scores))
+        return listed
 
     return truths
 
 
 def dense_truths(task: data.DenseTask) -> Truths:
-    """By numpy in float32."""
+    """Return true rankings by numpy in float32."""
 
     def truths(queries: Sequence[data.Floats], k: int) -> list[Truth]:
-        found = []
+        listed = []
         for query in queries[:COMPARED]:
             n = min(k, len(task.vectors))
             least = float(np.partition(task.vectors @ query, -n)[-n])
-            found.append(Truth(least, n, lambda docs, query=query: task.vectors[docs] @ query))
-        return found
+            listed.append(Truth(least, n, lambda docs, query=query: task.vectors[docs] @ query))
+        return listed
 
     return truths
 
@@ -412,14 +414,14 @@ def add_speed(engine: Engine, queries: Sequence[Any]) -> list[str]:
     start = time.perf_counter()
     add(0, ADDED)
     engine.search(queries[0], 10)
-    many = ADDED / (time.perf_counter() - start)
+    per_second = ADDED / (time.perf_counter() - start)
     times = []
     for i in range(ADDED_ALONE):
         start = time.perf_counter()
         add(i, i + 1)
         engine.search(queries[0], 10)
         times.append(time.perf_counter() - start)
-    return [f"{many:,.0f}", f"{np.median(times) * 1e3:.1f}"]
+    return [f"{per_second:,.0f}", f"{np.median(times) * 1e3:.1f}"]
 
 
 # The index
@@ -441,9 +443,9 @@ def index_engines(
         options = SearchOptions(mode=mode, fusion=fusion or None, depth=depth)
 
         def search(query: str, k: int, options: SearchOptions = options) -> peers.Found:
-            found = searcher.search([query], k, options)["0"]
-            ids = [int(doc_id) if doc_id.isdigit() else 0 for doc_id in found.doc_ids]
-            return np.array(ids, np.int64), found.scores.astype(np.float32)
+            ranking = searcher.search([query], k, options)["0"]
+            ids = [int(doc_id) if doc_id.isdigit() else 0 for doc_id in ranking.doc_ids]
+            return np.array(ids, np.int64), ranking.scores.astype(np.float32)
 
         def batch(queries: Sequence[str], k: int, threads: int, options: SearchOptions = options) -> object:
             searcher.threads = threads
@@ -468,7 +470,7 @@ def keyed(engine: Engine, pairs: Mapping[str, tuple[data.Query, data.Floats]]) -
 
 
 def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: int, rounds: int) -> list[str]:
-    """What a hybrid query costs beside its dense scan, and beside its sparse one too.
+    """Measure the cost of a hybrid query on top of its dense scan, and on top of both scans.
 
     A query is searched behind the dense scan of another, for in use caches hold no more. Each query's least CPU
     milliseconds of several rounds, the scans and the query in turn; medians.
@@ -497,7 +499,7 @@ def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: i
                 least[i, j] = min(least[i, j], (time.process_time_ns() - start) / 1e6)
     dense, sparse, whole = least.T
     columns = whole, dense, sparse, whole - dense, whole - dense - sparse
-    return [fusion, str(depth), *(f"{np.median(each):.3f}" for each in columns)]
+    return [fusion, str(depth), *(f"{np.median(times):.3f}" for times in columns)]
 
 
 def shard_of(

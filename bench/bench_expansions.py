@@ -19,6 +19,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.query import CachedExpansions
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged, SparseVectors
+from origin import print_origin
 from questions import read_questions
 
 SMALLEST = "--data {data} --collections tiny --model {model} --n-queries 3 --widths 4 --rounds 1"
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 48], help="terms of an expansion")
     parser.add_argument("--rounds", type=int, default=4)
     args = parser.parse_args()
+    print_origin()
     questions, _ = read_questions(args.data, args.collections, args.n_queries)
     tokenizer = TextTokenizer.from_file(resolve_model_folder(args.model) / "tokenizer.json")
     print("| terms of an expansion | contender | text to vector, µs | times | one query, µs | times |")
@@ -78,8 +80,8 @@ def make(vocab_size: int, width: int) -> dict[str, Means]:
         counts = scipy.sparse.csr_array((shares, queries.term_ids.astype(np.int64), queries.indptr), shape=shape)
         product = (counts @ table).tocsr()
         product.sort_indices()
-        found = product.indptr.astype(np.int64), product.indices.astype(np.uint32), product.data
-        return SparseVectors(*found, vocab_size)
+        arrays = product.indptr.astype(np.int64), product.indices.astype(np.uint32), product.data
+        return SparseVectors(*arrays, vocab_size)
 
     return {
         "lightir": lambda queries: expansions.means(queries, vocab_size=vocab_size),
@@ -92,21 +94,21 @@ def with_numpy(expansions: CachedExpansions, queries: Ragged, *, vocab_size: int
     """Keys of query and term, made unique; sums by bincount."""
     query_of = np.repeat(np.arange(len(queries), dtype=np.int64), queries.lengths)
     keys = query_of[:, None] * vocab_size + expansions.term_ids[queries.term_ids]
-    found, place = np.unique(keys.ravel(), return_inverse=True)
+    distinct, positions = np.unique(keys.ravel(), return_inverse=True)
     weights = expansions.weights[queries.term_ids].astype(np.float64).ravel()
-    means = np.bincount(place, weights, minlength=len(found)) / queries.lengths[found // vocab_size]
-    indptr = np.searchsorted(found, np.arange(len(queries) + 1, dtype=np.int64) * vocab_size).astype(np.int64)
-    term_ids = (found % vocab_size).astype(np.uint32)
+    means = np.bincount(positions, weights, minlength=len(distinct)) / queries.lengths[distinct // vocab_size]
+    indptr = np.searchsorted(distinct, np.arange(len(queries) + 1, dtype=np.int64) * vocab_size).astype(np.int64)
+    term_ids = (distinct % vocab_size).astype(np.uint32)
     return SparseVectors(indptr, term_ids, means.astype(np.float32), vocab_size).without_zeros()
 
 
 def check(contenders: dict[str, Means], queries: Ragged) -> None:
     """All give the same vectors, to fp32 rounding."""
-    found = [means(queries) for means in contenders.values()]
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0].indptr, other.indptr)
-        np.testing.assert_array_equal(found[0].term_ids, other.term_ids)
-        np.testing.assert_allclose(found[0].weights, other.weights, rtol=1e-5)
+    results = [means(queries) for means in contenders.values()]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].indptr, other.indptr)
+        np.testing.assert_array_equal(results[0].term_ids, other.term_ids)
+        np.testing.assert_allclose(results[0].weights, other.weights, rtol=1e-5)
 
 
 def in_chunks(tokenizer: TextTokenizer, questions: list[str], means: Means) -> float:

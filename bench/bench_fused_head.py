@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightir.models.projection import projection_max
+from origin import print_origin
 from own_process import ExtraMemory, in_own_process
 
 SMALLEST = "--vocabulary 600 --batch 1 --length 8 --hidden 8 --repeats 1"
@@ -66,6 +67,7 @@ def main() -> None:
     for name, value in (("batch", 8), ("length", 512), ("hidden", 576), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = vars(parser.parse_args())
+    print_origin()
     for vocabulary in [arguments["vocabulary"]] if arguments["vocabulary"] else [49_152, 128_256]:
         shape = arguments | {"vocabulary": vocabulary}
         results = {name: in_own_process(measure, name, **shape) for name in VARIANTS}

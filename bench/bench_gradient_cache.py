@@ -28,6 +28,7 @@ from lightir.train.recipes.settings import DataRecipe, DocumentRecipe, ModelReci
 from lightir.train.stages.contrastive_batch import batch_losses
 from lightir.train.stages.stage_model import build_model, prepare_layers
 from lightir.types import Document
+from origin import print_origin
 from own_process import ExtraMemory, in_own_process
 
 SMALLEST = "--batch 2 --length 8 --layers 1"
@@ -97,14 +98,17 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--layers", type=int, default=12)
     arguments = vars(parser.parse_args())
+    print_origin()
     results = {}
     for name in VARIANTS:
         results[name] = in_own_process(measure, name, **arguments)
-        base, found = results["at once"], results[name]
+        base, variant = results["at once"], results[name]
         print(
             f"{arguments['batch']} queries, {2 * arguments['batch']} documents of {arguments['length']}: {name:20s}"
-            f" {found['extra_bytes'] / 2**20:8.0f} MiB extra {base['extra_bytes'] / found['extra_bytes']:6.1f}x less"
-            f" {found['seconds']:7.1f} s {found['seconds'] / base['seconds']:5.2f}x the time  loss {found['loss']:.6f}",
+            f" {variant['extra_bytes'] / 2**20:8.0f} MiB extra"
+            f" {base['extra_bytes'] / variant['extra_bytes']:6.1f}x less"
+            f" {variant['seconds']:7.1f} s {variant['seconds'] / base['seconds']:5.2f}x the time"
+            f"  loss {variant['loss']:.6f}",
             flush=True,
         )
 

@@ -24,6 +24,7 @@ from lightir.index import Index, IndexOptions, IndexWriter, build_index, documen
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from optional import is_installed
+from origin import print_origin
 
 SMALLEST = "--n-docs 300 --n-adds 2"
 WORDS, WORDS_PER_DOCUMENT = 50_000, 60
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--n-adds", type=int, default=50)
     parser.add_argument("--dir", help="where to write (default: the system's folder for temporary files)")
     args = parser.parse_args()
+    print_origin()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         bench(Path(folder, "index"), args.n_docs, args.n_adds)
 
@@ -55,7 +57,7 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
         print(f"texts     {timed(lambda: build_texts(some, path, analyzer), len(some))}, {analyzer}")  # noqa: B023
     peer_builds(some, folder.with_name("tantivy"))
     probe_s = probe(folder)
-    queries = [" ".join(f"w{i}" for i in each) for each in np.random.default_rng(1).zipf(1.4, (200, 5)) % WORDS]
+    queries = [" ".join(f"w{i}" for i in terms) for terms in np.random.default_rng(1).zipf(1.4, (200, 5)) % WORDS]
     with IndexWriter.open(folder) as writer, Index.open(folder) as index:
         searcher = Searcher(index)
         show("search", per_call(queries, lambda query: searcher.search([query], 10)))
@@ -76,10 +78,10 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
         )
         wanted = [{"n": {"gte": i % 90, "lt": i % 90 + 10}} for i in range(len(queries))]
         start = time.perf_counter()
-        found = searcher.search(queries[:1], 10, SearchOptions(filter=wanted[0]))["0"]
+        ranking = searcher.search(queries[:1], 10, SearchOptions(filter=wanted[0]))["0"]
         first_s = time.perf_counter() - start
         again = per_call(queries, lambda query: searcher.search([query], 10, SearchOptions(filter=wanted[0])))
-        show("filtered", again, f"; the first time {first_s * 1e3:,.0f} ms; {len(found)} found")
+        show("filtered", again, f"; the first time {first_s * 1e3:,.0f} ms; {len(ranking)} found")
         pairs = list(zip(queries, wanted, strict=True))
         other = per_call(pairs, lambda pair: searcher.search([pair[0]], 10, SearchOptions(filter=pair[1])))
         show("values", other, ", another filter each")
@@ -110,7 +112,7 @@ def build_texts(some: Sequence[Document], folder: Path, analyzer: str) -> None:
 
 
 def peer_builds(some: Sequence[Document], folder: Path) -> None:
-    """The same texts in other engines, one thread; tantivy stores the text and the id, bm25s neither."""
+    """Index the texts with other engines on one thread; tantivy stores texts and ids, bm25s neither."""
     texts = [document.full_text() for document in some]
 
     def with_bm25s() -> None:
@@ -165,10 +167,10 @@ def probe(folder: Path) -> float:
     return statistics.median(times)
 
 
-def per_call(each: Sequence[Any], call: Callable[[Any], object]) -> list[float]:
+def per_call(arguments: Sequence[Any], call: Callable[[Any], object]) -> list[float]:
     """Seconds of each call."""
     times = []
-    for one in each:
+    for one in arguments:
         start = time.perf_counter()
         call(one)
         times.append(time.perf_counter() - start)

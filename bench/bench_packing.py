@@ -28,6 +28,7 @@ from lightir.models.encoder import LightRetriever
 from lightir.models.framing import TextBatch
 from lightir.text import QueryPolicy, TextTokenizer
 from lightir.train.batches.packing import PackedAttention, states_without_padding
+from origin import print_origin
 
 SMALLEST = "--documents 3 --repeats 1 --median 8 --layers 1"
 
@@ -59,6 +60,7 @@ def main() -> None:
     for name, value in (("documents", 32), ("repeats", 3), ("median", 64), ("layers", 12)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
+    print_origin()
     drawn = np.random.default_rng(0).lognormal(np.log(args.median), 0.6, args.documents)
     lengths = np.clip(drawn.astype(int), 8, 256).tolist()
     retriever, batch = random_retriever(layers=args.layers), batch_of(lengths)
@@ -77,10 +79,10 @@ def main() -> None:
             states[batch.attention_mask].square().mean().backward()
             seconds[name].append(time.process_time() - begun)
     share = sum(lengths) / batch.input_ids.numel()
-    for name, found in seconds.items():
+    for name, times in seconds.items():
         print(
             f"{args.documents} documents, {share:.0%} of the padded batch is text: {name:20s}"
-            f" {min(found):6.2f} s {min(seconds['padded']) / min(found):5.2f}x the speed of padded"
+            f" {min(times):6.2f} s {min(seconds['padded']) / min(times):5.2f}x the speed of padded"
         )
 
 

@@ -4,11 +4,11 @@
     lightir bench quantized -- --model minilm --data DATA scifact nfcorpus cranfield
     lightir bench quantized -- --model smollm2-135m --data DATA --queries 100 --documents 800 scifact nfcorpus
 
-Each variant encodes the whole data sets, or what --queries and --documents leave of them: so many test queries, all of
-their relevant documents, and others drawn at random. Queries are the model's own light ones, which no quantiser
-touches; all variants together want the extras quantize and nf4. Seconds are of the processor, so that what else the
-machine does matters less. A line of JSON each: bytes of the layers' weights, documents a second, the mean cosine to the
-first variant's dense vectors, nDCG@10 of each mode and set, and the p of its difference to the first variant (paired
+Each variant encodes the whole data sets, or with --queries and --documents a sample: that many test queries, all of
+their relevant documents, and random others. Queries are the model's own light ones, which are never quantized. All
+variants together need the extras quantize and nf4. Times are CPU seconds, so that other work on the machine matters
+less. The output is a line of JSON per variant: bytes of the layers' weights, documents per second, mean cosine to the
+first variant's dense vectors, nDCG@10 by mode and set, and the p-value of its difference to the first variant (paired
 randomisation test, not corrected).
 """
 
@@ -31,6 +31,7 @@ from lightir.eval.significance import randomization_test
 from lightir.index import Index, IndexOptions, build_index
 from lightir.models.encoder import LightRetriever
 from lightir.models.quantization import QUANTIZERS, quantize_layers
+from lightir.provenance import provenance
 from lightir.search import Searcher
 from lightir.search.index_evaluation import evaluate_index
 from lightir.shards import VectorsReader
@@ -49,6 +50,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def main() -> int:
     """Encode, search, measure."""
     args = arguments()
+    print(json.dumps({"provenance": provenance()}), flush=True)
     torch.set_num_threads(args.threads)
     first: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
@@ -77,8 +79,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="a shipped model's name or a model folder")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default %(default)s)")
-    parser.add_argument("--queries", type=int, default=0, metavar="N", help="at most so many test queries; 0 for all")
-    parser.add_argument("--documents", type=int, default=0, metavar="N", help="with --queries: so many documents")
+    parser.add_argument(
+        "--queries", type=int, default=0, metavar="N", help="maximum number of test queries (default 0: all)"
+    )
+    parser.add_argument("--documents", type=int, default=0, metavar="N", help="with --queries: number of documents")
     return parser.parse_args()
 
 
@@ -135,8 +139,8 @@ def measured(
         with Index.open(vectors / "index") as index:
             report = evaluate_index(Searcher(index), dataset, measures=["nDCG@10"])
         systems = report.systems.items()
-        quality[dataset.name] = {mode: round(found.measures["nDCG@10"], 4) for mode, found in systems}
-        values = {mode: list(found.per_query["nDCG@10"].values()) for mode, found in systems}
+        quality[dataset.name] = {mode: round(evaluation.measures["nDCG@10"], 4) for mode, evaluation in systems}
+        values = {mode: list(evaluation.per_query["nDCG@10"].values()) for mode, evaluation in systems}
         reference = first.setdefault(f"{dataset.name} values", values)
         chance[dataset.name] = {
             mode: round(randomization_test(mine, reference[mode], rng=np.random.default_rng(0)), 4)
@@ -158,10 +162,10 @@ def layer_bytes(model: LightRetriever) -> int:
 
 
 def stored_bytes(weight: torch.Tensor) -> int:
-    """Of a plain tensor, or of the tensors inside a quantised one."""
+    """Return the bytes of a plain tensor, or of the tensors inside a quantized one."""
     if (state := getattr(weight, "quant_state", None)) is not None:  # bitsandbytes'
         scales = [state.absmax, *([state.state2.absmax] if state.nested else [])]
-        return sum(each.numel() * each.element_size() for each in (weight.data, *scales))
+        return sum(tensor.numel() * tensor.element_size() for tensor in (weight.data, *scales))
     if not hasattr(weight, "__tensor_flatten__"):
         return weight.numel() * weight.element_size()
     return sum(stored_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])

@@ -37,6 +37,7 @@ from lightir.query.tables import CachedBigrams
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.vectors import Ragged
 from optional import is_installed
+from origin import print_origin
 from questions import read_questions
 
 SMALLEST = "--data {data} --collections tiny --model {model} --n-queries 3 --widths 8 --rounds 1 --n-single 10"
@@ -52,6 +53,7 @@ N_BIGRAMS = 20_000
 def main() -> int:
     """Measure and print one Markdown table; with --json also one JSON document."""
     args = parse_arguments()
+    print_origin()
     torch.set_num_threads(1)
     questions, n_different = read_questions(args.data, args.collections, args.n_queries)
     tokenizer = TextTokenizer.from_file(resolve_model_folder(args.model) / "tokenizer.json")
@@ -138,7 +140,7 @@ class Bench:
         return "roof" not in name and "bigrams" not in name
 
     def rows_to_vector(self) -> dict[tuple[str, str], Callable[[slice], np.ndarray]]:
-        """From term ids: ours, torch's, and no more than copying the rows into a buffer."""
+        """Return the contenders from term ids to vectors: lightir, torch, and a bare copy of the rows."""
         ragged, half = self.ids, self.half.embeddings
         rows_a_block = max(1, (1 << 20) // (2 * self.width))
         block = np.empty((rows_a_block, self.width), dtype=np.float16)
@@ -175,7 +177,7 @@ class Bench:
         }
 
     def text_to_vector(self) -> dict[tuple[str, str], Callable[[slice], np.ndarray]]:
-        """From strings: ours, the library's tokenizer with torch, and the two static-embedding libraries."""
+        """Return the contenders from strings to vectors: lightir, tokenizers with torch, and two other libraries."""
         backend = self.tokenizer.backend
 
         def ours(
@@ -234,8 +236,8 @@ class Bench:
         }
         for name, encode in self.peers.items():
             calls[f"{name.replace('_', '-')}, dense"] = (lambda text, encode=encode: encode([text]), n // 10)
-        found = {name: latencies(call, plain[:count]) for name, (call, count) in calls.items()}
-        ours = found["lightir, dense and sparse"][0]
+        percentiles = {name: latencies(call, plain[:count]) for name, (call, count) in calls.items()}
+        ours = percentiles["lightir, dense and sparse"][0]
         return [
             {
                 "width": self.width,
@@ -245,7 +247,7 @@ class Bench:
                 "p99_us": p99,
                 "times_lightir": p50 / ours,
             }
-            for name, (p50, p99) in found.items()
+            for name, (p50, p99) in percentiles.items()
         ]
 
 

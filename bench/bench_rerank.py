@@ -16,6 +16,7 @@ import torch
 from lightir.encode.likelihood_reranking import load_generator
 from lightir.models.encoder import LightRetriever
 from lightir.models.likelihood import end_states, join, likelihood_from_ends, log_likelihood, sequence_states
+from lightir.provenance import provenance
 
 SMALLEST = "--model {backbone} --documents 1 --queries 2 --words 3"
 WORDS = [
@@ -46,6 +47,7 @@ def main() -> int:
     arguments.add_argument("--queries", type=int, default=8, help="queries that found each document")
     arguments.add_argument("--words", type=int, default=120, help="words of a document")
     args = arguments.parse_args()
+    print(json.dumps({"provenance": provenance()}), flush=True)
     model, rng = load_generator(args.model, dtype="fp32", device="cpu"), np.random.default_rng(0)
     spent = {"kept": 0.0, "pairs": 0.0}
     worst = 0.0
@@ -53,12 +55,12 @@ def main() -> int:
         document = " ".join(rng.choice(WORDS, args.words))
         asked = model.backbone.tokenizer.term_ids([" ".join(rng.choice(WORDS, 8)) for _ in range(args.queries)])
         queries = [asked.row(i).tolist() for i in range(args.queries)]
-        found = {}
+        scores = {}
         for name, score in (("kept", kept), ("pairs", pairs)):
             began = time.process_time()
-            found[name] = score(model, document, queries)
+            scores[name] = score(model, document, queries)
             spent[name] += (time.process_time() - began) if number else 0.0  # the first one warms up
-        worst = max(worst, float(((found["kept"] - found["pairs"]) / found["pairs"]).abs().max()))
+        worst = max(worst, float(((scores["kept"] - scores["pairs"]) / scores["pairs"]).abs().max()))
     sizes = {"documents": args.documents, "queries": args.queries, "words": args.words}
     seconds = {name: round(value, 2) for name, value in spent.items()}
     print(json.dumps({**sizes, "cpu_seconds": seconds, "worst_relative_error": worst}, indent=2))

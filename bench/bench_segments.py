@@ -1,4 +1,4 @@
-"""What fusion and many small segments cost a search: CPU milliseconds of one query, one thread, by mode.
+"""The cost of fusion and of many small segments: CPU milliseconds of one query on one thread, by mode.
 
 "fusion" is what joining the branches' lists takes with everything that it asks for, in one call of the kernel; "numpy"
 is its twin, which gives the same bits. The documents are the synthetic ones of bench_engine, with their terms as text.
@@ -25,6 +25,7 @@ from lightir.search.plan import DEPTH
 from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
 from lightir.vectors import SparseVectors
+from origin import print_origin
 
 SMALLEST = "--n-docs 200 --dim 8 --segments 1 3 --queries 3 --rounds 1"
 WORDS = 60
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    print_origin()
     documents, task = (
         data.make_documents(args.n_docs, seed=1),
         data.dense_task(args.n_docs, args.dim, args.queries, seed=3),

@@ -1,4 +1,4 @@
-"""From texts to an index that answers, without any model's vectors: words, bags of a model's terms, and their peers.
+"""Indexing speed without a model's vectors, from texts to a searchable index: words, bags of terms, and their peers.
 
 bm25s and tantivy (requirements/bench.txt) index the same texts in the same run, one thread each. Words are BM25 without
 stems and stop words, as the peers have them here; bags are SiDR's V_BoT, which a query encoder's weights then search.
@@ -20,6 +20,7 @@ from bench_index import build_texts, peer_builds, timed
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.data import Dataset
 from lightir.index import IndexOptions, build_index, document_shards
+from origin import print_origin
 
 SMALLEST = "{data}/tiny --model {model}"
 
@@ -29,15 +30,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset", help="a BEIR folder")
     parser.add_argument("--model", default="smollm2-135m", help="whose terms the bags hold (default %(default)s)")
-    parser.add_argument("--times", type=int, default=1, help="the corpus so many times over, under new ids")
+    parser.add_argument(
+        "--times", type=int, default=1, help="number of copies of the corpus, each with new ids (default %(default)s)"
+    )
     parser.add_argument("--dir", help="where to write (default: the system's folder for temporary files)")
     args = parser.parse_args()
+    print_origin()
     corpus = list(Dataset.open(args.dataset).corpus())
     documents = [
-        type(each)(f"{number}-{each.doc_id}", each.text, each.title) for number in range(args.times) for each in corpus
+        type(document)(f"{number}-{document.doc_id}", document.text, document.title)
+        for number in range(args.times)
+        for document in corpus
     ]
     encoder = resolve_model_folder(args.model) / QUERY_ENCODER
-    megabytes = sum(len(each.full_text()) for each in documents) / 1e6
+    megabytes = sum(len(document.full_text()) for document in documents) / 1e6
     print(f"{len(documents):,} documents, {megabytes:,.1f} million characters")
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         folder = Path(name)

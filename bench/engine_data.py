@@ -92,7 +92,7 @@ def sparse_task(documents: Documents, n_queries: int) -> SparseTask:
 
 
 def term_counts(documents: Documents) -> Documents:
-    """The same documents with counts from 1 to 4 as their weights."""
+    """Return the documents with counts from 1 to 4 as their weights."""
     counts = np.empty(len(documents.term_ids), np.uint8)
     np.floor_divide(documents.weights, 64, out=counts)
     counts += 1
@@ -118,16 +118,16 @@ def bm25_task(counts: Documents, queries: dict[str, list[Query]]) -> SparseTask:
 def bags(documents: Documents, n: int, size: int = 768) -> list[Query]:
     """Queries of many terms, with weights."""
     rng = np.random.default_rng(8)
-    found = []
+    queries = []
     for _ in range(n):
         parts = draw_queries(documents, 18, 48, 48, seed=int(rng.integers(1 << 30)))
         terms = np.unique(np.concatenate([terms for terms, _ in parts]))[:size]
-        found.append((terms, rng.random(len(terms), dtype=np.float32) + np.float32(0.05)))
-    return found
+        queries.append((terms, rng.random(len(terms), dtype=np.float32) + np.float32(0.05)))
+    return queries
 
 
 def make_documents(n_docs: int, *, seed: int) -> Documents:
-    """See the module; the same seed gives the same documents."""
+    """Make the documents that the module describes; the same seed gives the same documents."""
     rng = np.random.default_rng(seed)
     popularity = 1 / (np.arange(VOCAB_SIZE) + 50.0) ** 0.95
     term_of_rank = rng.permutation(VOCAB_SIZE).astype(np.int64)
@@ -140,11 +140,11 @@ def make_documents(n_docs: int, *, seed: int) -> Documents:
         doc = np.repeat(np.arange(n), drawn)
         ranks = anywhere[rng.integers(0, 1 << 20, len(doc))]
         source = rng.random(len(doc), dtype=np.float32)
-        place = (TOPIC_TERMS * rng.random(len(doc), dtype=np.float32) ** 2).astype(np.int64)
+        rank = (TOPIC_TERMS * rng.random(len(doc), dtype=np.float32) ** 2).astype(np.int64)
         for low, high in ((0.0, 0.35), (0.35, 0.55)):
             topic = rng.integers(0, N_TOPICS, n)
             chosen = (source >= low) & (source < high)
-            ranks[chosen] = topics[topic[doc[chosen]], place[chosen]]
+            ranks[chosen] = topics[topic[doc[chosen]], rank[chosen]]
         keys = np.sort(doc << 16 | term_of_rank[ranks])
         keys = keys[np.diff(keys, prepend=-1) != 0]
         lengths.append(np.bincount(keys >> 16, minlength=n))
@@ -221,7 +221,7 @@ def encoder_vocabulary(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RealTasks:
-    """What a folder of vectors gives; a branch that its model lacks is None."""
+    """The tasks of a vectors folder; None for a branch that its model lacks."""
 
     texts: list[str]
     sparse: SparseTask | None
@@ -235,26 +235,26 @@ def real_tasks(folder: Path, queries: Path, n_queries: int) -> RealTasks:
     texts = [query.text for query in read_queries(str(queries))][:n_queries]
     shards = list(VectorsReader(folder))
     encoder = CachedQueryEncoder.load(folder / "query-encoder")
-    found = encoder.encode(texts)
+    vectors = encoder.encode(texts)
     dense = None
-    if found.dense is not None:
+    if vectors.dense is not None:
         rows = np.concatenate([shard.dense for shard in shards if shard.dense is not None])
-        dense = DenseTask(rows.astype(np.float32), found.dense)
+        dense = DenseTask(rows.astype(np.float32), vectors.dense)
     sparse = None
-    if found.sparse is not None:
+    if vectors.sparse is not None:
         rows_of = [shard.sparse.without_zeros() for shard in shards if shard.sparse is not None]
         term_weights = encoder.term_weights
         ones = np.ones(encoder.contract.backbone.vocab_size, np.float32)
         sparse = SparseTask(_joined(rows_of), ones if term_weights is None else term_weights, {})
-        sparse.queries["questions"] = _counted(found.sparse, sparse.term_weights)
+        sparse.queries["questions"] = _counted(vectors.sparse, sparse.term_weights)
     counts, token_queries = _words([d.full_text() for shard in shards for d in shard.documents], texts)
     return RealTasks(texts, sparse, bm25_task(counts, {"questions": token_queries}), counts, dense)
 
 
 def _joined(rows: Sequence[SparseVectors]) -> Documents:
-    lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(each.indptr) for each in rows)])
-    weights = np.concatenate([each.weights for each in rows])
-    term_ids = np.concatenate([each.term_ids for each in rows])
+    lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(shard_rows.indptr) for shard_rows in rows)])
+    weights = np.concatenate([shard_rows.weights for shard_rows in rows])
+    term_ids = np.concatenate([shard_rows.term_ids for shard_rows in rows])
     return Documents(np.cumsum(lengths), term_ids, weights, rows[0].vocab_size)
 
 

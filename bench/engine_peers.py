@@ -32,13 +32,13 @@ SEISMIC_POSTINGS, SEISMIC_HEAP = 3500, 0.8
 
 @dataclass(slots=True)
 class Engine:
-    """What is measured.
+    """An engine to measure.
 
     Attributes:
-        name: as the table has it.
-        search: (query, k) to the documents found.
+        name: the engine's name in the tables.
+        search: function from (query, k) to documents and scores.
         batch: (queries, k, threads), for engines that take many queries at once; the others get a pool of threads.
-        n_bytes: of what is searched; 0 where it is not known.
+        n_bytes: size of the searched data in bytes; 0 if unknown.
         build_s: seconds of CPU.
         exact: whether its scores must be lightir's.
         own_scores: scores that mean something else (other field norms), so that nothing is compared.
@@ -84,7 +84,7 @@ def installed(makers: Sequence[tuple[str, Maker]]) -> Iterator[Engine]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What is written to standard output meanwhile is lost, whoever writes it."""
+    """Discard everything that is written to standard output inside the block, also by native code."""
     sys.stdout.flush()
     kept = os.dup(1)
     with Path(os.devnull).open("w") as nothing:
@@ -97,7 +97,7 @@ def quiet() -> Iterator[None]:
 
 
 def cpu_s(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What work gives, and the process's seconds of CPU."""
+    """Return the result of `work` and the CPU seconds that this process took for it."""
     start = time.process_time()
     made = work()
     return made, time.process_time() - start
@@ -116,7 +116,7 @@ def lightir_sparse(task: SparseTask, name: str = "lightir") -> Engine:
 
     def batch(queries: Sequence[Query], k: int, threads: int) -> object:
         indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)])
-        terms, weights = (np.concatenate(each) for each in zip(*queries, strict=True))
+        terms, weights = (np.concatenate(parts) for parts in zip(*queries, strict=True))
         return kernel.sparse_top_k_batch(postings, indptr, terms, weights, k=k, threads=threads)
 
     n_bytes = sum(array.nbytes for array in postings.arrays().values())
@@ -136,7 +136,7 @@ def lightir_bags(task: SparseTask) -> Engine:
 
     def batch(queries: Sequence[Query], k: int, threads: int) -> object:
         indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)])
-        terms, weights = (np.concatenate(each) for each in zip(*queries, strict=True))
+        terms, weights = (np.concatenate(parts) for parts in zip(*queries, strict=True))
         return segments.top_k(indptr, terms, weights, k=k, threads=threads)
 
     arrays = [documents.indptr, documents.term_ids, documents.weights, *postings.arrays().values()]
@@ -180,9 +180,9 @@ def bm25s_numba(task: SparseTask) -> Engine:
         return engine.retrieve(tokens, k=k, n_threads=threads, show_progress=False, backend_selection="numba")
 
     def search(query: Query, k: int) -> Found:
-        found = batch([query], k, 1)
-        some = found.scores[0] > 0
-        return found.documents[0][some].astype(np.int64), found.scores[0][some]
+        results = batch([query], k, 1)
+        some = results.scores[0] > 0
+        return results.documents[0][some].astype(np.int64), results.scores[0][some]
 
     return Engine("bm25s (numba)", search, batch, _matrix_bytes(columns))
 
@@ -209,8 +209,8 @@ def seismic(task: SparseTask) -> Engine:
 
     def search(query: Query, k: int) -> Found:
         terms, weights = query
-        found = index.search("", names[terms], weights, k=k, **settings)
-        return np.array([int(doc) for _, _, doc in found]), np.array([score for _, score, _ in found], np.float32)
+        hits = index.search("", names[terms], weights, k=k, **settings)
+        return np.array([int(doc) for _, _, doc in hits]), np.array([score for _, score, _ in hits], np.float32)
 
     def batch(queries: Sequence[Query], k: int, threads: int) -> object:
         ids = np.array([str(i) for i in range(len(queries))], dtype=text)
@@ -243,9 +243,9 @@ def tantivy(counts: Documents) -> Engine:
 
     def search(query: Query, k: int, keep: object = folder) -> Found:
         words = " ".join(f"t{term}" for term, n in zip(query[0].tolist(), query[1], strict=True) for _ in range(int(n)))
-        found = index.searcher().search(index.parse_query(words, ["body"]), k, count=False).hits
-        places = [place.doc for _, place in found]
-        return np.array(places, dtype=np.int64), np.array([score for score, _ in found], np.float32)
+        hits = index.searcher().search(index.parse_query(words, ["body"]), k, count=False).hits
+        documents = [address.doc for _, address in hits]
+        return np.array(documents, dtype=np.int64), np.array([score for score, _ in hits], np.float32)
 
     return Engine("tantivy", search, None, folder_bytes(folder.name), seconds, own_scores=True, add=add)
 
@@ -330,9 +330,9 @@ def _faiss(name: str, index: Any, task: DenseTask, width: int) -> Engine:
 
     def batch(queries: Sequence[Floats], k: int, threads: int) -> object:
         faiss.omp_set_num_threads(threads)
-        found = index.search(np.stack(queries), k)
+        results = index.search(np.stack(queries), k)
         faiss.omp_set_num_threads(1)
-        return found
+        return results
 
     def search(query: Floats, k: int) -> Found:
         scores, doc_ords = index.search(query[None], k)
@@ -448,8 +448,8 @@ class _Shard:
 
     def engine(self, name: str, request: Callable[[Any, int], Any]) -> Engine:
         def search(query: Any, k: int) -> Found:
-            found = self.shard.query(request(query, k))
-            return np.array([p.id for p in found], np.int64), np.array([p.score for p in found], np.float32)
+            points = self.shard.query(request(query, k))
+            return np.array([p.id for p in points], np.int64), np.array([p.score for p in points], np.float32)
 
         return Engine(name, search, None, folder_bytes(self.folder.name), self.build_s, add=self.add)
 
@@ -473,7 +473,7 @@ def best(scores: Any, k: int) -> npt.NDArray[np.int64]:
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Of all files in it; holes in sparse files are not counted."""
+    """Return the disk space of all files in a folder in bytes, without holes in sparse files."""
     return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*") if path.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Which peers are installed. None has to be: a benchmark goes on without those that are missing, and says so."""
+"""Optional peers of the benchmarks: a benchmark skips those that are not installed, and says so."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib.util
 
 
 def is_installed(*packages: str) -> bool:
-    """Whether all of these packages are; the missing ones are named on standard output."""
+    """Return whether all packages are installed, and print the missing ones."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     for package in missing:
-        print(f"{package} is not installed: left out of what follows (requirements/bench.txt)", flush=True)
+        print(f"{package} is not installed and is skipped (see requirements/bench.txt)", flush=True)
     return not missing

@@ -1,4 +1,4 @@
-"""Variants of a measurement, each in a process of its own, and the memory and time that such a process takes."""
+"""Measurements in processes of their own, with their memory and CPU time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class ExtraMemory:
-    """The resident bytes that are added while something runs, at their highest."""
+    """The peak of additional resident memory since the object was made."""
 
     def __init__(self) -> None:
-        """Begin here."""
+        """Reset the peak."""
         self._before = _resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 
     def peak(self) -> int:
-        """Bytes, until now."""
+        """Return the peak so far in bytes."""
         return _resident("VmHWM") - self._before
 
 
@@ -32,12 +32,12 @@ def _resident(field: str) -> int:
 
 
 def cpu_seconds() -> float:
-    """The processor's time that this process and those that it waited for have taken so far."""
+    """Return the CPU time of this process and of the child processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def in_own_process(measure: Callable[P, Found], *args: P.args, **settings: P.kwargs) -> Found:
-    """What a function gives in a fork of this process, which should have imported everything and computed nothing."""
+def in_own_process(measure: Callable[P, Result], *args: P.args, **settings: P.kwargs) -> Result:
+    """Run a function in a fork of this process, which should have imported everything and computed nothing."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(measure, *args, **settings).result()

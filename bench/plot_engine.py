@@ -32,12 +32,12 @@ def main() -> None:
     tables["index"] = {name: ms for name, ms in tables["index"].items() if "hybrid" in name or "lightir" not in name}
     matplotlib.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(8, 1.2 + 0.27 * sum(map(len, tables.values()))), layout="constrained")
-    panels = figure.subplots(len(tables), 1, height_ratios=[len(each) + 0.6 for each in tables.values()])
-    for axes, (title, each) in zip(panels, tables.items(), strict=True):
-        names = sorted(each, key=lambda name: -each[name])
+    panels = figure.subplots(len(tables), 1, height_ratios=[len(table) + 0.6 for table in tables.values()])
+    for axes, (title, table) in zip(panels, tables.items(), strict=True):
+        names = sorted(table, key=lambda name: -table[name])
         colours = [OURS if name.startswith("lightir") else PEERS for name in names]
         labels = [f"{name}, approximate" if name in APPROXIMATE else name for name in names]
-        drawn = axes.barh(labels, [each[name] for name in names], color=colours)
+        drawn = axes.barh(labels, [table[name] for name in names], color=colours)
         axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
         axes.set_title(PANELS[title][1], loc="left", fontsize=10)
         axes.margins(x=0.12)
@@ -63,15 +63,15 @@ def read(source: Path) -> dict[str, list[list[str]]]:
 
 def bars(rows: list[list[str]], kind: str) -> dict[str, float]:
     """Milliseconds by engine, of one kind of query."""
-    found = {}
+    medians = {}
     for name, _, p50, *_ in rows:
         engine, _, asked = name.rpartition(", ")
         if kind and asked != kind:
             continue
         label = engine if kind else name
         if label not in LEFT_OUT:
-            found[label] = float(p50)
-    return found
+            medians[label] = float(p50)
+    return medians
 
 
 if __name__ == "__main__":
