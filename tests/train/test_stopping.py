@@ -292,6 +292,6 @@ def test_each_process_goes_on_with_its_own_dropout_and_another_number_of_them_is
     states = load_checkpoint(tmp_path / "one.run" / "checkpoints", recipe=plain)["random"]
     assert not torch.equal(states[0]["torch"], states[1]["torch"])
     alone = train(plain, tmp_path / "one", resume=True, device="cpu")
-    assert "wrote the checkpoint: 2, that go on from it: 1" in caplog.text
+    assert "2 processes wrote the checkpoint and 1 resume it" in caplog.text
     assert losses(alone)[:2] == losses(tmp_path / "whole")[:2]
     assert losses(alone)[2:] != losses(tmp_path / "whole")[2:]
