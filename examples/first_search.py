@@ -1,4 +1,4 @@
-"""lightir in seven lines: documents meet the model once, queries meet none. Takes the model's name as an argument."""
+"""Semantic search in seven lines: encode, index, search. Argument: the name of an installed model, e.g. minilm."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Documents that change by the minute: found as soon as they are added, encoded later. Takes a model's name."""
+"""Documents that change while they are searched. Argument: the name of an installed model, e.g. minilm.
+
+New documents are found by BM25 as soon as they are added, and by their vectors once a worker has encoded them.
+"""
 
 import sys
 
@@ -14,7 +17,7 @@ tickets = [
 
 
 def show(title: str) -> None:
-    """The best open tickets, as whoever comes now would find them."""
+    """Print the best open tickets for a query at this moment."""
     with Index.open("tickets") as index:
         still_open = SearchOptions(filter={"state": "open"})
         pending, hits = index.info().pending, Searcher(index).hits("computer will not start", options=still_open)

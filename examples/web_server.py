@@ -1,4 +1,4 @@
-"""An index behind HTTP, with the standard library alone: /?q=kettle&k=3. Takes the index's folder and a port."""
+"""Search an index over HTTP with the standard library: /?q=kettle&k=3. Arguments: index folder and port."""
 
 import json
 import sys
@@ -11,11 +11,11 @@ index = Index.open(sys.argv[1])
 searcher = Searcher(index)
 
 
-def answer(asked: dict[str, list[str]]) -> list[dict[str, object]]:
-    """The best documents for the query `q`: `k` of them, those that a `filter` in JSON lets through."""
-    index.refresh()  # so that what others committed is found
-    wanted = json.loads(asked["filter"][0]) if "filter" in asked else None
-    hits = searcher.hits(asked["q"][0], int(asked.get("k", ["10"])[0]), SearchOptions(filter=wanted))
+def answer(parameters: dict[str, list[str]]) -> list[dict[str, object]]:
+    """Return the `k` best documents for the query `q`, restricted by a `filter` in JSON."""
+    index.refresh()  # to the newest commit
+    condition = json.loads(parameters["filter"][0]) if "filter" in parameters else None
+    hits = searcher.hits(parameters["q"][0], int(parameters.get("k", ["10"])[0]), SearchOptions(filter=condition))
     return [
         {"id": hit.doc_id, "score": hit.score, "title": hit.title, "snippet": hit.snippet, "metadata": hit.metadata}
         for hit in hits
@@ -23,18 +23,18 @@ def answer(asked: dict[str, list[str]]) -> list[dict[str, object]]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; a thread each, which all share the searcher."""
+    """Handler of one request. Every request has its own thread; all threads share the searcher."""
 
     def do_GET(self) -> None:
-        """Answer in JSON."""
+        """Respond with hits or an error, as JSON."""
         try:
-            status, found = 200, json.dumps(answer(parse_qs(urlsplit(self.path).query)))
+            status, body = 200, json.dumps(answer(parse_qs(urlsplit(self.path).query)))
         except (KeyError, ValueError, LightirError) as error:
-            status, found = 400, json.dumps({"error": str(error)})
+            status, body = 400, json.dumps({"error": str(error)})
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(found.encode())
+        self.wfile.write(body.encode())
 
 
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)

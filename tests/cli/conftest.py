@@ -1,4 +1,4 @@
-"""A random tiny language model, a data set and a recipe in a folder, and a way to call the command line."""
+"""A small data set, a BM25 index of it, and a way to call the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lightir = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def lightir() -> Lightir:
-    """Runs `python -m lightir` in a process of its own."""
+    """Return a function that runs `python -m lightir` in its own process."""
 
     def call(*arguments: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "lightir", *map(str, arguments)]
@@ -30,7 +30,7 @@ def lightir() -> Lightir:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BEIR folder: a document a topic, two train queries and one test query."""
+    """A BEIR folder: per topic one document, two train queries and one test query."""
     folder = tmp_path_factory.mktemp("data") / "topics"
     (folder / "qrels").mkdir(parents=True)
     documents, queries, judged = [], [], {"train": [], "test": []}
@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bm25_index(dataset: Path, tmp_path_factory: pytest.TempPathFactory, lightir: Lightir) -> Path:
-    """An index of the data set without any model."""
+    """A BM25 index of the data set."""
     index = tmp_path_factory.mktemp("bm25") / "index"
     done = lightir("index", dataset, "--out", index)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What every command keeps: exit codes, streams, shapes of JSON, and errors of one line."""
+"""Promises of every command: exit codes, streams, shapes of JSON, errors of one line."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_an_interrupted_command_says_what_is_kept(command, hint, monkeypatch, ca
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_torch_s_idle_threads_are_told_to_sleep_before_a_command_loads_it(given, expected, monkeypatch):
-    found = []
+def test_idle_threads_of_torch_sleep_unless_the_user_chose_otherwise(given, expected, monkeypatch):
+    policies = []
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
-    monkeypatch.setattr(load_command("demo"), "run", lambda args: found.append(os.environ["OMP_WAIT_POLICY"]))
+    monkeypatch.setattr(load_command("demo"), "run", lambda args: policies.append(os.environ["OMP_WAIT_POLICY"]))
     assert main(["demo"]) == 0
-    assert found == [expected]
+    assert policies == [expected]
 
 
 def test_light_commands_run_without_torch(bm25_index, dataset, tmp_path):
@@ -71,7 +71,7 @@ def test_light_commands_run_without_torch(bm25_index, dataset, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_command_that_needs_an_absent_package_names_the_extra(bm25_index, tmp_path):
+def test_a_command_with_a_missing_package_names_the_extra(bm25_index, tmp_path):
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from lightir.cli import main\n"
@@ -84,7 +84,7 @@ def test_a_command_that_needs_an_absent_package_names_the_extra(bm25_index, tmp_
 
 
 @pytest.mark.parametrize("room", ["lightir.encode", "lightir.models.encoder"])
-def test_a_room_that_needs_an_absent_package_names_the_extra(room):
+def test_a_module_with_a_missing_package_names_the_extra(room):
     code = f"import sys; sys.modules['torch'] = None\nimport {room}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].startswith("lightir.errors.MissingExtra: torch is needed")
@@ -92,7 +92,7 @@ def test_a_room_that_needs_an_absent_package_names_the_extra(room):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_with_examples(name, capsys):
+def test_every_command_has_help_with_examples(name, capsys):
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0
@@ -132,7 +132,7 @@ def test_misuse_is_exit_code_2(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serach", "i"], "did you mean search?"),
         (
@@ -151,32 +151,32 @@ def test_misuse_is_exit_code_2(arguments, capsys):
         (["search", "i", "q", "--filter", "lang=en"], """expected an object, such as '{"lang": "en"}'"""),
     ],
 )
-def test_a_word_that_was_misspelled_is_told_with_the_one_that_was_meant(arguments, said, capsys):
+def test_a_misspelled_word_gets_a_suggestion(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     if arguments[0] == "search":
         assert "usage: lightir search" in shown
 
 
-def test_options_may_stand_between_what_a_command_is_about(bm25_index, capsys):
-    """As in `lightir search index -k 3 "a question"`, which argparse alone refuses."""
+def test_options_may_come_between_positional_arguments(bm25_index, capsys):
+    """argparse alone refuses `lightir search index -k 3 "a question"`."""
     between = ["search", str(bm25_index), "-k", "1", "about the river", "--json"]
     before = ["search", "--json", "-k", "1", str(bm25_index), "about the river"]
-    found = []
+    rankings = []
     for arguments in (between, before):
         assert main(arguments) == 0
-        found.append([hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]])
-    assert found == [["d-river"]] * 2
+        rankings.append([hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]])
+    assert rankings == [["d-river"]] * 2
     parse = build_parser().parse_args
     assert parse(["delete", "i", "a", "--json", "b"]).doc_ids == ["a", "b"]
     assert parse(["bench", "engine", "--", "--docs", "3"]).options == ["--docs", "3"]
     assert parse(["search", "i", "--", "-k"]).query == "-k"
 
 
-def test_search_wants_exactly_one_source_of_queries(bm25_index):
+def test_search_requires_exactly_one_source_of_queries(bm25_index):
     for arguments in (
         ["search", bm25_index],
         ["search", bm25_index, "a", "--queries", "f"],
@@ -184,12 +184,12 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
         ["search", bm25_index, "a", "--run", "f"],
     ):
         with pytest.raises(SystemExit) as stop:
-            main([str(each) for each in arguments])
+            main([str(argument) for argument in arguments])
         assert stop.value.code == 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["search", "nowhere", "query"], "nowhere"),
         (["info", "nowhere"], "nowhere does not exist"),
@@ -203,14 +203,14 @@ def test_search_wants_exactly_one_source_of_queries(bm25_index):
         (["bench", "nothing"], "bench"),  # that it is unknown, or that there are none without a checkout
     ],
 )
-def test_what_is_missing_is_named_in_one_line(arguments, said, bm25_index, tmp_path, capsys):
-    code = main([each.format(tmp=tmp_path, index=bm25_index) for each in arguments])
+def test_missing_input_is_named_in_one_line(arguments, message, bm25_index, tmp_path, capsys):
+    code = main([argument.format(tmp=tmp_path, index=bm25_index) for argument in arguments])
     captured = capsys.readouterr()
     assert code == 1
     assert captured.out == ""
     assert captured.err.startswith("lightir: error: ")
     assert len(captured.err.splitlines()) == 1
-    assert said.format(tmp=tmp_path) in captured.err
+    assert message.format(tmp=tmp_path) in captured.err
 
 
 def test_a_wrong_line_is_named_with_its_file_and_number(tmp_path, capsys):
@@ -238,10 +238,10 @@ def test_traceback_is_shown_when_asked_for(capsys):
 
 def test_search_json_has_its_promised_shape(bm25_index, capsys):
     assert main(["search", str(bm25_index), "about the river", "-k", "3", "--json", "--explain"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"query", "mode", "took_ms", "hits"}
-    assert (found["query"], found["mode"]) == ("about the river", "tokens")
-    hit = found["hits"][0]
+    output = json.loads(capsys.readouterr().out)
+    assert output.keys() == {"query", "mode", "took_ms", "hits"}
+    assert (output["query"], output["mode"]) == ("about the river", "tokens")
+    hit = output["hits"][0]
     assert hit.keys() == {"doc_id", "score", "estimated", "title", "snippet", "metadata", "branches", "terms"}
     assert hit["doc_id"] == "d-river"
     assert hit["branches"]["tokens"].keys() == {"score", "rank", "normalized", "weight"}
@@ -252,7 +252,7 @@ def test_search_json_has_its_promised_shape(bm25_index, capsys):
     assert hit["branches"]["tokens"].keys() == {"score", "rank"}
 
 
-def test_depth_bounds_what_a_branch_gives(bm25_index, capsys):
+def test_depth_limits_the_candidates_of_a_branch(bm25_index, capsys):
     assert main(["search", str(bm25_index), "about the river and bread", "--json"]) == 0
     last = json.loads(capsys.readouterr().out)["hits"][-1]["doc_id"]
     asked = ["search", str(bm25_index), "about the river and bread", "--doc-id", last]
@@ -262,13 +262,13 @@ def test_depth_bounds_what_a_branch_gives(bm25_index, capsys):
     assert "not among the 1 candidates" in capsys.readouterr().out
 
 
-def test_a_document_is_explained_found_or_not(bm25_index, capsys):
+def test_documents_are_explained_whether_found_or_not(bm25_index, capsys):
     arguments = ["search", str(bm25_index), "about the river", "--doc-id"]
     assert main([*arguments, "d-river", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    branch = found["branches"]["tokens"]
-    assert (found["doc_id"], found["rank"], found["fusion"]) == ("d-river", 1, "linear:none")
-    assert found["score"] == branch["weight"] * branch["normalized"] == branch["score"]
+    output = json.loads(capsys.readouterr().out)
+    branch = output["branches"]["tokens"]
+    assert (output["doc_id"], output["rank"], output["fusion"]) == ("d-river", 1, "linear:none")
+    assert output["score"] == branch["weight"] * branch["normalized"] == branch["score"]
     assert sum(term["score"] for term in branch["terms"]) == pytest.approx(branch["score"])
     assert main(["search", str(bm25_index), "river", "--doc-id", "d-bread"]) == 0
     assert "not among the 1 candidates" in capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_queries_from_stdin_stream_as_json_lines(lightir, bm25_index):
     assert [answer["hits"][0]["doc_id"] for answer in answers] == ["d-river", "d-bread"]
 
 
-def test_queries_and_ids_from_stdin_are_utf8_whatever_the_locale_says(bm25_index, tmp_path):
+def test_queries_and_ids_from_stdin_are_utf8_in_every_locale(bm25_index, tmp_path):
     copy = tmp_path / "index"
     shutil.copytree(bm25_index, copy)
 
@@ -306,7 +306,7 @@ def test_queries_and_ids_from_stdin_are_utf8_whatever_the_locale_says(bm25_index
     assert b'"deleted": 1,' in call(b"\xef\xbb\xbfd-river\r\n\n", "delete", copy, "--ids", "-", "--json").stdout
 
 
-def test_a_query_from_stdin_is_searched_in_the_index_as_it_is_then(bm25_index, tmp_path, monkeypatch, capsys):
+def test_a_query_from_stdin_is_searched_in_the_newest_commit(bm25_index, tmp_path, monkeypatch, capsys):
     index = shutil.copytree(bm25_index, tmp_path / "index")
 
     def typed():
@@ -317,11 +317,11 @@ def test_a_query_from_stdin_is_searched_in_the_index_as_it_is_then(bm25_index, t
 
     monkeypatch.setattr("lightir.lines.read_stdin_lines", typed)
     assert main(["search", str(index), "-", "--json"]) == 0
-    found = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
-    assert [[hit["doc_id"] for hit in hits] for hits in found] == [[], ["new"]]
+    rankings = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
+    assert [[hit["doc_id"] for hit in hits] for hits in rankings] == [[], ["new"]]
 
 
-def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
+def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
     notes, index = tmp_path / "notes", tmp_path / "index"
     notes.mkdir()
     for name in "abc":
@@ -332,8 +332,8 @@ def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
     (notes / "d.md").write_text("new")
     mirror = ["add", str(index), str(notes), "--mirror"]
     assert main([*mirror, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {name: found[name] for name in ("added", "unchanged", "removed", "documents")} == {
+    output = json.loads(capsys.readouterr().out)
+    assert {name: output[name] for name in ("added", "unchanged", "removed", "documents")} == {
         "added": 2,
         "unchanged": 1,
         "removed": 1,
@@ -358,9 +358,7 @@ def test_an_index_follows_a_folder_that_changes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("more", [[], ["--doc-id", "d-bread"]], ids=["hits", "explanations"])
-def test_several_answers_are_json_lines_and_one_is_an_object_for_people(
-    bm25_index, tmp_path, monkeypatch, capsys, more
-):
+def test_several_answers_are_json_lines_and_one_is_an_indented_object(bm25_index, tmp_path, monkeypatch, capsys, more):
     questions = tmp_path / "q.txt"
     questions.write_text("bread\nriver\n")
     monkeypatch.setattr("lightir.lines.read_stdin_lines", lambda: iter([(1, "bread"), (2, "river")]))
@@ -394,7 +392,7 @@ def test_a_file_of_queries_becomes_a_run(bm25_index, dataset, tmp_path, capsys):
     assert re.fullmatch(r"\S+ Q0 \S+ \d+ \S+ lightir", run.read_text().splitlines()[0])
 
 
-def test_of_a_folders_queries_those_of_a_split_are_searched(bm25_index, dataset, tmp_path, capsys):
+def test_queries_of_a_split_are_searched(bm25_index, dataset, tmp_path, capsys):
     command = ["search", str(bm25_index), "-k", "1", "--run", "-", "--queries"]
     assert main([*command, str(dataset), "--split", "test"]) == 0
     assert {line.split()[0].split("-")[0] for line in capsys.readouterr().out.splitlines()} == {"which"}
@@ -415,16 +413,16 @@ def test_of_a_folders_queries_those_of_a_split_are_searched(bm25_index, dataset,
         ["evaluate", "missing", "--dataset", "{data}", "--run-dir", "{file}"],
     ],
 )
-def test_what_cannot_be_written_is_known_before_the_work(arguments, bm25_index, dataset, tmp_path, capsys):
+def test_unwritable_output_is_an_error_before_the_work(arguments, bm25_index, dataset, tmp_path, capsys):
     (tmp_path / "file").touch()
     places = {"index": bm25_index, "data": dataset, "out": tmp_path / "nowhere" / "out", "file": tmp_path / "file"}
-    assert main([each.format(**places) for each in arguments]) == 1
-    said = capsys.readouterr().err
-    assert any(str(places[name]) in said for name in ("out", "file"))
-    assert "missing" not in said
+    assert main([argument.format(**places) for argument in arguments]) == 1
+    message = capsys.readouterr().err
+    assert any(str(places[name]) in message for name in ("out", "file"))
+    assert "missing" not in message
 
 
-def test_tune_looks_whether_it_can_write_before_it_searches(bm25_index, capsys):
+def test_tune_checks_that_it_can_write_before_it_searches(bm25_index, capsys):
     arguments = ["tune", str(bm25_index), "missing.jsonl", "--qrels", "missing.tsv"]
     with IndexWriter.open(bm25_index):
         assert main([*arguments, "--write"]) == 1
@@ -433,13 +431,13 @@ def test_tune_looks_whether_it_can_write_before_it_searches(bm25_index, capsys):
         assert "missing" in capsys.readouterr().err
 
 
-def test_plain_output_has_no_escape_codes_and_a_terminal_that_wants_none_neither(lightir, bm25_index):
+def test_output_that_is_not_a_terminal_has_no_escape_codes(lightir, bm25_index):
     done = lightir("search", bm25_index, "river", "--explain", NO_COLOR="1")
     assert "river" in done.stdout
     assert "\033" not in done.stdout
 
 
-def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index, dataset, tmp_path, capsys):
+def test_runs_are_measured_and_compared_with_the_first(bm25_index, dataset, tmp_path, capsys):
     good, bad = tmp_path / "good.trec", tmp_path / "bad.run"
     assert main(["search", str(bm25_index), "--queries", str(dataset), "--run", str(good)]) == 0
     asked = dict.fromkeys(line.split()[0] for line in good.read_text().splitlines())
@@ -454,19 +452,19 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     values = tmp_path / "values.tsv"
     arguments = ["evaluate", str(good), str(bad), "--dataset", str(dataset), "--measures", "ndcg_cut_10,RR@10"]
     assert main([*arguments, "--per-query", str(values), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["significance"]["reference"] == str(good)
-    assert {measure: list(p) for measure, p in found["significance"]["p"].items()} == {
+    output = json.loads(capsys.readouterr().out)
+    assert output["significance"]["reference"] == str(good)
+    assert {measure: list(p) for measure, p in output["significance"]["p"].items()} == {
         "ndcg_cut_10": [str(bad)],
         "RR@10": [str(bad)],
     }
-    assert found["significance"]["p"]["RR@10"][str(bad)] < 0.05
+    assert output["significance"]["p"]["RR@10"][str(bad)] < 0.05
     rows = [line.split("\t") for line in values.read_text().splitlines()]
     assert len(rows) == 2 * 2 * 10
-    for system, means in found["systems"].items():
+    for system, means in output["systems"].items():
         for measure, mean in means.items():
-            each = [float(row[3]) for row in rows if row[:2] == [system, measure]]
-            assert sum(each) / len(each) == pytest.approx(mean, abs=1e-5)
+            values = [float(row[3]) for row in rows if row[:2] == [system, measure]]
+            assert sum(values) / len(values) == pytest.approx(mean, abs=1e-5)
     assert main(["evaluate", str(bm25_index), "--dataset", str(dataset), "--json"]) == 0
     by_index = json.loads(capsys.readouterr().out)["systems"]["tokens"]
     pairs = [line.split("\t") for line in (dataset / "qrels" / "test.tsv").read_text().splitlines()[1:]]
@@ -474,13 +472,13 @@ def test_runs_are_measured_and_the_later_ones_held_against_the_first(bm25_index,
     qrels.write_text("".join(f"{query} 0 {doc} {grade}\n" for query, doc, grade in [*pairs, ("unheard", "d-river", 1)]))
     assert main(["evaluate", str(good), "--qrels", str(qrels), "--json"]) == 0
     shown = capsys.readouterr()
-    found = json.loads(shown.out)
-    assert found["systems"][str(good)]["RR@10"] == pytest.approx(by_index["RR@10"] * 10 / 11)
-    assert (found["dataset"], found["split"], found["n_queries"]) == ("judged.txt", "", 11)
+    output = json.loads(shown.out)
+    assert output["systems"][str(good)]["RR@10"] == pytest.approx(by_index["RR@10"] * 10 / 11)
+    assert (output["dataset"], output["split"], output["n_queries"]) == ("judged.txt", "", 11)
     assert f"{good} lacks 1 of the 11 judged queries; each scores 0" in shown.err
 
 
-def test_a_model_is_verified_by_its_name_as_info_shows_it(monkeypatch, capsys, tmp_path, bm25_index):
+def test_an_installed_model_is_verified_by_name(monkeypatch, capsys, tmp_path, bm25_index):
     monkeypatch.setattr("lightir.addresses.shipped_models", lambda: {"shipped": bm25_index})
     assert main(["verify", "shipped"]) == main(["info", "shipped"]) == 0
     assert "shipped: index, no damage found" in capsys.readouterr().err
@@ -488,8 +486,8 @@ def test_a_model_is_verified_by_its_name_as_info_shows_it(monkeypatch, capsys, t
     assert "nothing does not exist" in capsys.readouterr().err
 
 
-def test_a_run_of_other_documents_than_those_judged_is_told(tmp_path, capsys):
-    (tmp_path / "run").write_text("q Q0 MED-1 1 1 x\nq Q0 MED-2 2 .5 x\n")
+def test_a_run_without_judged_documents_gives_a_warning(tmp_path, capsys):
+    (tmp_path / "run").write_text("q Q0 MED-1 1 1 x\nq Q0 MED-2 2 0.5 x\n")
     (tmp_path / "qrels").write_text("q 0 1 1\nq 0 2 0\n")
     assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels")]) == 0
     assert "The run has 'MED-1', the qrels have '1'" in capsys.readouterr().err
@@ -498,20 +496,20 @@ def test_a_run_of_other_documents_than_those_judged_is_told(tmp_path, capsys):
     assert "qrels" not in capsys.readouterr().err
 
 
-def test_runs_and_judgements_may_be_pipes(dataset, tmp_path, capsys):
+def test_runs_and_qrels_may_be_pipes(dataset, tmp_path, capsys):
     for name, content in (("run", "which-river Q0 d-river 1 1 x\n"), ("qrels", "which-river 0 d-river 1\n")):
         os.mkfifo(tmp_path / name)
         threading.Thread(target=(tmp_path / name).write_text, args=(content,), daemon=True).start()
     assert main(["evaluate", str(tmp_path / "run"), "--qrels", str(tmp_path / "qrels"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["systems"]
-    assert found[str(tmp_path / "run")]["RR@10"] == 1.0
+    output = json.loads(capsys.readouterr().out)["systems"]
+    assert output[str(tmp_path / "run")]["RR@10"] == 1.0
 
 
-def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index, dataset, tmp_path, capsys):
+def test_run_files_require_qrels_and_refuse_search_options(bm25_index, dataset, tmp_path, capsys):
     run, qrels = tmp_path / "run", tmp_path / "qrels"
     run.write_text("which-river Q0 d-river 1 1 x\n")
     qrels.write_text("which-river 0 d-river 1\n")
-    for said, target, *more in (
+    for message, target, *more in (
         ("run files require relevance judgments", run),
         ("run files require relevance judgments", run, "--dataset", dataset, "--qrels", qrels),
         ("run files require relevance judgments", run, "--split", "test", "--qrels", qrels),
@@ -522,7 +520,7 @@ def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index,
         ("expected one index, one model, or run files", bm25_index, bm25_index, "--dataset", dataset),
     ):
         assert main(["evaluate", str(target), *map(str, more)]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["evaluate", str(run), str(bm25_index), "--dataset", str(dataset)]) == 1
     assert f"{bm25_index} does not exist; expected a TREC file" in capsys.readouterr().err
 
@@ -530,10 +528,10 @@ def test_run_files_go_with_judgements_and_with_nothing_that_searches(bm25_index,
 def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, capsys):
     arguments = ["evaluate", str(bm25_index), "--dataset", str(dataset), "--json", "--run-dir", str(tmp_path / "runs")]
     assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"dataset", "split", "n_queries", "missing_documents", "systems", "seconds"}
-    assert (found["dataset"], found["split"], found["n_queries"]) == ("topics", "test", 10)
-    assert found["systems"]["tokens"]["nDCG@10"] == 1.0
+    output = json.loads(capsys.readouterr().out)
+    assert output.keys() == {"dataset", "split", "n_queries", "missing_documents", "systems", "seconds"}
+    assert (output["dataset"], output["split"], output["n_queries"]) == ("topics", "test", 10)
+    assert output["systems"]["tokens"]["nDCG@10"] == 1.0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["topics.test.tokens.trec"]
     measures = "RR@10, nDCG(dcg='log2',judged_only=True)@5,P(rel=1)@1"
     assert main([*arguments, "--measures", measures]) == 0
@@ -546,12 +544,12 @@ def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, cap
 
 def test_info_json_has_its_promised_shape(bm25_index, capsys):
     assert main(["info", str(bm25_index), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= found.keys()
-    assert found["default_search"] == "tokens"
-    assert found["bytes"].keys() == found["bytes_per_document"].keys() == {"dense", "sparse", "tokens", "store"}
-    assert found["bytes_per_document"]["tokens"] == pytest.approx(
-        found["bytes"]["tokens"] / found["documents"], abs=0.1
+    output = json.loads(capsys.readouterr().out)
+    assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= output.keys()
+    assert output["default_search"] == "tokens"
+    assert output["bytes"].keys() == output["bytes_per_document"].keys() == {"dense", "sparse", "tokens", "store"}
+    assert output["bytes_per_document"]["tokens"] == pytest.approx(
+        output["bytes"]["tokens"] / output["documents"], abs=0.1
     )
 
 
@@ -572,15 +570,15 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert "0 documents added, 20 unchanged" in capsys.readouterr().err
     more.write_text(more.read_text().replace("a new river", "a newer river", 1))
     assert main(["add", str(index), str(more), "--replace", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["added"], found["unchanged"]) == (1, 19)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["added"], output["unchanged"]) == (1, 19)
     wanted = '{"year": {"gte": 2000, "lt": 2003}}'
     assert main(["search", str(index), "river", "--filter", wanted, "--json"]) == 0
     assert [hit["doc_id"] for hit in json.loads(capsys.readouterr().out)["hits"]] == ["n10", "n11", "n12"]
     explained = ["search", str(index), "river", "--filter", wanted, "--json", "--doc-id"]
     assert main([*explained, "n11"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["rank"], found["candidates"]) == (2, 3)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["rank"], output["candidates"]) == (2, 3)
     assert main([*explained, "n0"]) == 1
     assert "'n0' does not match the filter" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
@@ -602,7 +600,7 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert documents_of(bm25_index, capsys) == 10
 
 
-def test_what_a_changing_command_cannot_do_is_said_in_one_line(bm25_index, tmp_path, capsys):
+def test_refused_changes_are_explained_in_one_line(bm25_index, tmp_path, capsys):
     index = shutil.copytree(bm25_index, tmp_path / "index")
     for arguments in (["x", "--ids", "f"], [], ["--filter", "{"]):
         with pytest.raises(SystemExit) as stop:
@@ -618,12 +616,12 @@ def test_what_a_changing_command_cannot_do_is_said_in_one_line(bm25_index, tmp_p
         assert re.search(r"is being written by process \d+ on \S+ since", capsys.readouterr().err)
 
 
-def test_a_corpus_with_fields_of_its_own_names_is_indexed_and_added(tmp_path, capsys):
+def test_a_corpus_with_custom_field_names_is_indexed_and_added(tmp_path, capsys):
     corpus, index, fields = tmp_path / "c.csv", str(tmp_path / "index"), "id=sku,title=name,text=description"
     corpus.write_text("sku,name,description,price\n7,Kettle,boils water,5\n")
     assert main(["index", str(corpus), "--out", index]) == 1
-    assert "no id: expected one of" in (said := capsys.readouterr().err)
-    assert "; --fields id=NAME says which" in said
+    assert "no id: expected one of" in (message := capsys.readouterr().err)
+    assert "; --fields id=NAME says which" in message
     assert main(["index", str(corpus), "--out", index, "--fields", fields]) == 0
     corpus.write_text("sku,name,description,price\n8,Cooker,boils rice,9\n")
     assert main(["add", index, str(corpus), "--fields", fields]) == 0
@@ -640,14 +638,14 @@ def test_a_corpus_with_fields_of_its_own_names_is_indexed_and_added(tmp_path, ca
         assert f"'{wrong}' is not of the form id=sku,text=description" in capsys.readouterr().err
 
 
-def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
+def test_a_filter_that_no_document_can_match_is_explained(tmp_path, capsys):
     corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
     rows = [{"_id": f"n{i}", "text": "river", "price": 5.5 + i, "tags": ["a"], "note": {"by": "x"}} for i in range(3)]
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["index", str(corpus), "--out", index]) == 0
     capsys.readouterr()
     fields = "known fields: note.by, price, tags"
-    for wanted, said in (
+    for wanted, messages in (
         ({"prize": {"lt": 9}}, [f"no document has the field 'prize'; did you mean price?; {fields}"]),
         (
             {"price": {"lt": "9"}},
@@ -668,11 +666,13 @@ def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
         for command in (["search", index, "river", "--json"], ["delete", index]):
             assert main([*command, "--filter", json.dumps(wanted)]) == 0
             lines = [line for line in capsys.readouterr().err.splitlines() if "0 documents deleted; " not in line]
-            assert len(lines) == len(said)
-            assert [expected for expected, line in zip(said, lines, strict=True) if expected not in line] == [], lines
+            assert len(lines) == len(messages)
+            assert [expected for expected, line in zip(messages, lines, strict=True) if expected not in line] == [], (
+                lines
+            )
     assert (
         main(["search", index, "mountain", "--filter", '{"price": {"lt": 9}}']) == 0
-    )  # it is the words that find none
+    )  # the words match nothing, not the filter
     queries = tmp_path / "q.txt"
     queries.write_text("mountain\n")
     assert capsys.readouterr().err == ""
@@ -683,9 +683,9 @@ def test_a_filter_that_no_document_can_match_says_why(tmp_path, capsys):
 
 def test_doctor_json_has_its_promised_shape(capsys):
     assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {"version", "kernel", "extras", "cpu", "threads"} <= found.keys()
-    assert found["kernel"]["dispatch"] in found["kernel"]["available"]
+    output = json.loads(capsys.readouterr().out)
+    assert {"version", "kernel", "extras", "cpu", "threads"} <= output.keys()
+    assert output["kernel"]["dispatch"] in output["kernel"]["available"]
 
 
 def test_doctor_knows_every_extra_of_the_project(capsys):
@@ -700,13 +700,13 @@ def test_doctor_knows_every_extra_of_the_project(capsys):
     assert all(re.search(rf"^  {extra} +(installed|not installed: pip)", shown, re.MULTILINE) for extra in wanted)
 
 
-def test_doctor_tells_what_is_not_installed(monkeypatch, capsys):
+def test_doctor_shows_missing_extras(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "extras", lambda: {"here": ["pytest"], "gone": ["pytest", "no-such-package"]})
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["extras"] == {"here": True, "gone": False}
 
 
-def test_doctor_says_how_each_model_s_queries_are_tokenised(tmp_path, monkeypatch, capsys):
+def test_doctor_shows_how_the_queries_of_each_model_are_tokenized(tmp_path, monkeypatch, capsys):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from lightir import addresses
@@ -718,12 +718,12 @@ def test_doctor_says_how_each_model_s_queries_are_tokenised(tmp_path, monkeypatc
     odd.save(str(tmp_path / "odd" / "tokenizer.json"))
     monkeypatch.setattr(addresses, "shipped_models", lambda: {name: tmp_path / name for name in ("none", "odd")})
     assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["query_tokenizers"]
-    assert "tokenizers" in found["odd"]
-    assert "WordLevel" in found["odd"]
-    assert "no tokenizer.json" in found["none"]
+    output = json.loads(capsys.readouterr().out)["query_tokenizers"]
+    assert "tokenizers" in output["odd"]
+    assert "WordLevel" in output["odd"]
+    assert "no tokenizer.json" in output["none"]
     assert main(["doctor"]) == 0
-    assert f"queries tokenized by {found['odd']}" in capsys.readouterr().out
+    assert f"queries tokenized by {output['odd']}" in capsys.readouterr().out
 
 
 def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
@@ -737,7 +737,7 @@ def test_damage_is_found_by_verify(bm25_index, tmp_path, capsys):
     assert largest.name in capsys.readouterr().err
 
 
-def test_the_rest_of_a_damaged_index_is_searched_if_asked_for_and_what_is_missing_is_said(tmp_path, capsys):
+def test_skip_damaged_searches_the_rest_and_prints_what_is_missing(tmp_path, capsys):
     lines = [json.dumps({"_id": f"d{i}", "text": f"cat {i}"}) for i in range(30)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     index = tmp_path / "index"
@@ -757,7 +757,7 @@ def test_the_rest_of_a_damaged_index_is_searched_if_asked_for_and_what_is_missin
     assert main(["search", str(tmp_path / "index"), "cat", "--doc-id", "d15", "--skip-damaged"]) == 1
 
 
-def test_a_reader_that_goes_away_is_no_error(bm25_index, dataset):
+def test_a_closed_pipe_is_not_an_error(bm25_index, dataset):
     command = f"{sys.executable} -m lightir search {bm25_index} --queries {dataset} -k 1000 --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
@@ -820,7 +820,7 @@ def test_the_parser_has_every_command():
     assert set(command_parsers(build_parser())) == set(COMMANDS)
 
 
-def test_every_number_and_choice_says_its_default():
+def test_the_help_of_every_number_and_choice_states_the_default():
     silent = [
         f"{name} {action.option_strings[-1]}"
         for name, parser in command_parsers(build_parser()).items()
@@ -828,19 +828,19 @@ def test_every_number_and_choice_says_its_default():
         if action.option_strings and not action.required and action.nargs != 0
         if (action.choices or action.type is not None) and "default" not in (action.help or "")
     ]
-    assert [each for each in silent if not each.endswith("--filter")] == []
+    assert [option for option in silent if not option.endswith("--filter")] == []
 
 
-def test_the_measures_that_help_names_are_the_default():
+def test_the_measures_in_the_help_are_the_default():
     from lightir.eval import DEFAULT_MEASURES
 
     option = next(a for a in command_parsers(build_parser())["evaluate"]._actions if "--measures" in a.option_strings)
     assert f"(default {','.join(DEFAULT_MEASURES)})" in str(option.help)
 
 
-def test_options_that_contradict_each_other_or_would_do_nothing_are_misuse(bm25_index, dataset, tmp_path, capsys):
+def test_contradictory_options_and_options_without_effect_are_misuse(bm25_index, dataset, tmp_path, capsys):
     out = tmp_path / "out"
-    for said, *arguments in (
+    for message, *arguments in (
         ("--work requires", "evaluate", bm25_index, "--dataset", dataset, "--work", out),
         ("--device requires", "evaluate", bm25_index, "--dataset", dataset, "--device", "cpu"),
         ("--exact requires", "evaluate", tmp_path, "--dataset", dataset, "--exact"),
@@ -849,7 +849,7 @@ def test_options_that_contradict_each_other_or_would_do_nothing_are_misuse(bm25_
         ("requires MODEL", "rerank", "--corpus", dataset, "--queries", dataset, "-o", out),
     ):
         assert main(list(map(str, arguments))) == 2
-        assert f"error: {said}" in capsys.readouterr().err.replace("--method ql ", "")
+        assert f"error: {message}" in capsys.readouterr().err.replace("--method ql ", "")
     assert not out.exists()
 
 
@@ -867,7 +867,7 @@ def test_an_index_is_searched_and_measured_by_query_likelihood(bm25_index, datas
     assert "dirichlet:2000" in capsys.readouterr().err
 
 
-def test_rerank_by_counted_words_needs_no_torch(tmp_path):
+def test_rerank_by_word_counts_needs_no_torch(tmp_path):
     texts = ("the river and the bridge", "a river", "copper")
     (tmp_path / "corpus.jsonl").write_text(
         "".join(json.dumps({"_id": f"d{n}", "text": t}) + "\n" for n, t in enumerate(texts))

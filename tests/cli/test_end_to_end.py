@@ -1,4 +1,4 @@
-"""From a recipe to a measured index through the command line alone, on a random tiny language model."""
+"""Path from a recipe to a measured index through the command line, on a tiny random language model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory) -> Path:
-    """A two-layer Llama over bytes, as Hugging Face saves it."""
+    """A two-layer Llama over bytes in Hugging Face format."""
     folder = tmp_path_factory.mktemp("llama")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, **{a: i + 2 for i, a in enumerate(alphabet)}}, []))
@@ -53,7 +53,7 @@ def backbone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(backbone: Path, dataset: Path, tmp_path_factory) -> Path:
-    """Two steps of training and a query table."""
+    """A model after two training steps, with a query table."""
     folder = tmp_path_factory.mktemp("trained")
     recipe = {
         "model": {"address": str(backbone), "dtype": "float32", "lora_rank": 4},
@@ -71,7 +71,7 @@ def model(backbone: Path, dataset: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def vectors(model: Path, dataset: Path, tmp_path_factory) -> Path:
-    """The data set, encoded."""
+    """Vectors of the data set."""
     out = tmp_path_factory.mktemp("vectors") / "vectors"
     assert main(["encode", str(model), str(dataset), "--out", str(out)]) == 0
     return out
@@ -79,13 +79,13 @@ def vectors(model: Path, dataset: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(vectors: Path, tmp_path_factory) -> Path:
-    """The vectors, indexed."""
+    """An index of the vectors."""
     out = tmp_path_factory.mktemp("index") / "index"
     assert main(["index", str(vectors), "--out", str(out)]) == 0
     return out
 
 
-def test_the_index_carries_all_branches_and_its_query_encoder(index, capsys):
+def test_the_index_has_all_branches_and_its_query_encoder(index, capsys):
     assert main(["search", str(index), "which river", "--json", "--explain"]) == 0
     hybrid = json.loads(capsys.readouterr().out)
     assert hybrid["mode"] == "hybrid"
@@ -115,13 +115,13 @@ def test_a_model_is_measured_like_the_index_made_with_it_and_with_its_full_query
     assert (tmp_path / "vectors").is_dir()
 
 
-def test_every_folder_on_the_way_can_be_told_and_verified(model, vectors, index, capsys):
+def test_info_and_verify_recognize_every_folder(model, vectors, index, capsys):
     folders = {"model": model, "vectors": vectors, "index": index, "query-encoder": model / "query-encoder"}
     for kind, folder in folders.items():
         assert main(["info", str(folder), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["kind"] == kind
-        assert found.get("default_search") == (None if kind == "query-encoder" else "dense=0.7,sparse=0.3 linear")
+        output = json.loads(capsys.readouterr().out)
+        assert output["kind"] == kind
+        assert output.get("default_search") == (None if kind == "query-encoder" else "dense=0.7,sparse=0.3 linear")
         assert main(["verify", str(folder), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["ok"] is True
         assert main(["info", str(folder)]) == 0
@@ -141,8 +141,8 @@ def test_a_query_encoder_of_another_model_is_refused_with_both_values(model, ind
     contract = Contract.load(other)
     dataclasses.replace(contract, document=DocumentPolicy(max_tokens=47)).save(other)
     assert main(["search", str(index), "river", "--query-encoder", str(other)]) == 1
-    said = capsys.readouterr().err
-    assert "document.max_tokens is 48 in the index but 47 in the query encoder" in said
+    message = capsys.readouterr().err
+    assert "document.max_tokens is 48 in the index but 47 in the query encoder" in message
 
 
 def test_negatives_are_mined_for_a_recipe(dataset, tmp_path, capsys):
@@ -155,10 +155,10 @@ def test_negatives_are_mined_with_an_index_and_with_a_model(dataset, model, inde
     by_index, by_model = tmp_path / "index.jsonl", tmp_path / "model.jsonl"
     filters = ["--mode", "dense", "-n", "4", "--first-rank", "2", "--margin", "0.99", "--json"]
     assert main(["mine", str(dataset), "--index", str(index), "-o", str(by_index), *filters]) == 0
-    found = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert main(["mine", str(dataset), "--model", str(model), "-o", str(by_model), *filters]) == 0
-    assert json.loads(capsys.readouterr().out)["dropped"].keys() == found["dropped"].keys()
-    assert found["kept"] == sum(len(json.loads(line)["negatives"]) for line in by_index.read_text().splitlines())
+    assert json.loads(capsys.readouterr().out)["dropped"].keys() == output["dropped"].keys()
+    assert output["kept"] == sum(len(json.loads(line)["negatives"]) for line in by_index.read_text().splitlines())
     assert main(["mine", str(dataset), "-o", str(by_index), "--mode", "dense"]) == 2
     assert "--mode and --task require --index or --model" in capsys.readouterr().err
 
@@ -183,7 +183,7 @@ def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
     assert "reusing" in shown.err
 
 
-def test_seven_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys):
+def test_the_first_example_searches_in_seven_lines(model, tmp_path, monkeypatch, capsys):
     script = ROOT / "examples" / "first_search.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script), str(model)])
@@ -191,7 +191,7 @@ def test_seven_lines_of_python_do_the_same(model, tmp_path, monkeypatch, capsys)
     assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} == {"timer", "thread"}
 
 
-def test_documents_that_change_are_found_at_once_and_encoded_later(model, tmp_path, monkeypatch, capsys):
+def test_the_live_example_finds_documents_at_once_and_encodes_them_later(model, tmp_path, monkeypatch, capsys):
     script = ROOT / "examples" / "live_documents.py"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(script), str(model)])
@@ -203,7 +203,7 @@ def test_documents_that_change_are_found_at_once_and_encoded_later(model, tmp_pa
     assert changed == "after a change: ['t1'], 1 pending"
 
 
-def test_an_index_answers_over_http_and_follows_what_is_added(tmp_path):
+def test_the_web_example_finds_documents_added_while_it_runs(tmp_path):
     index = tmp_path / "index"
     with IndexWriter.create(index) as writer:
         writer.add([Document(f"d{i}", f"vaccine number {i}", metadata={"year": 2010 + i}) for i in range(4)])
@@ -216,14 +216,14 @@ def test_an_index_answers_over_http_and_follows_what_is_added(tmp_path):
                 with urllib.request.urlopen(address + query, timeout=20) as answer:
                     return json.loads(answer.read())
 
-            assert [each["id"] for each in ask("vaccines&k=2")] == ["d0", "d1"]
+            assert [hit["id"] for hit in ask("vaccines&k=2")] == ["d0", "d1"]
             wanted = urllib.parse.quote('{"year": {"gte": 2012}}')
             with ThreadPoolExecutor(4) as pool:
                 answers = list(pool.map(ask, [f"vaccines&filter={wanted}"] * 12))
-            assert all([each["id"] for each in answer] == ["d2", "d3"] for answer in answers)
+            assert all([hit["id"] for hit in answer] == ["d2", "d3"] for answer in answers)
             with IndexWriter.open(index, brief=True) as writer:
                 writer.upsert([Document("new", "a quite new thing", "Title")])
-            assert [(each["id"], each["title"]) for each in ask("thing")] == [("new", "Title")]
+            assert [(hit["id"], hit["title"]) for hit in ask("thing")] == [("new", "Title")]
             with pytest.raises(urllib.error.HTTPError, match="400"):
                 ask("vaccines&filter=1")
         finally:
@@ -244,8 +244,8 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
         f"10 documents pending: only BM25 finds them until you run: lightir worker {index}" in capsys.readouterr().err
     )
     assert main(["search", str(index), "about the river", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["mode"], found["hits"][0]["doc_id"]) == ("tokens", "d-river")
+    output = json.loads(capsys.readouterr().out)
+    assert (output["mode"], output["hits"][0]["doc_id"]) == ("tokens", "d-river")
     assert main(["worker", str(index), "--once"]) == 1
     assert "name its folder with --model" in capsys.readouterr().err
     assert main(["worker", str(index), "--once", "--model", str(model), "--json"]) == 0
@@ -276,15 +276,15 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
         assert "1 documents encoded" in serving.stderr.read()
 
 
-def test_a_search_encodes_what_it_finds_when_it_is_asked_to(model: Path, dataset: Path, tmp_path, capsys) -> None:
+def test_late_reranking_encodes_the_best_pending_documents(model: Path, dataset: Path, tmp_path, capsys) -> None:
     index, run = tmp_path / "index", tmp_path / "run"
     assert main(["index", str(dataset), "--out", str(index), "--model", str(model)]) == 0
     late = ["--late-m", "3", "--budget-ms", "60000", "--model", str(model)]
     assert main(["search", str(index), "river", *late, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["late"].keys() == {"encoded", "parked", "failed", "left", "took_ms"}
-    assert (found["late"]["encoded"], found["late"]["left"]) == (["d-river"], 0)
-    assert [hit["doc_id"] for hit in found["hits"] if hit.get("late")] == ["d-river"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["late"].keys() == {"encoded", "parked", "failed", "left", "took_ms"}
+    assert (output["late"]["encoded"], output["late"]["left"]) == (["d-river"], 0)
+    assert [hit["doc_id"] for hit in output["hits"] if hit.get("late")] == ["d-river"]
     assert main(["search", str(index), "bread", *late]) == 0
     captured = capsys.readouterr()
     assert "1 documents encoded in" in captured.err
@@ -298,7 +298,7 @@ def test_a_search_encodes_what_it_finds_when_it_is_asked_to(model: Path, dataset
         assert stop.value.code == 2
 
 
-def test_a_plain_corpus_takes_a_model_and_vectors_have_one(model: Path, dataset: Path, tmp_path, capsys) -> None:
+def test_a_plain_corpus_accepts_a_model_and_vectors_refuse_one(model: Path, dataset: Path, tmp_path, capsys) -> None:
     assert main(["encode", str(model), str(dataset), "--out", str(tmp_path / "v")]) == 0
     assert main(["index", str(tmp_path / "v"), "--out", str(tmp_path / "i"), "--model", str(model)]) == 2
     assert "--model requires a plain corpus" in capsys.readouterr().err

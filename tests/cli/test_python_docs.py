@@ -1,4 +1,4 @@
-"""The demo's corpus: the running Python's documentation."""
+"""Corpus of the demo: the documentation of the running Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_well_known_things_are_found_under_their_dotted_names(documents):
     assert {"json", "os.path.join", "str.split", "topic:with", "asyncio.run"} <= by_id.keys()
 
 
-def test_two_collections_are_equal(documents):
+def test_collecting_twice_gives_the_same_documents(documents):
     assert python_documents() == documents
 
 
@@ -35,6 +35,6 @@ def test_texts_are_short_and_hold_no_memory_addresses(documents):
     assert not [d.doc_id for d in documents if " at 0x7f" in str(d.metadata)]
 
 
-def test_a_collection_that_hangs_is_ended_and_named():
+def test_a_hanging_collection_is_stopped_with_an_error():
     with pytest.raises(LightirError, match=r"longer than 0\.001 s"):
         python_documents(timeout_s=0.001)

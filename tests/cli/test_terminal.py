@@ -1,4 +1,4 @@
-"""Colour, cutting and sizes as people read them."""
+"""Color, shortening, durations and sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightir.cli import terminal
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """Stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_colour_needs_a_terminal_that_wants_it(monkeypatch):
+def test_color_requires_a_terminal_that_supports_it(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert terminal.supports_color(Terminal())
@@ -30,7 +30,7 @@ def test_colour_needs_a_terminal_that_wants_it(monkeypatch):
     assert not terminal.supports_color(Terminal())
 
 
-def test_matched_words_are_painted_where_they_stand_whole(monkeypatch):
+def test_whole_matched_words_are_highlighted(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal())
@@ -40,7 +40,7 @@ def test_matched_words_are_painted_where_they_stand_whole(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5, 6, 7])
-def test_cut_text_never_exceeds_its_columns(columns):
+def test_shortened_text_never_exceeds_its_columns(columns):
     for text in ("", "a", "some words", "abcdef"):
         assert len(terminal.shorten(text, columns)) <= columns
         assert len(terminal.shorten_front(text, columns)) <= columns
@@ -58,7 +58,7 @@ def test_control_characters_of_a_document_do_not_reach_the_terminal():
     assert set(shown) == {"a\ufffd[2J b\ufffd\ufffd1m\ufffd"}
 
 
-def test_times_and_sizes_read_like_speech():
+def test_durations_and_sizes_have_readable_units():
     assert [terminal.format_duration(s) for s in (0.0008, 3.21, 245)] == ["0.8 ms", "3.2 s", "4 min 05 s"]
     assert [terminal.format_size(n) for n in (0, 999, 1400, 2_500_000, 3e9)] == [
         "0 B",
@@ -69,7 +69,7 @@ def test_times_and_sizes_read_like_speech():
     ]
 
 
-def test_what_the_library_logs_is_said_once_on_stderr(capsys):
+def test_log_messages_are_printed_once_to_stderr(capsys):
     terminal.log_to_stderr()
     terminal.log_to_stderr()
     logging.getLogger("lightir.train.stages.contrastive").info("step %d: %.2f", 3, 0.5)

@@ -208,7 +208,7 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in TRAIN_PACKAGES:
         return f"{error.name.split('.')[0]} is required: pip install 'lightir[train]'"
     if isinstance(error, OSError) and not isinstance(error, LightirError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return f"cannot access {error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split())
 
 

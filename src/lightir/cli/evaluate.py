@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> None:
         )
     elif args.dataset is None or args.qrels is not None:
         raise Misuse(
-            "an index or a model requires --dataset, and --qrels requires run files. To write one: "
-            "lightir search INDEX --queries FILE -k 100 --run OUT"
+            f"{args.target[0]} is not a run file. An index or a model requires --dataset and does not accept --qrels; "
+            "lightir search INDEX --queries FILE -k 100 --run OUT writes a run file"
         )
     else:
         report = measure(Dataset.open(args.dataset), args)

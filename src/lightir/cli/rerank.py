@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"for ql: {MODEL_HELP}, also of an untrained causal language model; for cross-encoder: folder or Hugging "
-        "Face name",
+        help=f"for ql: {MODEL_HELP}, also of a plain causal language model; for cross-encoder: folder or Hugging Face "
+        "name",
     )
     parser.add_argument(
         "--method", choices=(*BY_MODEL, *METHODS), default="ql", help="scoring method (default %(default)s)"
@@ -55,8 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="queries of the run: BEIR folder, or JSONL, CSV, TSV or text file",
     )
     parser.add_argument("-o", "--out", required=True, metavar="OUT.trec", help="TREC run file to write")
+    parser.add_argument(
+        "--tag", metavar="WORD", help="name of the run in its last column (default: lightir- and the method)"
+    )
     add_json(parser)
-    candidates = parser.add_argument_group("candidates")
+    _add_candidates(parser.add_argument_group("candidates"))
+    _add_scoring(parser)
+
+
+def _add_candidates(candidates: argparse._ArgumentGroup) -> None:
     source = candidates.add_mutually_exclusive_group()
     source.add_argument(
         "--run",
@@ -78,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of documents per query to keep (default: all of the run; 1000 without a run)",
     )
+
+
+def _add_scoring(parser: argparse.ArgumentParser) -> None:
     words = parser.add_argument_group("dirichlet and jelinek-mercer")
     words.add_argument(
         "--smoothing",
@@ -110,9 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", "bf16", "fp32"), default="auto", help=f"precision of the model ({DTYPE_AUTO})"
     )
     add_device(model)
-    parser.add_argument(
-        "--tag", metavar="WORD", help="name of the run in its last column (default: lightir- and the method)"
-    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -76,7 +76,7 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
 
     A ~ marks an estimated score.
     """
-    counted = f"{len(hits)} {mode} hit{'' if len(hits) == 1 else 's'} in {format_duration(took_s)}"
+    counted = f"{len(hits)} hit{'' if len(hits) == 1 else 's'}, mode {mode}, {format_duration(took_s)}"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(counted, DIM)}")
     for rank, hit in enumerate(hits, 1):
         print(f"\n{rank:>3} {_head(hit)}")
