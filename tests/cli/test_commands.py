@@ -224,10 +224,10 @@ def test_a_wrong_line_is_named_with_its_file_and_number(tmp_path, capsys):
 def test_an_index_is_not_overwritten_unless_asked(bm25_index, dataset, capsys):
     again = ["index", str(dataset), "--out", str(bm25_index)]
     assert main(again) == 1
-    assert re.search("exists already; .*; use --overwrite to replace it\n", capsys.readouterr().err)
+    assert re.search("exists; .*, or use --overwrite to replace it\n", capsys.readouterr().err)
     assert main(["index", str(dataset), "--out", str(dataset), "--overwrite"]) == 1
     shown = capsys.readouterr().err
-    assert "is something else and is not replaced" in shown
+    assert "is another kind of folder and is not replaced" in shown
     assert "--overwrite" not in shown
 
 
@@ -621,7 +621,7 @@ def test_a_corpus_with_custom_field_names_is_indexed_and_added(tmp_path, capsys)
     corpus.write_text("sku,name,description,price\n7,Kettle,boils water,5\n")
     assert main(["index", str(corpus), "--out", index]) == 1
     assert "no id: expected one of" in (message := capsys.readouterr().err)
-    assert "; --fields id=NAME says which" in message
+    assert "name the field with --fields id=NAME" in message
     assert main(["index", str(corpus), "--out", index, "--fields", fields]) == 0
     corpus.write_text("sku,name,description,price\n8,Cooker,boils rice,9\n")
     assert main(["add", index, str(corpus), "--fields", fields]) == 0

@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LightirError, OSError, ModuleNotFoundError) as error:
         if debug:
             traceback.print_exc()
-        hint = "; use --overwrite to replace it" if _may_overwrite(args, error) else ""
+        hint = ", or use --overwrite to replace it" if _may_overwrite(args, error) else ""
         terminal.print_status(f"lightir: error: {_one_line(error)}{hint}")
         return 1
     return int(code or 0)

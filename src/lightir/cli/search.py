@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
     add_threads(queries)
     late = parser.add_argument_group(
-        "late re-ranking", "encode pending documents while the query waits, and store their vectors (lightir[train])"
+        "late re-ranking", "encode pending documents during the query and store their vectors; needs lightir[train]"
     )
     late.add_argument(
         "--late-m",
