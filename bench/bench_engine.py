@@ -34,6 +34,7 @@ import engine_peers as peers
 from engine_peers import Engine, Maker
 from lightir import kernel
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
 from lightir.search import Searcher, SearchOptions
 from lightir.search.plan import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
@@ -481,24 +482,29 @@ def beside_scans(searcher: Searcher, texts: Sequence[str], fusion: str, depth: i
     assert vectors.dense is not None
     assert vectors.sparse is not None
     options = SearchOptions(mode="hybrid", fusion=fusion, depth=depth)
+    dense, sparse = (
+        CandidateSearch([BoundBranch("", rows)], scale="none") for rows in (view.dense_rows, view.sparse_rows)
+    )
+    request = Request(depth, depth, columns=False)
     least = np.full((len(texts), 3), np.inf)
     for _ in range(rounds):
         for i, text in enumerate(texts):
             terms, counts = vectors.sparse.row(i)
-            indptr = np.array([0, len(terms)])
+            rows = view.dense_rows.queries(vectors.dense[i : i + 1])
+            row = view.sparse_rows.queries(np.array([0, len(terms)]), terms, counts)
             calls: list[Callable[[], object]] = [
-                lambda i=i: view.dense_rows.top_k(vectors.dense[i : i + 1], k=depth),  # type: ignore[misc]
-                lambda t=terms, c=counts, p=indptr: view.sparse_rows.top_k(p, t, c, k=depth),  # type: ignore[misc]
+                lambda rows=rows: dense.search([rows], request),  # type: ignore[misc]
+                lambda row=row: sparse.search([row], request),  # type: ignore[misc]
                 lambda t=text: searcher.search([t], options=options),  # type: ignore[misc]
             ]
             for j, call in enumerate(calls):
                 if j == 2:
-                    view.dense_rows.top_k(vectors.dense[i - 1 : i or None], k=depth)
+                    dense.search([view.dense_rows.queries(vectors.dense[i - 1 : i or None])], request)
                 start = time.process_time_ns()
                 call()
                 least[i, j] = min(least[i, j], (time.process_time_ns() - start) / 1e6)
-    dense, sparse, whole = least.T
-    columns = whole, dense, sparse, whole - dense, whole - dense - sparse
+    dense_ms, sparse_ms, whole = least.T
+    columns = whole, dense_ms, sparse_ms, whole - dense_ms, whole - dense_ms - sparse_ms
     return [fusion, str(depth), *(f"{np.median(times):.3f}" for times in columns)]
 
 

@@ -1,29 +1,30 @@
 """The cost of fusion and of many small segments: CPU milliseconds of one query on one thread, by mode.
 
-"fusion" is what joining the branches' lists takes with everything that it asks for, in one call of the kernel; "numpy"
-is its twin, which gives the same bits. The documents are the synthetic ones of bench_engine, with their terms as text.
+"fusion" joins the branches' lists, with the scores of documents outside them, in one call of the kernel. The documents
+are the synthetic ones of bench_engine, with their terms as text.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import engine_data as data
 from lightir.index import Index, IndexOptions, build_index
-from lightir.search import Searcher, SearchOptions, fuse
-from lightir.search.branches import BranchSearch
-from lightir.search.fusion import fuse_best
+from lightir.kernel.candidates import CandidateSearch, GivenLists, Request
+from lightir.search import Searcher, SearchOptions
+from lightir.search.encoding import QueryCoding
 from lightir.search.plan import DEPTH
+from lightir.search.prepared import bind
 from lightir.shards import Shard
-from lightir.types import Branch, Document, Query
+from lightir.types import Document, Query
 from lightir.vectors import SparseVectors
 from origin import print_origin
 
@@ -84,33 +85,20 @@ def timed(searcher: Searcher, texts: list[str]) -> Iterator[tuple[str, Callable[
     """Named functions of a query's number."""
     for mode in MODES:
         yield mode, lambda i, mode=mode: searcher.search([Query("", texts[i])], 10, SearchOptions(mode=mode))  # type: ignore[misc]
-    view = searcher.index.view
     for mode in ("hybrid", "hybrid+tokens"):
-        how = searcher._prepared(view, SearchOptions(mode=mode))
-        chosen = how.plan
+        prepared = searcher.prepare(SearchOptions(mode=mode))
+        joined = bind(prepared.view, prepared.plan, QueryCoding(searcher.encoder, None, None)).kernel
         asked = []
-        for i in range(len(texts)):
-            searched = BranchSearch(view, searcher._encode(view, [Query("", texts[i])], how))
-            asked.append((searched, {branch: searched.top(branch, DEPTH)[0] for branch in chosen.branches}))
+        for text in texts:
+            searched = prepared.branches(prepared.encode([Query("", text)]))
+            queries = [searched.queries(branch) for branch in prepared.plan.branches]
+            asked.append((queries, [GivenLists.join(searched.top(branch, DEPTH)) for branch in prepared.plan.branches]))
 
-        def by_kernel(i: int, asked: list = asked, fusion: object = chosen.fusion) -> object:  # type: ignore[type-arg]
-            searched, lists = asked[i]
-            queries = {branch: searched.query(branch, 0) for branch in lists}
-            complete = searched.complete(list(lists))
-            return fuse_best(lists, queries, fusion=fusion, k=10, ties=True, complete=complete)  # type: ignore[arg-type]
+        def fusion(i: int, joined: CandidateSearch = joined, asked: list[Any] = asked) -> object:
+            queries, lists = asked[i]
+            return joined.search(queries, Request(10, DEPTH), lists=lists)
 
-        def by_numpy(i: int, asked: list = asked, fusion: object = chosen.fusion) -> object:  # type: ignore[type-arg]
-            searched, lists = asked[i]
-
-            return fuse(lists, functools.partial(score, searched), fusion=fusion)  # type: ignore[arg-type]
-
-        yield f"{mode}: fusion", by_kernel
-        yield f"{mode}: numpy", by_numpy
-
-
-def score(searched: BranchSearch, branch: Branch, doc_ords: npt.NDArray[np.uint32]) -> data.Floats:
-    """A branch's scores of documents for the first query."""
-    return searched.pair_scores(branch, doc_ords, 0)
+        yield f"{mode}: fusion", fusion
 
 
 def show(name: str, search: Callable[[int], object], args: argparse.Namespace) -> None:

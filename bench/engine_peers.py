@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engine_data import DenseTask, Documents, Floats, Query, SparseTask
 from lightir import kernel
+from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
 from lightir.kernel.segments import SparseRows, SparseSegments
 from optional import is_installed
 
@@ -130,14 +131,16 @@ def lightir_bags(task: SparseTask) -> Engine:
     parts = SparseRows(documents.indptr, documents.term_ids, documents.weights, postings, binary=True)
     segments = SparseSegments([parts], [len(documents)])
 
+    bags = CandidateSearch([BoundBranch("tokens", segments)], scale="none")
+
     def search(query: Query, k: int) -> Found:
-        _, doc_ords, scores = segments.top_k(np.array([0, len(query[0])]), *query, k=k)
-        return doc_ords[:k].astype(np.int64), scores[:k]
+        (best,) = bags.search([segments.queries(np.array([0, len(query[0])]), *query)], Request(k, k))
+        return best.doc_ords.astype(np.int64), best.columns["tokens"].scores
 
     def batch(queries: Sequence[Query], k: int, threads: int) -> object:
         indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)])
         terms, weights = (np.concatenate(parts) for parts in zip(*queries, strict=True))
-        return segments.top_k(indptr, terms, weights, k=k, threads=threads)
+        return bags.search([segments.queries(indptr, terms, weights)], Request(k, k, threads, columns=False))
 
     arrays = [documents.indptr, documents.term_ids, documents.weights, *postings.arrays().values()]
     return Engine("lightir", search, batch, sum(array.nbytes for array in arrays), seconds)

@@ -157,8 +157,8 @@ void check_ids(Span<uint32_t> ids, size_t n_rows) {
     }
 }
 
-void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb::handle token_ids, nb::handle indptr,
-                    bool normalize, size_t n_threads, Vectors out) {
+void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle token_ids, nb::handle indptr, bool normalize,
+                    size_t n_threads, Vectors out) {
     const Rows rows(table, scales, "table", true);
     const Array ids(token_ids, "token_ids", 1), pointers(indptr, "indptr", 1);
     const Span<uint32_t> tokens = ids.span<uint32_t>();
@@ -166,15 +166,9 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle weights, nb:
     check_indptr(offsets, tokens.size, "indptr");
     rows.check_dim(out.shape(1));
     same_length("indptr and out + 1", offsets.size, out.shape(0) + 1);
-    std::unique_ptr<Array> row_weights;
-    if (!weights.is_none()) {
-        row_weights = std::make_unique<Array>(weights, "weights", 1);
-        same_length("table and weights", rows.matrix.n_rows, row_weights->size());
-    }
-    const float* factors = row_weights == nullptr ? nullptr : row_weights->span<float>().data;
     nb::gil_scoped_release released;
     check_ids(tokens, rows.matrix.n_rows);
-    mean_rows(rows.matrix, factors, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
+    mean_rows(rows.matrix, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
 // Query vectors of texts: a table's normalised means and a vocabulary's counts; a branch that isn't wanted has no table,
@@ -214,7 +208,7 @@ public:
             if (!vocab_size_.is_none()) counts = count_terms(ids, indptr, weighting_);
             if (rows_ != nullptr) {
                 check_ids(ids, rows_->matrix.n_rows);
-                mean_rows(rows_->matrix, nullptr, ids, indptr, dim_, true, n_threads,
+                mean_rows(rows_->matrix, ids, indptr, dim_, true, n_threads,
                           static_cast<float*>(array_data(dense)));
             }
         }
@@ -225,26 +219,45 @@ public:
                                               to_numpy(std::move(counts.weights)), vocab_size_));
     }
 
-    // See query_of_text.
-    QueryOfText one(const nb::tuple& text, const nb::callable& by_library, std::optional<uint32_t> unknown) const {
-        const Texts borrowed(text);
-        const TokenLists lists = read_texts(native_, borrowed, policy_, 1, by_library);
+    // See vectors_of_texts.
+    TextVectors vectors(const nb::tuple& texts, size_t n_threads, const nb::callable& by_library,
+                        std::optional<uint32_t> unknown) const {
+        const Texts borrowed(texts);
+        TokenLists lists = read_texts(native_, borrowed, policy_, n_threads, by_library);
+        if (unknown) empty_unknown(lists, *unknown, by_library);
         const Span<uint32_t> ids{lists.ids.data(), lists.ids.size()};
         const Span<int64_t> indptr{lists.indptr.data(), lists.indptr.size()};
-        if (unknown && ids.size > 0 && std::all_of(ids.begin(), ids.end(), [&](uint32_t id) { return id == *unknown; })) {
-            return one(nb::make_tuple(""), by_library, std::nullopt);
-        }
         const ReleasedForMany released(borrowed);
-        QueryOfText out;
+        TextVectors out{borrowed.views.size(), dim_, {}, {}};
         if (!vocab_size_.is_none()) out.sparse = count_terms(ids, indptr, weighting_);
         if (rows_ == nullptr) return out;
         check_ids(ids, rows_->matrix.n_rows);
-        out.dense.resize(dim_);
-        mean_rows(rows_->matrix, nullptr, ids, indptr, dim_, true, 1, out.dense.data());
+        out.dense.resize(out.n_texts * dim_);
+        mean_rows(rows_->matrix, ids, indptr, dim_, true, n_threads, out.dense.data());
         return out;
     }
 
 private:
+    // Gives texts that hold only the unknown term the ids of the empty text.
+    void empty_unknown(TokenLists& lists, uint32_t unknown, const nb::callable& by_library) const {
+        const auto is_unknown = [&](size_t text) {
+            const auto first = lists.ids.begin() + lists.indptr[text], last = lists.ids.begin() + lists.indptr[text + 1];
+            return first != last && std::all_of(first, last, [&](uint32_t id) { return id == unknown; });
+        };
+        size_t n_unknown = 0;
+        for (size_t text = 0; text + 1 < lists.indptr.size(); ++text) n_unknown += is_unknown(text);
+        if (n_unknown == 0) return;
+        const TokenLists empty = read_texts(native_, Texts(nb::make_tuple("")), policy_, 1, by_library);
+        TokenLists out;
+        out.indptr.assign(1, 0);
+        for (size_t text = 0; text + 1 < lists.indptr.size(); ++text) {
+            if (is_unknown(text)) out.ids.insert(out.ids.end(), empty.ids.begin(), empty.ids.end());
+            else out.ids.insert(out.ids.end(), lists.ids.begin() + lists.indptr[text], lists.ids.begin() + lists.indptr[text + 1]);
+            out.indptr.push_back(static_cast<int64_t>(out.ids.size()));
+        }
+        lists = std::move(out);
+    }
+
     nb::object rows_for(size_t n_texts, nb::object out) const {
         if (out.is_none()) return new_array<float, 2>({n_texts, dim_});
         auto* array = reinterpret_cast<PyArrayObject*>(out.ptr());
@@ -271,9 +284,9 @@ private:
 
 }  // namespace
 
-QueryOfText query_of_text(nb::handle encoder, nb::handle text, const nb::callable& by_library,
-                          std::optional<uint32_t> unknown) {
-    return nb::cast<const QueryEncoder&>(encoder).one(nb::make_tuple(text), by_library, unknown);
+TextVectors vectors_of_texts(nb::handle encoder, const nb::tuple& texts, size_t n_threads,
+                             const nb::callable& by_library, std::optional<uint32_t> unknown) {
+    return nb::cast<const QueryEncoder&>(encoder).vectors(texts, n_threads, by_library, unknown);
 }
 
 void bind_query(nb::module_& m) {
@@ -293,8 +306,8 @@ void bind_query(nb::module_& m) {
              nb::arg().none(), nb::arg())
         .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
     m.def("split_words", &bind_split_words);
-    m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
-          nb::arg(), nb::arg(), nb::arg().noconvert());
+    m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+          nb::arg().noconvert());
 }
 
 }  // namespace lightir

@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "bind_expansions.hpp"
-#include "bind_fusion.hpp"
-#include "bind_hybrid.hpp"
 #include "bind_query.hpp"
+#include "bind_search.hpp"
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
@@ -199,8 +198,7 @@ NB_MODULE(_native, m) {
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().none(), nb::arg().none(), nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
-    bind_fusion(m);
-    bind_hybrid(m);
+    bind_search(m);
     bind_query(m);
     bind_expansions(m);
 }

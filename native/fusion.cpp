@@ -262,8 +262,15 @@ std::vector<uint32_t> best(const std::vector<double>& sums, double least, const 
 
 }  // namespace
 
-FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties, bool columns) {
-    size_t most = 0;
+std::vector<double> normalized(Span<float> scores, Span<float> listed, Span<int64_t> ranks, Scale scale, double rrf_k) {
+    const Normalizer normalizer(listed, scale, rrf_k);
+    std::vector<double> out(scores.size);
+    for (size_t i = 0; i < scores.size; ++i) out[i] = normalizer(scores[i], ranks[i]);
+    return out;
+}
+
+FusedTop fuse(const std::vector<FusedBranch>& branches, const FusionOptions& options) {
+    size_t most = options.also.size;
     for (const FusedBranch& branch : branches) most += branch.doc_ords.size;
     Candidates candidates(most);
     std::vector<std::vector<uint32_t>> numbers(branches.size());
@@ -271,6 +278,7 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
         numbers[b].reserve(branches[b].doc_ords.size);
         for (const uint32_t doc_ord : branches[b].doc_ords) numbers[b].push_back(candidates.add(doc_ord));
     }
+    for (const uint32_t doc_ord : options.also) candidates.add(doc_ord);
     std::vector<std::vector<uint32_t>> known(branches.size());
     for (size_t b = 0; b < branches.size(); ++b) {
         if (branches[b].known == nullptr) continue;
@@ -280,12 +288,12 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_
     std::vector<Part> parts;
     parts.reserve(branches.size());
     for (size_t b = 0; b < branches.size(); ++b) {
-        parts.emplace_back(branches[b], numbers[b], known[b], doc_ords, scale, rrf_k);
+        parts.emplace_back(branches[b], numbers[b], known[b], doc_ords, options.scale, options.rrf_k);
     }
-    const Sums sums = sums_of(parts, doc_ords.size(), k);
-    const std::vector<uint32_t> order = best(sums.values, sums.least, doc_ords, k, ties);
+    const Sums sums = sums_of(parts, doc_ords.size(), options.k);
+    const std::vector<uint32_t> order = best(sums.values, sums.least, doc_ords, options.k, options.ties);
     FusedTop out{some_of(doc_ords, order), some_of(sums.values, order), {}};
-    if (!columns) return out;
+    if (!options.columns) return out;
     for (Part& part : parts) out.columns.push_back(part.taken(order));
     return out;
 }

@@ -37,10 +37,21 @@ struct FusedTop {
 // Whether documents outside a branch's list may count, so that their scores have to be known.
 inline bool counts_outside(Scale scale) { return scale != Scale::min_max && scale != Scale::reciprocal; }
 
-// The k best documents of all lists by the weighted sum of what the branches say of them: sum down, then doc_ord up;
-// with ties also those that have the k-th one's sum. A document outside a list gets its scorer's score, which is asked for
-// where it can matter. Without columns none are made, which takes fewer of these scores.
-FusedTop fuse(const std::vector<FusedBranch>& branches, Scale scale, double rrf_k, size_t k, bool ties,
-              bool columns = true);
+// How lists are joined.
+struct FusionOptions {
+    Scale scale = Scale::max;
+    double rrf_k = 60.0;
+    size_t k = 10;
+    bool ties = false;     // return also the documents that tie with the k-th
+    bool columns = true;   // return the branches' scores of the documents; without them fewer scores are computed
+    Span<uint32_t> also;   // documents to rank whether a branch lists them or not
+};
+
+// Returns the k best documents of all lists by the weighted sum of the branches' normalized scores: sum down, then doc_ord
+// up. A document outside a branch's list gets its scorer's score, which is computed where it can matter.
+FusedTop fuse(const std::vector<FusedBranch>& branches, const FusionOptions& options);
+
+// Returns a branch's normalized scores of documents, given the scores in its list, and the documents' ranks in it, 0 outside.
+std::vector<double> normalized(Span<float> scores, Span<float> listed, Span<int64_t> ranks, Scale scale, double rrf_k);
 
 }  // namespace lightir

@@ -319,9 +319,8 @@ void add_to_f32(float* scores, const uint16_t* offsets, const W* weights, size_t
 
 template <Element E>
 inline float row_factor(const RowSum& what, uint32_t id) {
-    float factor = what.weights == nullptr ? 1.0f : what.weights[id];
-    if constexpr (E == Element::int8) factor *= what.scales[id];
-    return factor;
+    if constexpr (E == Element::int8) return what.scales[id];
+    return 1.0f;
 }
 
 constexpr size_t long_row_bytes = 4096;  // rows up to this are fetched a query ahead, longer ones some strips ahead
@@ -394,8 +393,7 @@ void sum_columns(const RowSum& what, float* out) {
 
 template <typename V, Element E>
 void sum_rows(const RowSum& what, float* out) {
-    if (E == Element::int8 || what.weights != nullptr) sum_columns<V, E, true>(what, out);
-    else sum_columns<V, E, false>(what, out);
+    sum_columns<V, E, E == Element::int8>(what, out);
 }
 
 template <typename V>

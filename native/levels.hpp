@@ -48,7 +48,6 @@ struct RowSum {
     const uint8_t* table;  // rows of row_bytes
     size_t row_bytes;
     const float* scales;     // (rows,) of int8 tables, else null
-    const float* weights;    // (rows,) or null for weight 1
     const uint32_t* ids;     // the rows to sum, in order
     size_t n_ids;
     const uint32_t* next_ids;  // the rows of the query after this one, to prefetch

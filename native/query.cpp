@@ -46,19 +46,10 @@ Span<uint32_t> in_order(const uint32_t* begin, const uint32_t* end, std::vector<
     return {kept.data(), kept.size()};
 }
 
-// What the summed rows are divided by.
-float divisor(const float* sum, size_t dim, Span<uint32_t> ids, const float* weights, bool normalize) {
-    if (normalize) return std::sqrt(level().sum_of_squares(sum, dim));  // the mean's direction is the sum's
-    if (weights == nullptr) return static_cast<float>(ids.size);
-    float total = 0.0f;
-    for (const uint32_t id : ids) total += weights[id];
-    return total;
-}
-
 }  // namespace
 
-void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
-               size_t dim, bool normalize, size_t n_threads, float* out) {
+void mean_rows(const Matrix& table, Span<uint32_t> token_ids, Span<int64_t> indptr, size_t dim, bool normalize,
+               size_t n_threads, float* out) {
     const size_t n_queries = indptr.size - 1;
     const bool stream = n_queries * dim * sizeof(float) >= streamed_bytes;
     const auto span_of = [&](size_t q) {
@@ -69,10 +60,11 @@ void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_i
         float* row = out + q * dim;
         if (!stream) sum = row;
         const Span<uint32_t> ids = span_of(q), next = q + 1 < n_queries ? span_of(q + 1) : Span<uint32_t>{};
-        const RowSum what{static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales, weights,
+        const RowSum what{static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales,
                           ids.data, ids.size, next.data, next.size, dim};
         level().sum_rows[static_cast<size_t>(table.element)](what, sum);
-        const float total = divisor(sum, dim, ids, weights, normalize);
+        // The mean's direction is the sum's.
+        const float total = normalize ? std::sqrt(level().sum_of_squares(sum, dim)) : static_cast<float>(ids.size);
         level().scale(sum, dim, total > 0.0f ? 1.0f / total : 0.0f, row, stream);
     };
     const size_t n_chunks = (n_queries + queries_chunk - 1) / queries_chunk;

@@ -9,10 +9,10 @@
 
 namespace lightir {
 
-// One (dim,) float row a query: the mean of the table rows named by its token ids, weighted by the table's row
-// weights if there are any, then scaled to length 1 if asked. No tokens, or weights that are all 0: zeros.
-void mean_rows(const Matrix& table, const float* weights, Span<uint32_t> token_ids, Span<int64_t> indptr,
-               size_t dim, bool normalize, size_t n_threads, float* out);
+// Writes one (dim,) float row per query: the mean of the table rows named by its token ids, then scaled to length 1 if
+// asked. A query without tokens gets zeros.
+void mean_rows(const Matrix& table, Span<uint32_t> token_ids, Span<int64_t> indptr, size_t dim, bool normalize,
+               size_t n_threads, float* out);
 
 // Asks for the first dim columns of the rows, as far as they fit a near cache; ids beyond the table are passed over.
 void fetch_rows(const Matrix& table, Span<uint32_t> ids, size_t dim);

@@ -2,15 +2,17 @@
 // byte to spare, against sums by loops.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "candidates.hpp"
 #include "errors.hpp"
 #include "expect.hpp"
 #include "fusion.hpp"
-#include "hybrid.hpp"
 
 using namespace lightir;
 
@@ -76,8 +78,9 @@ void the_best_are_in_order_and_scored(unsigned seed, size_t depth, size_t k, Sca
         for (const uint32_t doc : *ords.back()) scores.back()->push_back(said[doc]);
         branches.push_back({span(*ords.back()), span(*scores.back()), scorer, 0.5, complete});
     }
-    const FusedTop all = fuse(branches, scale, 2.0, 12, false), best = fuse(branches, scale, 2.0, k, false);
-    const FusedTop tied = fuse(branches, scale, 2.0, k, true);
+    const FusedTop all = fuse(branches, {scale, 2.0, 12, false, true, {}});
+    const FusedTop best = fuse(branches, {scale, 2.0, k, false, true, {}});
+    const FusedTop tied = fuse(branches, {scale, 2.0, k, true, true, {}});
     expect(best.doc_ords.size() == std::min(k, all.doc_ords.size()), "k documents");
     for (size_t i = 0; i < all.doc_ords.size(); ++i) {
         const double sum = 0.5 * all.columns[0].normalized[i] + 0.5 * all.columns[1].normalized[i];
@@ -125,38 +128,57 @@ void the_best_of_all_segments_are_those_of_the_scores(unsigned seed, size_t k) {
     for (const Hit& hit : dense[0]) expect(hit.score == said[hit.doc_ord], "a row's score");
 }
 
-// Two branches' lists joined in one call, by ids that fall while doc_ords ascend, and without ids.
+// Queries whose lists are all documents that score enough.
+class ByScorer : public BranchQueries {
+public:
+    explicit ByScorer(std::function<std::unique_ptr<Scorer>()> make) : make_(std::move(make)) {}
+
+    std::vector<Hit> top(size_t, size_t n, Watched* watched) override {
+        const auto by = make_();
+        if (watched != nullptr && n % 2 == 1) {  // or none
+            watched->scores.resize(watched->doc_ords.size());
+            by->score(span(watched->doc_ords), watched->scores.data());
+        }
+        std::vector<uint32_t> every(12);
+        for (uint32_t i = 0; i < 12; ++i) every[i] = i;
+        std::vector<float> scores(12);
+        by->score(span(every), scores.data());
+        std::vector<Hit> hits;
+        for (const uint32_t doc : every) hits.push_back({doc, scores[doc]});
+        std::stable_sort(hits.begin(), hits.end(), [](const Hit& a, const Hit& b) { return a.score > b.score; });
+        while (hits.size() > n && (n == 0 || hits.back().score < hits[n - 1].score)) hits.pop_back();
+        return hits;
+    }
+
+    std::unique_ptr<Scorer> scorer(size_t) const override { return make_(); }
+
+private:
+    std::function<std::unique_ptr<Scorer>()> make_;
+};
+
+// Two branches' lists joined in one call, by ids that fall while doc_ords ascend, and without ids; three queries at once,
+// the second of which goes deeper.
 void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, Scale scale) {
     const Collection data(seed);
-    const DenseScorer by_dense(data.firsts, data.dense, span(data.query));
-    const SparseScorer by_terms(data.firsts, data.sparse,
-                                {span(data.query_terms), span(data.query_weights), span(data.places), 3}, {0.9, 0.4, 2.0});
-    const auto listing = [](const Scorer& scorer) {
-        return [&scorer](size_t n, Watched* watched) {
-            if (watched != nullptr && n % 2 == 1) {  // or none
-                watched->scores.resize(watched->doc_ords.size());
-                scorer.score(span(watched->doc_ords), watched->scores.data());
-            }
-            std::vector<uint32_t> every(12);
-            for (uint32_t i = 0; i < 12; ++i) every[i] = i;
-            std::vector<float> said(12);
-            scorer.score(span(every), said.data());
-            std::vector<Hit> hits;
-            for (const uint32_t doc : every) hits.push_back({doc, said[doc]});
-            std::stable_sort(hits.begin(), hits.end(), [](const Hit& a, const Hit& b) { return a.score > b.score; });
-            while (hits.size() > n && (n == 0 || hits.back().score < hits[n - 1].score)) hits.pop_back();
-            return hits;
-        };
-    };
+    ByScorer by_dense([&]() -> std::unique_ptr<Scorer> {
+        return std::make_unique<DenseScorer>(data.firsts, data.dense, span(data.query));
+    });
+    ByScorer by_terms([&]() -> std::unique_ptr<Scorer> {
+        const SegmentedQuery query{span(data.query_terms), span(data.query_weights), span(data.places), 3};
+        return std::make_unique<SparseScorer>(data.firsts, data.sparse, query, Saturation{0.9, 0.4, 2.0});
+    });
     std::vector<std::vector<uint8_t>> text{{'z', 'y', 'y', 'x', 'w', 'v'}, {'u', 't', 's', 'r'}, {'q', 'p', 'o'}};
     std::vector<std::vector<int64_t>> indptr{{0, 1, 3, 4, 5, 6}, {0, 1, 2, 3, 4}, {0, 1, 2, 3}};
     std::vector<SegmentIds> ids;
     for (size_t s = 0; s < 3; ++s) ids.push_back({span(text[s]), span(indptr[s])});
-    Ranked how{scale, 2.0, k, depth, true, nullptr, nullptr};
-    std::vector<QueriedBranch> branches{{listing(by_dense), &by_dense, 0.5, true}, {listing(by_terms), &by_terms, 0.3, true}};
+    CandidateOptions how;
+    how.scale = scale, how.rrf_k = 2.0, how.k = k, how.depth = depth, how.n_threads = 2;
+    const std::vector<SearchedBranch> branches{{&by_dense, 0.5, true}, {&by_terms, 0.3, true}};
+    const std::vector<int64_t> more{0, 2, 0};
+    const std::vector<uint32_t> also{11, 0};
     for (const bool by_ids : {false, true}) {
         if (by_ids) how.firsts = &data.firsts, how.ids = &ids;
-        const FusedTop found = ranked(branches, how);
+        const FusedTop found = search(branches, 1, how)[0];
         expect(found.doc_ords.size() <= k && found.columns.size() == 2, "k documents");
         for (size_t i = 0; i < found.doc_ords.size(); ++i) {
             const double sum = 0.5 * found.columns[0].normalized[i] + 0.3 * found.columns[1].normalized[i];
@@ -167,11 +189,20 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
             expect(found.scores[i] <= found.scores[i - 1] && (!ties || earlier != by_ids), "score down, then id up");
         }
         how.columns = false;
-        const FusedTop bare = ranked(branches, how);
+        const FusedTop bare = search(branches, 1, how)[0];
         expect(bare.columns.empty() && bare.doc_ords == found.doc_ords && bare.scores == found.scores, "without columns");
         how.columns = true;
+        how.more = span(more);
+        const std::vector<FusedTop> three = search(branches, 3, how);
+        expect(three[0].doc_ords == found.doc_ords && three[2].scores == found.scores, "a query as if it were alone");
+        how.more = {}, how.k = k + 2, how.depth = depth + 2;
+        expect(three[1].doc_ords == search(branches, 1, how)[0].doc_ords, "a query that goes deeper");
+        how.also = span(also), how.k = 50, how.depth = depth;
+        const FusedTop with = search(branches, 1, how)[0];
+        expect(std::count(with.doc_ords.begin(), with.doc_ords.end(), 11u) == 1, "a document that was named");
+        how.also = {}, how.k = k;
     }
-    const FusedTop alone = ranked({branches[0]}, how);
+    const FusedTop alone = search({branches[0]}, 1, how)[0];
     expect(alone.doc_ords.size() == std::min<size_t>(k, 12) && alone.columns.size() == 1, "one branch gives k");
     const auto texts = texts_of(data.firsts, ids, span(alone.doc_ords));
     for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");

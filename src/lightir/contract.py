@@ -165,7 +165,7 @@ class Fusion:
         method: weighted sum of scores normalized per query ("linear"), of reciprocal ranks ("rrf"), or of scores
             relative to the distribution of the candidates' scores ("dbsf").
         weights: weight of each branch.
-        normalization: normalization of "linear"; see `lightir.search.fusion.fuse`.
+        normalization: normalization of "linear"; see `lightir.kernel.candidates`.
         rrf_k: constant of "rrf", which sums 1 / (rrf_k + rank).
     """
 

@@ -171,20 +171,6 @@ def test_a_segment_that_holds_all_the_best_is_asked_for_more(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_a_graph_s_list_may_lack_documents_that_score_more_than_its_last(tmp_path: Path) -> None:
-    build(tmp_path / "index", shard(unit_rows(2 * N, 1)), segment_documents=N, analyzer="words")
-    queries = EncodedQueries(1, np.ones((1, DIM), np.float32), None, None)
-    with Index.open(tmp_path / "index") as index:
-        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["tokens"]
-    with Index.open(tmp_path / "index", exact=True) as index:
-        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["dense", "tokens"]
-    with IndexWriter.open(tmp_path / "index") as writer:
-        writer.add([Document("waits", "text")])
-    with Index.open(tmp_path / "index", exact=True) as index:  # without a vector it scores 0, the last may score less
-        assert BranchSearch(index.view, queries).complete(("dense", "tokens")) == ["tokens"]
-
-
-@pytest.mark.usefixtures("small_graphs")
 def test_one_graph_has_all_documents_and_later_ones_join_it_when_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

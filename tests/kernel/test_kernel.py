@@ -308,17 +308,15 @@ def test_very_small_and_very_large_numbers_are_ranked_by_their_scores(level, siz
     n_queries=st.sampled_from([0, 1, 5, 600]),
     dtype=st.sampled_from([np.float16, np.float32, np.int8]),
     normalize=st.booleans(),
-    weighted=st.booleans(),
     threads=st.sampled_from([1, 3]),
 )
-def test_mean_rows_equals_its_twin(level, seed, width, cut, n_queries, dtype, normalize, weighted, threads) -> None:
+def test_mean_rows_equals_its_twin(level, seed, width, cut, n_queries, dtype, normalize, threads) -> None:
     rng = np.random.default_rng(seed)
     table = (rng.standard_normal((50, width)) * (30 if dtype is np.int8 else 1)).astype(dtype)
     scales = rng.random(50).astype(np.float32) if dtype is np.int8 else None
-    weights = rng.random(50).astype(np.float32) if weighted else None
     indptr = np.cumsum([0, *rng.integers(0, 12, n_queries)], dtype=np.int64)
     tokens = rng.integers(0, 50, indptr[-1]).astype(np.uint32)
-    options = {"normalize": normalize, "scales": scales, "weights": weights, "dim": max(width - cut, 1)}
+    options = {"normalize": normalize, "scales": scales, "dim": max(width - cut, 1)}
     got = kernel.mean_rows(table, tokens, indptr, threads=threads, **options)
     same([got], [reference.mean_rows(table, tokens, indptr, **options)])
 
@@ -340,7 +338,7 @@ def test_every_level_gives_the_same_bits(dtype: type) -> None:
     for name in LEVELS:
         _native.use_level(name)
         dense = kernel.dense_top_k(rows, queries, k=50, scales=scales)
-        results.append([*dense, kernel.mean_rows(rows, tokens, indptr, normalize=True, scales=scales, weights=scales)])
+        results.append([*dense, kernel.mean_rows(rows, tokens, indptr, normalize=True, scales=scales)])
     _native.use_level(before)
     for result in results[1:]:
         same(result, results[0])
@@ -436,9 +434,6 @@ REFUSED = {
     "queries must have 2 dimension": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), F32([1, 1]), k=1),
     "int8 rows need scales": lambda: kernel.dense_top_k(np.eye(2, dtype=np.int8), np.ones((1, 2), F32), k=1),
     "term id 2 is outside": lambda: kernel.mean_rows(np.eye(2, dtype=F32), U32([2]), I64([0, 1]), normalize=True),
-    "table and weights differ": lambda: kernel.mean_rows(
-        np.eye(2, dtype=F32), U32([1]), I64([0, 1]), normalize=True, weights=F32([1])
-    ),
     "indptr must start at 0": lambda: kernel.mean_rows(np.eye(2, dtype=F32), U32([1]), I64([0, 9]), normalize=True),
 }
 

@@ -67,7 +67,7 @@ def test_output_that_goes_past_the_caches_is_the_same(level: str, width: int, sh
     tokens = rng.integers(0, 200, indptr[-1]).astype(np.uint32)
     space = np.full(4500 * width + 16, np.nan, np.float32)
     out = space[shift : shift + 4500 * width].reshape(4500, width)  # rows begin in the midst of a vector
-    _native.mean_rows(table, None, None, tokens, indptr, True, 3, out)
+    _native.mean_rows(table, None, tokens, indptr, True, 3, out)
     few = [
         kernel.mean_rows(table, tokens[indptr[i] : indptr[i + 300]], indptr[i : i + 301] - indptr[i], normalize=True)
         for i in range(0, 4500, 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,24 +11,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightir.contract import Fusion
 from lightir.errors import FormatError, InvalidInput
 from lightir.index.bm25 import K1, B, saturation
 from lightir.kernel import _native, available, copy_rows, dispatch, invert, pack_bitmap, reference
-from lightir.kernel.hybrid import BoundBranch, HybridSearch
+from lightir.kernel.candidates import (
+    BoundBranch,
+    BranchList,
+    Candidates,
+    CandidateSearch,
+    GivenLists,
+    Request,
+    normalize,
+)
 from lightir.kernel.segments import (
-    BranchQuery,
+    BranchQueries,
     DenseSegments,
     DocumentIds,
     SparseRows,
     SparseSegments,
-    fuse,
     pair_scores,
 )
-from lightir.search import BranchList
-from lightir.search.fusion import fuse as fuse_all
-from lightir.search.fusion import fuse_best
-from lightir.types import Branch
 
 SCALES = ("none", "max", "min-max", "z-score", "dbsf", "rrf")
 F32, U32 = np.float32, np.uint32
@@ -39,6 +42,40 @@ def u32(*values: int) -> Any:
 
 def f32(*values: float) -> Any:
     return np.array(values, F32)
+
+
+def dense_query(rows: DenseSegments, vector: Any) -> BranchQueries:
+    return rows.queries(vector[None])
+
+
+def term_query(rows: SparseSegments, term_ids: Any, weights: Any, **more: Any) -> BranchQueries:
+    return rows.queries(np.array([0, len(term_ids)], np.int64), term_ids, weights, **more)
+
+
+def fused(
+    lists: list[tuple[Any, Any]],
+    queries: list[Any],
+    *,
+    weights: Any,
+    scale: Any,
+    k: Any,
+    complete: Any = None,
+    **more: Any,
+) -> Candidates:
+    """Given lists of one query, joined by a search."""
+    known = [False] * len(lists) if complete is None else complete
+    bound = [
+        BoundBranch(str(i), SimpleNamespace(native=each[0]), weight, is_complete)  # type: ignore[arg-type]
+        for i, (each, weight, is_complete) in enumerate(zip(queries, weights, known, strict=True))
+    ]
+    given = [GivenLists.join([BranchList(*each)]) for each in lists]
+    return CandidateSearch(bound, scale=scale, **more).search(queries, Request(k, 10**6), lists=given)[0]
+
+
+def top(rows: Any, queries: BranchQueries, k: Any, *, threads: int = 1, allowed: Any = None) -> list[Candidates]:
+    """Each query's best documents in one branch."""
+    search = CandidateSearch([BoundBranch("", rows, allowed=allowed)], scale="none")
+    return search.search([queries], Request(k, k, threads))
 
 
 class Collection:
@@ -96,23 +133,25 @@ class Collection:
         self.order, self.places = order, stacked
         self.rows = DenseSegments(dense, sizes)
         self.impacts, self.counts = SparseSegments(sparse, sizes), SparseSegments(tokens, sizes, k1=K1, b=B)
-        self.queries: dict[str, BranchQuery] = {
-            "dense": self.rows.query(self.query_vector),
-            "sparse": self.impacts.query(self.term_ids, self.query_weights),
-            "tokens": self.counts.query(order, self.query_weights[order], places=stacked, mean=self.mean),
+        self.queries: dict[str, BranchQueries] = {
+            "dense": dense_query(self.rows, self.query_vector),
+            "sparse": term_query(self.impacts, self.term_ids, self.query_weights),
+            "tokens": term_query(self.counts, order, self.query_weights[order], places=stacked, mean=self.mean),
         }
 
     def top(self, branch: str, k: int, allowed: Any, threads: int) -> Any:
         """Three times the same query, the second time without terms."""
         how = {"k": k, "threads": threads, "allowed": allowed}
         if branch == "dense":
-            return self.rows.top_k(np.array([self.query_vector] * 3).reshape(3, -1), **how)
+            return top(self.rows, self.rows.queries(np.array([self.query_vector] * 3).reshape(3, -1)), **how)
         n = len(self.term_ids)
         indptr = np.array([0, n, n, 2 * n], np.int64)
         if branch == "sparse":
-            return self.impacts.top_k(indptr, np.tile(self.term_ids, 2), np.tile(self.query_weights, 2), **how)
+            asked = self.impacts.queries(indptr, np.tile(self.term_ids, 2), np.tile(self.query_weights, 2))
+            return top(self.impacts, asked, **how)
         weights = np.tile(self.query_weights[self.order], 2)
-        return self.counts.top_k(indptr, np.tile(self.order, 2), weights, places=self.places, mean=self.mean, **how)
+        asked = self.counts.queries(indptr, np.tile(self.order, 2), weights, places=self.places, mean=self.mean)
+        return top(self.counts, asked, **how)
 
     def listed(self, branch: str, depth: int) -> tuple[Any, Any]:
         scores = self.scores[branch]
@@ -149,7 +188,7 @@ def test_rows_of_any_length_and_queries_of_few_and_many_terms(length: int) -> No
         wanted = np.sort(rng.choice(vocab_size, n_terms, replace=False)).astype(U32)
         query_weights = rng.random(n_terms, dtype=F32)
         expected = reference.sparse_pair_scores(indptr, term_ids, weights, docs, wanted, query_weights)
-        np.testing.assert_array_equal(pair_scores(docs, segments.query(wanted, query_weights)), expected)
+        np.testing.assert_array_equal(pair_scores(docs, term_query(segments, wanted, query_weights)), expected)
 
 
 @settings(deadline=None, max_examples=200)
@@ -167,23 +206,14 @@ def test_the_best_of_all_segments_are_those_of_loops_with_their_ties(
     mask = np.random.default_rng(seed).random(data.n_docs) < (0.5 if filtered else 1.0)
     parts = np.split(mask, np.cumsum(data.sizes)[:-1])
     allowed = [None if part.all() else pack_bitmap(part) for part in parts] if filtered else None
-    indptr, doc_ords, scores = data.top(branch, k, allowed, threads)
-    said = data.scores[branch]
-    found = [i for i in range(data.n_docs) if mask[i] and (data.with_rows[i] if branch == "dense" else said[i] > 0)]
-    expected = sorted(found, key=lambda i: (-said[i], i))
-    while k < len(expected) and (k == 0 or said[expected[-1]] < said[expected[k - 1]]):
-        expected.pop()
-    segment = np.repeat(np.arange(len(data.sizes)), data.sizes)
-    # Of a segment's own ties no more than k are needed: inside it doc_ords are in the order of the ids.
-    needed = [i for i in expected if sum(segment[j] == segment[i] for j in expected[: expected.index(i)]) < k]
-    for i in range(3):
-        given = doc_ords[indptr[i] : indptr[i + 1]].tolist()
-        if i == 1 and branch != "dense":
-            assert given == []
-            continue
-        assert [j for j in expected if j in given] == given
-        assert [j for j in given if j in needed] == needed
-        np.testing.assert_array_equal(scores[indptr[i] : indptr[i + 1]], said[given])
+    scores = data.scores[branch]
+    is_listed = np.array(data.with_rows, bool) & data.query_vector.any() if branch == "dense" else scores > 0
+    expected = sorted(np.flatnonzero(mask & is_listed).tolist(), key=lambda i: (-scores[i], i))[:k]
+    for i, candidates in enumerate(data.top(branch, k, allowed, threads)):
+        wanted = [] if i == 1 and branch != "dense" else expected
+        assert candidates.doc_ords.tolist() == wanted
+        np.testing.assert_array_equal(candidates.columns[""].scores, scores[wanted])
+        np.testing.assert_array_equal(candidates.scores, scores[wanted].astype(np.float64))
 
 
 @pytest.fixture(params=available())
@@ -220,26 +250,25 @@ def test_rounded_sums_lose_no_document(level: None, kind: str, n_terms: int) -> 
         by_term = invert(*here, weights[span], vocab_size=vocab_size, n_docs=last - first)
         parts.append(SparseRows(*here, weights[span], by_term, binary=kind == "bags"))
     segments = SparseSegments(parts, [cut, n_docs - cut])
-    scores = pair_scores(np.arange(n_docs, dtype=U32), segments.query(query, query_weights))
+    scores = pair_scores(np.arange(n_docs, dtype=U32), term_query(segments, query, query_weights))
     mask = rng.random(n_docs) < 0.5
     for allowed in (None, mask):
         found = np.flatnonzero((scores > 0) & (True if allowed is None else allowed))
         ranked = found[np.lexsort((found, -scores[found]))].astype(U32)
         bitmaps = None if allowed is None else [pack_bitmap(allowed[:cut]), pack_bitmap(allowed[cut:])]
         for k in (1, 10, 700):
-            _, doc_ords, given = segments.top_k(np.array([0, n_terms]), query, query_weights, k=k, allowed=bitmaps)
-            assert doc_ords[:k].tolist() == ranked[:k].tolist()
-            np.testing.assert_array_equal(given, scores[doc_ords])
+            (given,) = top(segments, term_query(segments, query, query_weights), k, allowed=bitmaps)
+            assert given.doc_ords.tolist() == ranked[:k].tolist()
+            np.testing.assert_array_equal(given.columns[""].scores, scores[given.doc_ords])
 
 
 @settings(deadline=None, max_examples=150)
 @given(
     collections,
-    st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
+    st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=2, max_size=3, unique=True),
     st.lists(st.sampled_from((0, 1, 2, 5, 100)), min_size=3, max_size=3),
     st.sampled_from(SCALES),
     st.sampled_from((0, 1, 2, 7, 1000)),
-    st.booleans(),
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.sampled_from(((0.5, 0.0, 0.3), (0.7, -0.4, 0.3))),
 )
@@ -249,41 +278,30 @@ def test_the_best_are_those_of_the_slow_twin(
     depths: list[int],
     scale: Any,
     k: int,
-    ties: bool,
     complete: list[bool],
     weights: tuple[float, ...],
 ) -> None:
     """The lists hold the best scores, whether the kernel is told so or not: fewer scores give the same result."""
     n = len(branches)
     lists = [data.listed(branch, depth) for branch, depth in zip(branches, depths, strict=False)]
-    how = {"weights": weights[:n], "scale": scale, "k": k, "rrf_k": 2.5, "ties": ties}
+    how = {"weights": weights[:n], "scale": scale, "k": k, "rrf_k": 2.5}
     queries = [data.queries[branch] for branch in branches]
-    doc_ords, sums, columns = fuse(lists, queries, **how, complete=complete[:n])
+    best = fused(lists, queries, **how, complete=complete[:n])
     outside = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
     expected = reference.fuse(lists, outside, **how)
-    assert (doc_ords.tolist(), sums.tolist()) == expected[:2]
-    for column, rows in zip(columns, expected[2], strict=True):
-        assert list(zip(*(each.tolist() for each in column), strict=True)) == rows
-    assert (doc_ords.dtype, sums.dtype) == (U32, np.float64)
+    assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
+    assert columns_of(best) == expected[2]
+    assert (best.doc_ords.dtype, best.scores.dtype) == (U32, np.float64)
+    for column, listed in zip(best.columns.values(), lists, strict=True):
+        again = normalize(column.scores, listed[1], column.ranks, scale=scale, rrf_k=2.5)
+        np.testing.assert_array_equal(again, column.normalized)
 
 
-@settings(deadline=None)
-@given(collections, st.sampled_from(SCALES), st.sampled_from((1, 4, 1000)), st.integers(1, 30), st.booleans())
-def test_the_kernel_s_best_are_the_first_of_all_that_numpy_ranks(
-    data: Collection, scale: Any, k: int, depth: int, complete: bool
-) -> None:
-    method: Any = scale if scale in ("dbsf", "rrf") else "linear"
-    fusion = Fusion(method, {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}, scale if method == "linear" else "none")
-    lists: dict[Branch, BranchList] = {branch: BranchList(*data.listed(branch, depth)) for branch in fusion.weights}
-    queries: dict[Branch, BranchQuery] = {branch: data.queries[branch] for branch in lists}
-    every = fuse_all(lists, lambda branch, docs: pair_scores(docs, queries[branch]), fusion=fusion)
-    best = fuse_best(lists, queries, fusion=fusion, k=k, ties=False, complete=tuple(lists) if complete else ())
-    first = every.take(slice(0, k))
-    np.testing.assert_array_equal(best.doc_ords, first.doc_ords)
-    np.testing.assert_array_equal(best.scores, first.scores)
-    for branch, column in first.columns.items():
-        for name in ("scores", "normalized", "ranks", "weight"):
-            np.testing.assert_array_equal(getattr(best.columns[branch], name), getattr(column, name))
+def columns_of(candidates: Candidates) -> list[list[tuple[float, float, int]]]:
+    return [
+        list(zip(each.scores.tolist(), each.normalized.tolist(), each.ranks.tolist(), strict=True))
+        for each in candidates.columns.values()
+    ]
 
 
 @settings(deadline=None, max_examples=200)
@@ -325,6 +343,7 @@ def test_a_whole_search_is_that_of_the_slow_twin(
     documents = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
     parts = [
         BoundBranch(
+            branch,
             documents[branch],
             weight,
             branch != "dense" or all(data.with_rows),  # without rows the score is 0, and others' may be less
@@ -332,13 +351,11 @@ def test_a_whole_search_is_that_of_the_slow_twin(
         )
         for branch, weight in zip(branches, weights, strict=False)
     ]
-    search = HybridSearch(parts, scale=scale, rrf_k=2.5, ids=None if in_order else ids)
-    doc_ords, sums, said = search.search(
+    search = CandidateSearch(parts, scale=scale, rrf_k=2.5, ids=None if in_order else ids)
+    (best,) = search.search(
         [data.queries[branch] for branch in branches],
-        k=k,
-        depth=depth,
+        Request(k, depth, columns=columns),
         allowed=[bitmaps] * len(branches) if filtered == "asked" else None,
-        columns=columns,
     )
     every = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
     found = []
@@ -351,35 +368,125 @@ def test_a_whole_search_is_that_of_the_slow_twin(
         found.append(there)
     how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5}
     expected = reference.search(found, every, flat, **how)  # type: ignore[arg-type]
-    assert (doc_ords.tolist(), sums.tolist()) == expected[:2]
-    assert [list(zip(*(each.tolist() for each in column), strict=True)) for column in said] == (
-        expected[2] if columns else []
-    )
-    assert ids.texts(doc_ords) == [flat[doc].decode() for doc in doc_ords]
+    assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
+    assert columns_of(best) == (expected[2] if columns else [])
+    assert ids.texts(best.doc_ords) == [flat[doc].decode() for doc in best.doc_ords]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    collections,
+    st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
+    st.sampled_from(SCALES),
+    st.sampled_from((0, 1, 3, 1000)),
+    st.sampled_from((0, 1, 4, 1000)),
+    st.lists(st.integers(0, 3), min_size=0, max_size=4),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.sampled_from((1, 2)),
+)
+def test_a_batch_ranks_each_query_as_if_it_were_alone_with_given_lists_too(
+    data: Collection,
+    branches: list[str],
+    scale: Any,
+    k: int,
+    depth: int,
+    more: list[int],
+    given: list[bool],
+    threads: int,
+) -> None:
+    """Lists, and functions that score documents outside them, give what the branches' own lists give; sizes 0 and 1."""
+    n = len(more)
+    bound = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
+    search = CandidateSearch([BoundBranch(each, bound[each], complete=False) for each in branches], scale=scale)
+    asked, lists = [], []
+    deepest = (k if len(branches) == 1 else depth) + max(more, default=0)
+    for branch, is_given in zip(branches, given, strict=False):
+        queries = repeated(data.queries[branch], n)
+        (listed,) = top(bound[branch], data.queries[branch], deepest)
+        own = BranchList(listed.doc_ords, listed.columns[""].scores)
+        scores = data.scores[branch]
+        asked.append(None if is_given else queries)
+        lists.append(GivenLists.join([own] * n, lambda _, docs, scores=scores: scores[docs]) if is_given else None)
+    request = Request(k, depth, threads, more=np.array(more, np.int64))
+    rankings = search.search(asked, request, lists=lists)
+    assert len(rankings) == n
+    for ranking, further in zip(rankings, more, strict=True):
+        alone = [data.queries[branch] for branch in branches]
+        (expected,) = search.search(alone, Request(k + further, depth + further))
+        assert ranking.doc_ords.tolist() == expected.doc_ords.tolist()
+        assert ranking.scores.tolist() == expected.scores.tolist()
+        assert columns_of(ranking) == columns_of(expected)
+
+
+@settings(deadline=None)
+@given(collections, st.sampled_from(SCALES), st.integers(0, 9), st.integers(0, 5), st.integers(0, 100))
+def test_documents_that_are_named_are_ranked_too(
+    data: Collection, scale: Any, depth: int, n_named: int, seed: int
+) -> None:
+    names = ("dense", "sparse")
+    bound = [BoundBranch("dense", data.rows, 0.5, complete=False), BoundBranch("sparse", data.impacts, 0.3)]
+    search, queries = CandidateSearch(bound, scale=scale), [data.queries[name] for name in names]
+    also = np.random.default_rng(seed).integers(0, max(data.n_docs, 1), n_named).astype(U32)[: data.n_docs]
+    (every,) = search.search(queries, Request(10**6, depth))
+    (ranking,) = search.search(queries, Request(10**6, depth, also=also))
+    assert set(ranking.doc_ords.tolist()) == {*every.doc_ords.tolist(), *also.tolist()}
+    for doc, score in zip(every.doc_ords.tolist(), every.scores.tolist(), strict=True):
+        assert ranking.scores[ranking.doc_ords == doc].tolist() == [score]
+    for name in names:
+        np.testing.assert_array_equal(ranking.columns[name].scores, data.scores[name][ranking.doc_ords])
+
+
+def repeated(queries: BranchQueries, n: int) -> BranchQueries:
+    if len(queries) == 2:
+        return queries[0], np.repeat(queries[1], n, axis=0)
+    rows, indptr, term_ids, weights, *rest = queries
+    return rows, np.arange(n + 1, dtype=np.int64) * indptr[-1], np.tile(term_ids, n), np.tile(weights, n), *rest
 
 
 def test_a_search_refuses_queries_of_others() -> None:
-    search = HybridSearch([BoundBranch(DENSE), BoundBranch(SPARSE)], scale="rrf")
-    asked = [DENSE.query(f32(1, 0)), SPARSE.query(u32(3), f32(1))]
-    assert search.search(asked, k=1, depth=1)[0].tolist() == [0]
+    search = CandidateSearch([BoundBranch("dense", DENSE), BoundBranch("sparse", SPARSE)], scale="rrf")
+    asked = [dense_query(DENSE, f32(1, 0)), term_query(SPARSE, u32(3), f32(1))]
+    how = Request(1, 1)
+    assert search.search(asked, how)[0].doc_ords.tolist() == [0]
     other = SparseSegments([ROWS], [2])
-    how: Any = {"k": 1, "depth": 1}
+    two = (*term_query(SPARSE, u32(3), f32(1))[:1], np.array([0, 1, 1], np.int64), u32(3), f32(1), None, 1.0)
+    wide = dense_query(DENSE, np.ones(3, F32))
     for says, call in {
-        "needs one branch": lambda: HybridSearch([], scale="rrf"),
-        "no scale 'log'": lambda: HybridSearch([BoundBranch(DENSE)], scale="log"),  # type: ignore[arg-type]
-        "queries and branches differ": lambda: search.search(asked[:1], **how),
-        "for other documents": lambda: search.search([asked[0], other.query(u32(3), f32(1))], **how),
-        "allowed and branches differ": lambda: search.search(asked, allowed=[None], **how),
-        "given and branches differ": lambda: search.search(asked, given=[None], **how),
-        "allowed and segments differ": lambda: search.search(asked, allowed=[[], None], **how),
-        "k must not be negative": lambda: search.search(asked, k=-1, depth=1),
-        "depth must not be negative": lambda: search.search(asked, k=1, depth=-1),
-        "depth must be a whole number": lambda: search.search(asked, k=1, depth=None),  # type: ignore[arg-type]
-        "threads must be at least 1": lambda: search.search(asked, threads=0, **how),
-        "less than the 3 columns": lambda: search.search([DENSE.query(np.ones(3, F32)), asked[1]], **how),
+        "at least one branch": lambda: CandidateSearch([], scale="rrf"),
+        "no scale 'log'": lambda: CandidateSearch([BoundBranch("", DENSE)], scale="log"),  # type: ignore[arg-type]
+        "queries and branches differ": lambda: search.search(asked[:1], how),
+        "for other documents": lambda: search.search([asked[0], term_query(other, u32(3), f32(1))], how),
+        "batches of queries differ": lambda: search.search([asked[0], two], how),
+        "neither queries nor lists": lambda: search.search([asked[0], None], how),
+        "allowed and branches differ": lambda: search.search(asked, how, allowed=[None]),
+        "lists and branches differ": lambda: search.search(asked, how, lists=[None]),
+        "allowed and segments differ": lambda: search.search(asked, how, allowed=[[], None]),
+        "k must not be negative": lambda: search.search(asked, Request(-1, 1)),
+        "depth must not be negative": lambda: search.search(asked, Request(1, -1)),
+        "depth must be a whole number": lambda: search.search(asked, Request(1, None)),  # type: ignore[arg-type]
+        "threads must be at least 1": lambda: search.search(asked, Request(1, 1, 0)),
+        "less than the 3 columns": lambda: search.search([wide, asked[1]], how),
+        "without an encoder": lambda: search.search_texts(["a"], how),
+        "doc_ord 2 is outside": lambda: search.search(asked, Request(9, 1, also=u32(2))),
+        "queries and more differ": lambda: search.search(asked, Request(1, 1, more=np.zeros(2, np.int64))),
+        "more must not be negative": lambda: search.search(asked, Request(1, 1, more=-np.ones(1, np.int64))),
     }.items():
         with pytest.raises(InvalidInput, match=says):
             call()
+
+
+def test_an_error_of_a_function_that_scores_reaches_the_caller() -> None:
+    def refuse(query: int, doc_ords: Any) -> Any:
+        raise ZeroDivisionError(f"query {query}")
+
+    bound = [BoundBranch("dense", DENSE, complete=False), BoundBranch("other", DENSE, complete=False)]
+    lists = [GivenLists.join([BranchList(u32(i), f32(1))] * 3, refuse) for i in (0, 1)]
+    for threads in (1, 2):
+        with pytest.raises(ZeroDivisionError, match="query"):
+            CandidateSearch(bound, scale="none").search([None, None], Request(5, 5, threads), lists=lists)
+    wrong = [GivenLists(*each[:3], lambda _, docs: np.zeros(len(docs) + 1, F32)) for each in lists]
+    with pytest.raises(InvalidInput, match="doc_ords and scores differ"):
+        CandidateSearch(bound, scale="none").search([None, None], Request(5, 5), lists=wrong)
 
 
 @pytest.mark.parametrize(
@@ -388,15 +495,14 @@ def test_a_search_refuses_queries_of_others() -> None:
 def test_scores_that_cannot_matter_are_not_asked_for(scale: Any, n_asked: int) -> None:
     """Row 2 scores NaN, an error as soon as anybody asks; what it can be at most leaves it behind the first."""
     rows = f32(9, 8, np.nan, 6, 1).reshape(5, 1)
-    dense = DenseSegments([(rows, None, None)], [5]).query(f32(1))
-    sparse = SparseSegments([SparseRows(*TERMS, FIVE)], [5]).query(u32(3), f32(1))
+    dense = dense_query(DenseSegments([(rows, None, None)], [5]), f32(1))
+    sparse = term_query(SparseSegments([SparseRows(*TERMS, FIVE)], [5]), u32(3), f32(1))
     lists = [(u32(0, 1, 3), f32(9, 8, 6)), (u32(0, 2, 4), f32(9, 2, 1))]
     how: Any = {"weights": [0.5, 0.5], "scale": scale, "k": 1}
-    found = fuse(lists, [dense, sparse], **how, complete=[True, True])
-    assert found[0].tolist() == [0]
+    assert fused(lists, [dense, sparse], **how, complete=[True, True]).doc_ords.tolist() == [0]
     if n_asked:
         with pytest.raises(InvalidInput, match="row 2 scores NaN"):
-            fuse(lists, [dense, sparse], **how)
+            fused(lists, [dense, sparse], **how)
 
 
 @pytest.mark.parametrize("best_in", ["first", "last", "all"])
@@ -419,20 +525,9 @@ def test_a_guess_from_the_first_segments_loses_no_document(best_in: str, kind: A
         kept = np.flatnonzero(mask) if allowed else np.arange(len(said))
         ranked = kept[np.lexsort((kept, -said[kept]))]
         for k in (40, 300, 1500, 2900):
-            _, doc_ords, scores = view.top_k(np.array([0, 1], np.int64), u32(5), f32(1), k=k, allowed=allowed)
-            expected = ranked[said[ranked] >= said[ranked[k - 1]]]
-            needed = [i for part in range(n_segments) for i in expected[expected // size == part][:k].tolist()]
-            assert set(needed) <= set(doc_ords.tolist()) <= set(expected.tolist())
-            np.testing.assert_array_equal(scores, said[doc_ords])
-            assert doc_ords.tolist() == [i for i in expected.tolist() if i in set(doc_ords.tolist())]
-
-
-def test_of_a_segment_s_ties_no_more_than_k_come() -> None:
-    size, k = 2000, 30
-    csr = np.arange(size + 1, dtype=np.int64), np.full(size, 5, U32), np.ones(size, np.uint8)
-    one = SparseRows(*csr, invert(*csr, vocab_size=9, n_docs=size))
-    found = SparseSegments([one] * 3, [size] * 3).top_k(np.array([0, 1], np.int64), u32(5), f32(1), k=k)
-    assert found[1].tolist() == [first + i for first in (0, size, 2 * size) for i in range(k)]
+            (best,) = top(view, term_query(view, u32(5), f32(1)), k, allowed=allowed)
+            assert best.doc_ords.tolist() == ranked[:k].tolist()
+            np.testing.assert_array_equal(best.scores, said[ranked[:k]])
 
 
 def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
@@ -441,11 +536,12 @@ def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
     rows = rng.standard_normal((n, 2)).astype(F32)
     scores = reference.dense_pair_scores(rows, np.arange(n, dtype=U32), np.array([1.0, 0.5], F32))
     order = np.lexsort((np.arange(n), -scores)).astype(U32)[:2500]
-    query = DenseSegments([(rows, None, None)], [n]).query(np.array([1.0, 0.5], F32))
-    listed = (order, pair_scores(order, query))
+    query = dense_query(DenseSegments([(rows, None, None)], [n]), np.array([1.0, 0.5], F32))
+    lists = [(order, pair_scores(order, query)), (order[:1], f32(1))]
+    everywhere = dict.fromkeys(range(n), 0.0)
     for scale in ("z-score", "dbsf"):
-        expected = reference.fuse([listed], [{}], weights=[0.7], scale=scale, k=n)
-        assert fuse([listed], [query], weights=[0.7], scale=scale, k=n)[1].tolist() == expected[1]  # type: ignore[arg-type]
+        how: Any = {"weights": [0.7, 0.0], "scale": scale, "k": n}
+        assert fused(lists, [query, query], **how).scores.tolist() == reference.fuse(lists, [everywhere] * 2, **how)[1]
 
 
 CSR = (np.array([0, 1, 2], np.int64), u32(3, 4), np.ones(2, np.uint8))
@@ -454,31 +550,31 @@ ROWS = SparseRows(*CSR, POSTINGS)
 TERMS = (np.arange(6, dtype=np.int64), np.full(5, 3, U32), np.array([9, 1, 2, 1, 1], np.uint8))
 FIVE = reference.invert(*TERMS, vocab_size=5, n_docs=5)
 DENSE, SPARSE = DenseSegments([(np.eye(2, dtype=F32), None, None)], [2]), SparseSegments([ROWS], [2])
-BY_DENSE, BY_TERMS = DENSE.query(f32(1, 2)), SPARSE.query(u32(3), f32(1))
+BY_DENSE, BY_TERMS = dense_query(DENSE, f32(1, 2)), term_query(SPARSE, u32(3), f32(1))
 LIST = (u32(1, 0), f32(2, 1))
+TWICE = [(u32(1, 1), f32(1, 1)), LIST]
+JOINED: Any = {"weights": [1, 1], "scale": "none"}
 REFUSED = {
     "doc_ord 2 is outside the 2 documents": lambda: pair_scores(u32(2), BY_DENSE),
-    "doc_ord 9 is outside": lambda: fuse([(u32(9), f32(1)), LIST], [BY_TERMS] * 2, weights=[1, 1], scale="none", k=1),
-    "lists a document twice": lambda: fuse([(u32(1, 1), f32(1, 1))], [BY_TERMS], weights=[1], scale="rrf", k=1),
-    "no scale 'log'": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="log", k=1),  # type: ignore[arg-type]
-    "k must not be negative": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=-1),
-    "k must be a whole number, but is None": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=None),  # type: ignore[arg-type]
-    "k must be a whole number, but is 2.0": lambda: DENSE.top_k(np.ones((1, 2), F32), k=2.0),  # type: ignore[arg-type]
-    "k must not be negative, but is -2": lambda: SPARSE.top_k(np.array([0, 1]), u32(3), f32(1), k=-2),
-    "threads must be a whole number": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, threads="2"),  # type: ignore[arg-type]
-    "lists and complete differ": lambda: fuse([LIST], [BY_TERMS], weights=[1], scale="none", k=1, complete=[]),
-    "lists and weights differ in length": lambda: fuse([LIST], [BY_TERMS], weights=[], scale="none", k=1),
+    "there is no query 1": lambda: pair_scores(u32(1), BY_DENSE, 1),
+    "doc_ord 9 is outside": lambda: fused([(u32(9), f32(1)), LIST], [BY_TERMS] * 2, k=1, **JOINED),
+    "lists a document twice": lambda: fused(TWICE, [BY_TERMS] * 2, k=1, **JOINED),
+    "k must be a whole number, but is None": lambda: fused([LIST] * 2, [BY_TERMS] * 2, k=None, **JOINED),
+    "k must be a whole number, but is 2.0": lambda: top(DENSE, BY_DENSE, 2.0),
+    "k must not be negative, but is -2": lambda: top(SPARSE, BY_TERMS, -2),
+    "threads must be a whole number": lambda: top(DENSE, BY_DENSE, 1, threads="2"),  # type: ignore[arg-type]
     "doc_ords must be uint32": lambda: pair_scores(np.array([1]), BY_DENSE),  # type: ignore[arg-type]
-    "less than the 3 columns asked for": lambda: pair_scores(u32(1), DENSE.query(np.ones(3, F32))),
-    "query holds|query 0 holds": lambda: pair_scores(u32(1), DENSE.query(f32(np.nan, 1))),
+    "less than the 3 columns asked for": lambda: pair_scores(u32(1), dense_query(DENSE, np.ones(3, F32))),
+    "query holds|query 0 holds": lambda: pair_scores(u32(1), dense_query(DENSE, f32(np.nan, 1))),
     "places and segments differ": lambda: pair_scores(
-        u32(1), SPARSE.query(u32(0), f32(1), places=np.zeros((2, 1), np.int64))
+        u32(1), term_query(SPARSE, u32(0), f32(1), places=np.zeros((2, 1), np.int64))
     ),
-    "has no place": lambda: pair_scores(u32(1), SPARSE.query(u32(1), f32(1), places=np.zeros((1, 1), np.int64))),
+    "has no place": lambda: pair_scores(u32(1), term_query(SPARSE, u32(1), f32(1), places=np.zeros((1, 1), np.int64))),
     "indptr and documents . 1 differ": lambda: SparseSegments([ROWS], [3]),
-    "allowed and segments differ": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, allowed=[]),
-    "one bit a document": lambda: DENSE.top_k(np.ones((1, 2), F32), k=1, allowed=[np.zeros(2, np.uint8)]),
+    "allowed and segments differ": lambda: top(DENSE, BY_DENSE, 1, allowed=[]),
+    "one bit a document": lambda: top(DENSE, BY_DENSE, 1, allowed=[np.zeros(2, np.uint8)]),
     "parts and segments differ": lambda: DenseSegments([], [1]),
+    "scores and ranks differ": lambda: normalize(f32(1), f32(1), np.zeros(2, np.int64), scale="max"),
 }
 
 
@@ -491,7 +587,7 @@ def test_what_cannot_be_fused_is_refused(says: str) -> None:
 def test_a_row_outside_the_arrays_is_damage() -> None:
     broken = SparseSegments([SparseRows(np.array([0, 9, 2], np.int64), *CSR[1:], POSTINGS)], [2])
     with pytest.raises(FormatError, match="no row"):
-        pair_scores(u32(0, 1), broken.query(u32(3), f32(1)))
+        pair_scores(u32(0, 1), term_query(broken, u32(3), f32(1)))
 
 
 @settings(deadline=None)

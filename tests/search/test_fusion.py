@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -10,13 +9,16 @@ import pytest
 
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
-from lightir.search import BranchList, Fused, fuse
-from lightir.search.fusion import alone
+from lightir.kernel.candidates import BoundBranch, BranchList, Candidates, CandidateSearch, GivenLists, Request
+from lightir.kernel.segments import DenseSegments
 from lightir.search.options import fusion_text, parse_fusion
-from lightir.types import Branch
+from lightir.search.prepared import scale_of
+from lightir.types import BRANCHES, Branch
 
 Scores = dict[int, float]
 METHODS = ("linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf", "rrf", "rrf:5")
+WEIGHTS: dict[Branch, float] = {"dense": 0.5, "sparse": 0.25, "tokens": 0.25}
+DOCUMENTS = DenseSegments([None], [1000])
 
 
 def listed(scores: Scores) -> BranchList:
@@ -29,16 +31,24 @@ def fused(
     outside: dict[Branch, Scores] | None = None,
     method: str = "linear",
     also: tuple[int, ...] = (),
-) -> Fused:
-    def pair_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
-        return np.array([(outside or {}).get(branch, {}).get(int(doc), 0.0) for doc in docs], np.float32)
+) -> Candidates:
+    """All documents of the lists, joined by a search; `outside` has the scores of documents that a list lacks."""
+    fusion = parse_fusion(method)
+    branches = [branch for branch in BRANCHES if branch in lists]
 
-    fusion = dataclasses.replace(parse_fusion(method), weights={"dense": 0.5, "sparse": 0.25, "tokens": 0.25})
-    branch_lists = {branch: listed(scores) for branch, scores in lists.items()}
-    return fuse(branch_lists, pair_scores, fusion=fusion, also=np.array(also, np.uint32))
+    def given(branch: Branch) -> GivenLists:
+        def score(query: int, docs: np.ndarray) -> np.ndarray:
+            return np.array([(outside or {}).get(branch, {}).get(int(doc), 0.0) for doc in docs], np.float32)
+
+        return GivenLists.join([listed(lists[branch])], score)
+
+    bound = [BoundBranch(branch, DOCUMENTS, WEIGHTS[branch], complete=False) for branch in branches]
+    search = CandidateSearch(bound, scale=scale_of(fusion), rrf_k=fusion.rrf_k)
+    request = Request(1000, 1000, also=np.array(also, np.uint32))
+    return search.search([None] * len(branches), request, lists=[given(branch) for branch in branches])[0]
 
 
-def as_dict(result: Fused) -> Scores:
+def as_dict(result: Candidates) -> Scores:
     return dict(zip(result.doc_ords.tolist(), result.scores.tolist(), strict=True))
 
 
@@ -223,17 +233,12 @@ def test_an_unknown_fusion_is_refused(text: str) -> None:
         parse_fusion(text)
 
 
-def test_a_branch_alone_is_what_fusing_it_without_normalisation_gives() -> None:
-    found = listed({3: 9.0, 1: 5.0, 2: 5.0, 7: -1.0})
-    by_itself = alone("dense", found)
-    joined = fuse({"dense": found}, no_scores, fusion=Fusion(weights={"dense": 1.0}, normalization="none"))
-    assert as_dict(by_itself) == as_dict(joined)
-    one, other = by_itself.columns["dense"], joined.columns["dense"]
+def test_a_branch_alone_is_what_fusing_it_without_normalization_gives() -> None:
+    scores = {3: 9.0, 1: 5.0, 2: 5.0, 7: -1.0}
+    alone, joined = fused({"dense": scores}), fused({"dense": scores, "sparse": {}}, method="linear:none")
+    assert as_dict(alone) == scores
+    assert as_dict(joined) == {doc: 0.5 * score for doc, score in scores.items()}
+    one, other = alone.columns["dense"], joined.columns["dense"]
     assert one.ranks.tolist() == other.ranks.tolist() == [1, 2, 3, 4]
     assert one.scores.tolist() == other.scores.tolist()
     assert one.normalized.tolist() == other.normalized.tolist()
-    assert one.weight == other.weight
-
-
-def no_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
-    raise AssertionError("the list has all of them")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,8 +15,8 @@ from hypothesis import given, settings
 
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.kernel.candidates import BranchList
 from lightir.search import Searcher, SearchOptions
-from lightir.search.fusion import BranchList
 from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted, with_estimates
 from lightir.shards import Shard
 from lightir.types import Branch, Document, Query
@@ -242,19 +244,25 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
 def test_only_pending_documents_of_vector_branches_are_estimated() -> None:
     raw = {"dense": {1: 4.0, 2: 2.0, 3: 0.0, 4: 0.0}, "tokens": {1: 2.0, 2: 1.0, 3: 3.0, 4: 0.5}}
 
-    def pair_scores(branch: Branch, docs: np.ndarray) -> np.ndarray:
-        return np.array([raw[branch][int(doc)] for doc in docs], np.float32)
+    class Searched:
+        """Two branches of five documents, of which the last two are pending."""
 
-    def best(one: BranchList, other: BranchList) -> BranchList:
-        ords, scores = np.append(one.doc_ords, other.doc_ords), np.append(one.scores, other.scores)
-        order = np.argsort(-scores, kind="stable")
-        return BranchList(ords[order], scores[order])
+        view = SimpleNamespace(waits=np.array([False, False, False, True, True]))
+
+        def pair_scores(self, branch: Branch, docs: np.ndarray, query: int) -> np.ndarray:
+            assert query == 5
+            return np.array([raw[branch][int(doc)] for doc in docs], np.float32)
+
+        def merge(self, lists: list[BranchList], k: int) -> BranchList:
+            ords, scores = (np.concatenate([getattr(each, name) for each in lists]) for name in ("doc_ords", "scores"))
+            order = np.argsort(-scores, kind="stable")[:k]
+            return BranchList(ords[order], scores[order])
 
     tokens = BranchList(np.array([3, 1, 2, 4], np.uint32), np.array([3, 2, 1, 0.5], np.float32))
     dense = BranchList(np.array([1, 2], np.uint32), np.array([4, 2], np.float32))
-    lists, pairs = with_estimates(
-        {"dense": dense, "tokens": tokens}, tokens, pair_scores, pending=lambda docs: docs >= 3, best=best
-    )
+    searched: Any = Searched()
+    estimated = with_estimates(searched, 5, {"dense": dense, "tokens": tokens}, tokens, 9)
+    lists, pairs = estimated.lists, estimated.pair_scores
     line = fitted(np.array([2, 1], np.float32), np.array([4, 2], np.float32), dense.scores, 3.0)
     estimates = line.at(np.array([3, 0.5], np.float32)).tolist()
     assert lists["tokens"] is tokens

@@ -135,7 +135,7 @@ def test_whole_numbers_of_numpy_are_numbers(tokens_only: Index) -> None:
 
 def test_queries_must_be_text_and_different(tokens_only: Index) -> None:
     searcher = Searcher(tokens_only)
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="repeated"):
         searcher.search([Query("1", "a"), Query("1", "b")])
     with pytest.raises(InvalidInput, match="surrogate"):
         searcher.search(["\ud800"])

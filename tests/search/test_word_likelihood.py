@@ -188,7 +188,7 @@ def test_documents_that_wait_for_vectors_are_refused_where_they_would_be_estimat
         writer.add([Document("b", "cat cat dog")])
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, encoder)
-        with pytest.raises(InvalidInput, match=r"1 documents wait.*lightir worker"):
+        with pytest.raises(InvalidInput, match=r"1 documents are pending.*lightir worker"):
             searcher.search(["cat"], options=SearchOptions(smoothing=METHODS[0]))
         assert sorted(
             searcher.search(["cat"], options=SearchOptions(mode="tokens", smoothing=METHODS[0]))["0"].doc_ids

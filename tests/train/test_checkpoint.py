@@ -13,6 +13,12 @@ import torch
 
 from lightir.data import Dataset
 from lightir.errors import FormatError, NotFound
+from lightir.eval import evaluate
+from lightir.index import Index, IndexOptions, build_index
+from lightir.search import Searcher
+from lightir.search.fusion_tuning import METHODS
+from lightir.search.options import parse_fusion
+from lightir.shards import Shard
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run import checkpoint
 from lightir.train.run.checkpoint import (
@@ -22,7 +28,9 @@ from lightir.train.run.checkpoint import (
     restore_random_states,
     save_checkpoint,
 )
-from lightir.train.stages.development import fuse, load_development, ndcg
+from lightir.train.stages.development import fused, load_development, ndcg_of_fusion, ndcg_of_scores
+from lightir.types import Branch, Document
+from small_collections import VOCAB_SIZE, GivenVectors, csr, word_contract
 
 MINE = Optimisation()
 
@@ -103,14 +111,47 @@ def test_a_development_set_holds_all_relevant_documents(datasets: tuple[Path, Pa
 
 def test_ndcg_of_known_rankings() -> None:
     grades = np.asarray([[1, 0, 0], [0, 2, 1]], dtype=np.float32)
-    assert ndcg(grades, grades) == pytest.approx(1.0)
+    assert ndcg_of_scores(grades, grades) == pytest.approx(1.0)
     second = np.asarray([[1, 2, 0]], dtype=np.float32)
-    assert ndcg(second, grades[:1]) == pytest.approx(1 / np.log2(3))
-    assert ndcg(np.zeros((1, 3), np.float32), grades[:1]) == pytest.approx(1.0)
-    assert ndcg(np.zeros((0, 3), np.float32), grades[:0]) == 0.0
+    assert ndcg_of_scores(second, grades[:1]) == pytest.approx(1 / np.log2(3))
+    assert ndcg_of_scores(np.zeros((1, 3), np.float32), grades[:1]) == pytest.approx(1.0)
+    assert ndcg_of_scores(np.zeros((0, 3), np.float32), grades[:0]) == 0.0
 
 
-def test_branches_are_joined_as_a_search_joins_them() -> None:
-    scores = {"dense": np.asarray([[-0.2, 0.3, 0.6]], np.float32), "sparse": np.asarray([[1.0, 4.0, 0.0]], np.float32)}
-    fused = fuse(scores | {"none": np.zeros((1, 3), np.float32)}, {"dense": 0.5, "sparse": 0.5, "none": 9.0})
-    assert fused.tolist() == [pytest.approx([0.125, 0.75, 0.5])]
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n_documents", [1, 30, 1100])
+def test_development_sets_join_branches_to_the_bit_as_a_search_does(
+    tmp_path: Path, method: str, n_documents: int
+) -> None:
+    """Few distinct scores make many ties; more documents than a list holds are cut as a search cuts them."""
+    rng = np.random.default_rng(n_documents)
+    rows = rng.integers(-2, 3, (n_documents, 4)).astype(np.float16)
+    counts = rng.integers(0, 3, (n_documents, VOCAB_SIZE)) * (rng.random((n_documents, VOCAB_SIZE)) < 0.3)
+    impacts = [{term: int(count) for term, count in enumerate(row) if count} for row in counts]
+    documents = [Document(f"d{i:04d}", "") for i in range(n_documents)]
+    fusion = dataclasses.replace(parse_fusion(method), weights={"dense": 0.6, "sparse": 0.4})
+    contract = word_contract(fusion=fusion)
+    shard = Shard(documents, rows, csr(impacts, vocab_size=VOCAB_SIZE, dtype=np.uint8))
+    options = IndexOptions(analyzer=None)
+    build_index([shard], tmp_path / "index", contract=contract, options=options, progress=False)
+    texts = [f"q{i}" for i in range(6)]
+    vectors = {text: rng.integers(-1, 2, 4).astype(np.float32) + np.float32(0.5) for text in texts}
+    terms = {text: {int(term): 1.0 for term in rng.integers(1, VOCAB_SIZE, 2)} for text in texts}
+    with Index.open(tmp_path / "index") as index:
+        found = Searcher(index, GivenVectors(contract, vectors, terms)).search(texts, 10)
+    weights = np.array([[terms[text].get(term, 0.0) for term in range(VOCAB_SIZE)] for text in texts], np.float32)
+    scores: dict[Branch, np.ndarray] = {
+        "dense": np.stack([vectors[text] for text in texts]) @ rows.astype(np.float32).T,
+        "sparse": weights @ counts.astype(np.float32).T,
+    }
+    for ranking, candidates in zip(found.values(), fused(scores, fusion, k=10), strict=True):
+        assert [int(doc_id[1:]) for doc_id in ranking.doc_ids] == candidates.doc_ords.tolist()
+        assert ranking.scores.tolist() == candidates.scores.tolist()
+    grades = rng.integers(0, 2, scores["dense"].shape).astype(np.float32)
+    grades[:, 0] = 1.0
+    judged = {
+        text: {document.doc_id: int(grade) for document, grade in zip(documents, row, strict=True)}
+        for text, row in zip(map(str, range(6)), grades, strict=True)
+    }
+    expected = evaluate(found, judged, ["nDCG@10"]).measures["nDCG@10"]
+    assert ndcg_of_fusion(scores, grades, fusion) == pytest.approx(expected)

@@ -29,7 +29,7 @@ from lightir.encode.two_stage import TwoStageSearcher
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, IndexOptions, build_index
 from lightir.search import DEFAULT_OPTIONS, Searcher, SearchOptions
-from lightir.search.index_evaluation import EvaluationReport, evaluate_systems, measured_depth
+from lightir.search.index_evaluation import EvaluationReport, Ranker, evaluate_systems, measured_depth
 from lightir.vectors import QueryVectors
 
 
@@ -99,7 +99,7 @@ def evaluate_model(
 @contextmanager
 def model_systems(
     model: str | os.PathLike[str], dataset: Dataset, work: Path | str, options: SystemOptions = DEFAULT_SYSTEMS
-) -> Iterator[dict[str, tuple[Searcher, str]]]:
+) -> Iterator[dict[str, tuple[Ranker, str]]]:
     """Build the index of a model in `work`, and yield each mode's searcher with the searcher's name of the mode.
 
     The index is open inside the context.
@@ -143,10 +143,15 @@ class _Systems:
         self._light = Searcher(index, task=task, threads=threads)
         self._encoders: dict[tuple[bool, SparseForm], _CachedEncodings] = {}
 
-    def of(self, mode: str) -> tuple[Searcher, str]:
+    def of(self, mode: str) -> tuple[Ranker, str]:
         """The searcher, and its own name of the mode."""
         if ":" in mode:
-            return self._late(mode)
+            before, m, after = stages(mode)
+            (first, first_mode), (second, second_mode) = self._searcher(before), self._searcher(after)
+            return TwoStageSearcher(first, second, first_mode=first_mode, m=m), second_mode
+        return self._searcher(mode)
+
+    def _searcher(self, mode: str) -> tuple[Searcher, str]:
         if mode == LIGHT_BETA:
             return Searcher(self._bags, self._light.encoder, task=self._task, threads=self._threads), "tokens"
         if mode in BETA_FORMS:
@@ -159,20 +164,6 @@ class _Systems:
             return self._light, mode
         searcher = Searcher(self._index, self._full(sparse=FULL_SPARSE in parts), threads=self._threads)
         return searcher, searched_mode(mode)
-
-    def _late(self, mode: str) -> tuple[Searcher, str]:
-        before, m, after = stages(mode)
-        (first, first_mode), (second, second_mode) = self.of(before), self.of(after)
-        late = TwoStageSearcher(
-            second.index,
-            second.encoder,
-            first=first,
-            first_mode=first_mode,
-            m=m,
-            task=second.task,
-            threads=self._threads,
-        )
-        return late, second_mode
 
     @cached_property
     def _bags(self) -> Index:

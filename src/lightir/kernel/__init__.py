@@ -318,7 +318,6 @@ def mean_rows(
     *,
     normalize: bool,
     scales: npt.NDArray[np.float32] | None = None,
-    weights: npt.NDArray[np.float32] | None = None,
     dim: int | None = None,
     threads: int = 1,
 ) -> npt.NDArray[np.float32]:
@@ -330,8 +329,6 @@ def mean_rows(
         indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
         normalize: L2-normalise the mean. A mean of zeros stays zeros.
         scales: (vocab_size,) float32 for int8 tables, else None.
-        weights: (vocab_size,) float32 or None; with them the weighted mean, sum(w * row) / sum(w), and zeros where
-            the weights sum to nothing above 0.
         dim: width of the prefix taken, before normalising; None for all of it.
         threads: at most this many work at the same time.
 
@@ -343,7 +340,7 @@ def mean_rows(
         raise InvalidInput("table must be a numpy array of 2 dimensions")
     width = table.shape[1] if dim is None else _count("dim", dim)
     out = np.empty((max(len(indptr) - 1, 0), width), dtype=np.float32)
-    _native.mean_rows(table, scales, weights, token_ids, indptr, normalize, threads, out)
+    _native.mean_rows(table, scales, token_ids, indptr, normalize, threads, out)
     return out
 
 

@@ -10,7 +10,7 @@ from lightir.vectors import QueryVectors, Ragged, SparseVectors
 _Array = npt.NDArray[Any]
 _Lists = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
 _Column = tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], npt.NDArray[np.int64]]
-_Fused = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64], list[_Column]]
+Rankings = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float64], list[_Column]]
 
 def dispatch() -> str: ...
 def available() -> list[str]: ...
@@ -58,7 +58,6 @@ def split_words(texts: Sequence[object], /) -> tuple[list[str], _Array, _Array, 
 def mean_rows(
     table: _Array,
     scales: _Array | None,
-    weights: _Array | None,
     token_ids: _Array,
     indptr: _Array,
     normalize: bool,
@@ -75,18 +74,12 @@ def mean_expansions(
     n_threads: int,
     /,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]: ...
-def pair_scores(doc_ords: _Array, query: tuple[Any, ...], /) -> npt.NDArray[np.float32]: ...
-def fuse(
-    lists: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]],
-    queries: list[tuple[Any, ...]],
-    weights: list[float],
-    complete: list[bool],
-    scale: str,
-    rrf_k: float,
-    k: int,
-    ties: bool,
-    /,
-) -> _Fused: ...
+def pair_scores(
+    doc_ords: npt.NDArray[np.uint32], queries: tuple[Any, ...], query: int, /
+) -> npt.NDArray[np.float32]: ...
+def normalize(
+    scores: _Array, listed: _Array, ranks: _Array, scale: str, rrf_k: float, /
+) -> npt.NDArray[np.float64]: ...
 
 class DocumentIds:
     def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
@@ -95,56 +88,26 @@ class DocumentIds:
 
 class DenseSegments:
     def __init__(self, segments: list[Any], first_ords: list[int], /) -> None: ...
-    def top_k(self, queries: _Array, k: int, n_threads: int, allowed: list[Any] | None, /) -> _Lists: ...
 
 class SparseSegments:
     def __init__(self, segments: list[Any], first_ords: list[int], k1: float, b: float, /) -> None: ...
-    def top_k(
-        self,
-        query_indptr: _Array,
-        query_term_ids: _Array,
-        query_weights: _Array,
-        places: _Array | None,
-        mean: float,
-        k: int,
-        n_threads: int,
-        allowed: list[Any] | None,
-        /,
-    ) -> _Lists: ...
 
-class HybridSearch:
+class CandidateSearch:
     def __init__(
         self,
         branches: list[tuple[DenseSegments | SparseSegments, float, bool, list[Any] | None]],
         scale: str,
         rrf_k: float,
         ids: DocumentIds | None,
+        texts: tuple[QueryEncoder, ByLibrary, int | None] | None,
         /,
     ) -> None: ...
     def search(
-        self,
-        queries: list[tuple[Any, ...]],
-        allowed: list[Any] | None,
-        given: list[Any] | None,
-        k: int,
-        depth: int,
-        n_threads: int,
-        columns: bool,
-        /,
-    ) -> _Fused: ...
-
-class TextSearch:
-    def __init__(
-        self,
-        search: HybridSearch,
-        encoder: QueryEncoder,
-        fallback: ByLibrary,
-        unknown: int | None,
-        ids: DocumentIds,
-        record: type[Any],
-        /,
-    ) -> None: ...
-    def rank(self, query_id: str, text: object, k: int, depth: int, n_threads: int, /) -> Any: ...
+        self, queries: list[Any], lists: list[Any] | None, allowed: list[Any] | None, request: tuple[Any, ...], /
+    ) -> Rankings: ...
+    def search_texts(
+        self, texts: tuple[str, ...], allowed: list[Any] | None, request: tuple[Any, ...], /
+    ) -> Rankings: ...
 
 class QueryEncoder:
     def __init__(

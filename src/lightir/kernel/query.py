@@ -34,12 +34,14 @@ class TextEncoder:
         """Borrow the arrays.
 
         Args:
-            tokenizer: the kernel's, or None where all texts go to the library.
-            policy: what is done to each text and its ids.
-            by_library: reads the texts that the kernel refuses.
-            table, scales, dim: as in `lightir.kernel.mean_rows`; without a table there are no dense vectors.
+            tokenizer: the kernel's tokenizer; None if the library reads all texts.
+            policy: normalization of each text and of its ids.
+            by_library: function that reads the texts that the kernel's tokenizer refuses.
+            table: (vocab_size, width) float16, float32, int8 or bfloat16 (uint16) rows; None for no dense vectors.
+            scales: (vocab_size,) float32 scales of int8 rows, else None.
+            dim: width of the dense vectors; None for the table's.
             vocab_size: width of the sparse vectors; None for none.
-            binary: a term's weight is 1, not its count.
+            binary: whether a term's weight is 1 instead of its count.
             term_weights: (vocab_size,) float32 that the weights are multiplied by, or None.
         """
         width = 0 if table is None else int(table.shape[1])
@@ -61,11 +63,11 @@ class TextEncoder:
         )
 
     def encode(self, texts: Sequence[str], *, threads: int, out: npt.NDArray[np.float32] | None = None) -> QueryVectors:
-        """The texts' terms and vectors, made by the kernel; the GIL is released for all but a few short texts.
+        """Return the texts' terms and vectors; the GIL is released for all but a few short texts.
 
         Args:
             texts: n texts.
-            threads: at most this many work at the same time; the result is the same with any number.
+            threads: maximum number of threads; the result does not depend on it.
             out: (n, dim) float32, C-contiguous, that the dense vectors are written to; None for a new array.
 
         Raises:

@@ -114,9 +114,8 @@ def fuse(
     scale: str,
     k: int,
     rrf_k: float = 60.0,
-    ties: bool = False,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
-    """See `lightir.kernel.segments.fuse`; `scores` gives each branch's scores of all documents."""
+    """Join given lists, as `lightir.kernel.candidates` says; `scores` gives each branch's scores of all documents."""
     sums: dict[int, float] = {int(doc): 0.0 for doc_ords, _ in lists for doc in doc_ords}
     columns: list[dict[int, tuple[float, float, int]]] = []
     for (doc_ords, listed), outside, weight in zip(lists, scores, weights, strict=True):
@@ -128,11 +127,7 @@ def fuse(
             column[doc] = (score, said, ranks.get(doc, 0))
             sums[doc] += weight * said
         columns.append(column)
-    order = sorted(sums, key=lambda doc: (-sums[doc], doc))
-    end = min(k, len(order))
-    while ties and 0 < end < len(order) and sums[order[end]] == sums[order[end - 1]]:
-        end += 1
-    best = order[:end]
+    best = sorted(sums, key=lambda doc: (-sums[doc], doc))[:k]
     return best, [sums[doc] for doc in best], [[column[doc] for doc in best] for column in columns]
 
 
@@ -172,7 +167,7 @@ def search(
     depth: int,
     rrf_k: float = 60.0,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
-    """See `lightir.kernel.hybrid.HybridSearch.search`.
+    """See `lightir.kernel.candidates.CandidateSearch.search`.
 
     `found` gives the scores of the documents that a branch finds, `scores` those of all.
     """
@@ -203,7 +198,6 @@ def mean_rows(
     *,
     normalize: bool,
     scales: npt.NDArray[np.float32] | None = None,
-    weights: npt.NDArray[np.float32] | None = None,
     dim: int | None = None,
 ) -> npt.NDArray[np.float32]:
     """See `lightir.kernel.mean_rows`; the same bits, since it rounds the same sums in the same order."""
@@ -213,10 +207,9 @@ def mean_rows(
         ids = token_ids[indptr[i] : indptr[i + 1]]
         total = np.float32(0)
         for term_id in ids:
-            weight = np.float32(1) if weights is None else weights[term_id]
-            factor = weight if scales is None else weight * scales[term_id]
+            factor = np.float32(1) if scales is None else scales[term_id]
             row += factor * _floats(table[term_id, :width])
-            total += weight
+            total += np.float32(1)
         if normalize:
             total = np.sqrt(_sum_of_squares(row))
         row *= np.float32(1) / total if total > 0 else np.float32(0)

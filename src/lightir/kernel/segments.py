@@ -1,47 +1,38 @@
-"""Fusion in the kernel: what branches say of documents over all segments of a view, and one ranking of their lists."""
+"""The documents of all segments of a view in the kernel: dense rows, sparse rows and ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _count, _native, _threads
-
-Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
-"""How a branch's scores are made comparable, see `lightir.search.fusion.fuse`."""
+from lightir.kernel import Copies, DocOrds, Postings, Rows, Scores, Weights, _native
 
 DenseRows: TypeAlias = tuple[Rows, npt.NDArray[np.float32] | None, Copies | None]
-"""Rows, their scales and their copies, as `dense_top_k` takes them."""
+"""Rows, their scales and their int8 copies; scales and copies may be None."""
 
 Allowed: TypeAlias = list[npt.NDArray[np.uint8] | None] | None
-"""For each segment a bitmap of the documents that may come back (`pack_bitmap`), or None for all."""
+"""A bitmap per segment of the documents that may be found (`pack_bitmap`); None for all."""
 
-Lists: TypeAlias = tuple[npt.NDArray[np.int64], DocOrds, Scores]
-"""Queries' hits one after the other: query i has indptr[i] to indptr[i + 1]; score down, then doc_ord up."""
-
-BranchQuery: TypeAlias = tuple[Any, ...]
-"""A branch's documents and a query for them; for `pair_scores` and `fuse`."""
-
-Column: TypeAlias = tuple[Scores, npt.NDArray[np.float64], npt.NDArray[np.int64]]
-"""Raw scores, normalised ones, and ranks from 1, 0 for a document that the branch does not list."""
+BranchQueries: TypeAlias = tuple[Any, ...]
+"""A branch's documents and a batch of queries for them, see `DenseSegments.queries` and `SparseSegments.queries`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """One segment's sparse documents, row by row and term by term.
+    """Sparse documents of one segment, by row and by term.
 
     Attributes:
-        indptr: (n_docs + 1,) int64, as `invert` takes it.
+        indptr: (n_docs + 1,) int64; document i has entries indptr[i] to indptr[i + 1].
         term_ids: (nnz,) uint32.
-        weights: (nnz,) impacts or weights; with lengths counts of terms.
-        postings: the inverted file of the weights; with lengths of their saturations for `mean`.
-        lengths: (n_docs,) uint32, the documents' lengths, or None.
-        mean: see postings.
-        binary: whether all of uint8 postings' weights are 1; they are not read then where sums may be coarse.
+        weights: (nnz,) impacts or weights; with lengths they are counts of terms.
+        postings: inverted file of the weights; with lengths, of the counts' saturations for `mean`.
+        lengths: (n_docs,) uint32 lengths of the documents, or None.
+        mean: mean length for which the postings hold saturations.
+        binary: whether all weights of uint8 postings are 1; a search with rounded sums does not read them then.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -53,20 +44,20 @@ class SparseRows:
     binary: bool = False
 
     def as_tuple(self) -> tuple[Any, ...]:
-        """As the compiled half takes it."""
+        """Return the arrays in the order of the compiled half."""
         inverted = (*self.postings.arrays().values(), self.postings.vocab_size)
         return (self.indptr, self.term_ids, self.weights, self.lengths, inverted, self.mean, self.binary)
 
 
 class DenseSegments:
-    """The dense rows of all segments of a view, whose doc_ords count through them."""
+    """Dense rows of all segments of a view; doc_ords count through the segments."""
 
     def __init__(self, segments: Sequence[DenseRows | None], n_docs: Sequence[int]) -> None:
         """Borrow the segments' arrays.
 
         Args:
-            segments: None where no document has a row: all score 0.
-            n_docs: each segment's number of documents.
+            segments: rows of each segment; None if no document of it has a row, so that all score 0.
+            n_docs: number of documents of each segment.
         """
         parts = []
         for each in segments:
@@ -74,24 +65,13 @@ class DenseSegments:
             parts.append(None if each is None else (each[0], each[1], copies))
         self.native = _native.DenseSegments(parts, _first_ords(n_docs))
 
-    def query(self, vector: npt.NDArray[np.float32]) -> BranchQuery:
-        """A query of (dim,) float32, not wider than the rows."""
-        return (self.native, vector)
-
-    def top_k(self, queries: npt.NDArray[np.float32], *, k: int, threads: int = 1, allowed: Allowed = None) -> Lists:
-        """For each query the k best documents, and those of each segment's k best that tie; see `dense_top_k`.
-
-        Args:
-            queries: (n, dim) float32.
-            k: number wanted.
-            threads: at most this many work at the same time.
-            allowed: a bitmap a segment.
-        """
-        return self.native.top_k(queries, _count("k", k), _threads(threads), allowed)
+    def queries(self, vectors: npt.NDArray[np.float32]) -> BranchQueries:
+        """Return a batch of (n, dim) float32 queries, not wider than the rows."""
+        return (self.native, vectors)
 
 
 class SparseSegments:
-    """The sparse rows of all segments of a view, whose doc_ords count through them."""
+    """Sparse rows of all segments of a view; doc_ords count through the segments."""
 
     def __init__(
         self, segments: Sequence[SparseRows | None], n_docs: Sequence[int], *, k1: float = 0.0, b: float = 0.0
@@ -99,61 +79,36 @@ class SparseSegments:
         """Borrow the segments' arrays.
 
         Args:
-            segments: None where no document has a row: all score 0.
-            n_docs: each segment's number of documents.
-            k1: where there are lengths, a count tf is worth tf / (tf + k1 (1 - b + b length / mean)).
-            b: see k1.
+            segments: rows of each segment; None if no document of it has a row, so that all score 0.
+            n_docs: number of documents of each segment.
+            k1: BM25's k1; with lengths a count tf becomes tf / (tf + k1 (1 - b + b length / mean)).
+            b: BM25's b.
         """
         parts = [None if each is None else each.as_tuple() for each in segments]
         self.native = _native.SparseSegments(parts, _first_ords(n_docs), k1, b)
 
-    def query(
+    def queries(
         self,
+        indptr: npt.NDArray[np.int64],
         term_ids: npt.NDArray[np.uint32],
         weights: npt.NDArray[np.float32],
         *,
         places: npt.NDArray[np.int64] | None = None,
         mean: float = 1.0,
-    ) -> BranchQuery:
-        """A query of terms that are all different.
-
-        Args:
-            term_ids: (n,) uint32.
-            weights: (n,) float32.
-            places: (n_segments, n_terms) int64: what each term is in each segment, -1 where it does not occur; None
-                where a term has the same id everywhere.
-            mean: the documents' mean length.
-        """
-        return (self.native, term_ids, weights, places, mean)
-
-    def top_k(
-        self,
-        query_indptr: npt.NDArray[np.int64],
-        query_term_ids: npt.NDArray[np.uint32],
-        query_weights: npt.NDArray[np.float32],
-        *,
-        k: int,
-        places: npt.NDArray[np.int64] | None = None,
-        mean: float = 1.0,
-        threads: int = 1,
-        allowed: Allowed = None,
-    ) -> Lists:
-        """For each query the k documents with the best scores above 0, and those of each segment's k best that tie.
+    ) -> BranchQueries:
+        """Return a batch of n queries. Documents with a score above 0 are found.
 
         Postings for another mean length than `mean` bound the true scores, which are computed where they matter.
 
         Args:
-            query_indptr: (n + 1,) int64; query i has terms query_indptr[i] to query_indptr[i + 1].
-            query_term_ids: as `query` takes them.
-            query_weights: as `query` takes them.
-            k: number wanted.
-            places: see `query`.
-            mean: see `query`.
-            threads: at most this many work at the same time, each on whole queries.
-            allowed: a bitmap a segment.
+            indptr: (n + 1,) int64; query i has terms indptr[i] to indptr[i + 1], all different.
+            term_ids: (total,) uint32.
+            weights: (total,) float32.
+            places: (n_segments, n_terms) int64: each term's id in each segment, -1 where it does not occur; None where
+                a term has the same id everywhere.
+            mean: the documents' mean length.
         """
-        how = _count("k", k), _threads(threads), allowed
-        return self.native.top_k(query_indptr, query_term_ids, query_weights, places, mean, *how)
+        return (self.native, indptr, term_ids, weights, places, mean)
 
 
 class DocumentIds:
@@ -177,49 +132,15 @@ class DocumentIds:
         return self.native.texts(doc_ords)
 
 
-def pair_scores(doc_ords: DocOrds, query: BranchQuery) -> Scores:
-    """The branch's scores of some documents, (n,) float32, to the bit as its top k has them.
+def pair_scores(doc_ords: DocOrds, queries: BranchQueries, query: int = 0) -> Scores:
+    """Return the branch's scores of some documents, (n,) float32, to the bit as a search has them.
 
     Args:
         doc_ords: (n,) uint32, any order, repeats allowed.
-        query: see `DenseSegments.query` and `SparseSegments.query`.
+        queries: a batch of queries.
+        query: the query's number in the batch.
     """
-    return _native.pair_scores(doc_ords, query)
-
-
-def fuse(
-    lists: Sequence[tuple[DocOrds, Scores]],
-    queries: Sequence[BranchQuery],
-    *,
-    weights: Sequence[float],
-    scale: Scale,
-    k: int,
-    rrf_k: float = 60.0,
-    ties: bool = False,
-    complete: Sequence[bool] | None = None,
-) -> tuple[DocOrds, npt.NDArray[np.float64], list[Column]]:
-    """The k best documents of all lists, by the weighted sum of what the branches say: sum down, then doc_ord up.
-
-    A document outside a branch's list gets its true score, normalised as the listed ones are. Everything is summed in
-    float64, a list in its order and the branches in theirs, so results are the same bits wherever they are computed.
-
-    Args:
-        lists: a branch's doc_ords and scores, score down, each document once.
-        queries: gives a branch's scores of documents that its list lacks.
-        weights: a branch's.
-        scale: how scores are normalised.
-        k: number wanted; fewer come back when the lists hold fewer.
-        rrf_k: of "rrf".
-        ties: also those that have the k-th one's sum.
-        complete: of each list, whether no document outside it scores more than its last. Such lists need fewer scores
-            of documents outside them; the result is the same. None where nothing is known.
-
-    Returns:
-        doc_ords (n,) uint32, sums (n,) float64, and each branch's column of n.
-    """
-    k = _count("k", k)
-    known = [False] * len(lists) if complete is None else list(complete)
-    return _native.fuse(list(lists), list(queries), list(weights), known, scale, rrf_k, k, ties)
+    return _native.pair_scores(doc_ords, queries, query)
 
 
 def _first_ords(n_docs: Sequence[int]) -> list[int]:

@@ -1,18 +1,19 @@
 """Searching: queries in, fused rankings out."""
 
-from lightir.search.fusion import BranchList, Fused, fuse
+from lightir.kernel.candidates import BranchColumn, Candidates
 from lightir.search.late import LateOptions, LateReport, LateSearcher
 from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
+from lightir.search.prepared import PreparedSearch
 from lightir.search.searcher import Searcher
 
 __all__ = [
     "DEFAULT_OPTIONS",
-    "BranchList",
-    "Fused",
+    "BranchColumn",
+    "Candidates",
     "LateOptions",
     "LateReport",
     "LateSearcher",
+    "PreparedSearch",
     "SearchOptions",
     "Searcher",
-    "fuse",
 ]

@@ -1,19 +1,20 @@
-"""What each branch says over all segments of a view: its best documents, and the scores of given ones.
+"""The branches of a view for a batch of queries: their best documents, and the scores of given ones.
 
-Scores do not depend on which segment a document is in. Dense and sparse ones depend on query and document alone.
-BM25 needs the collection's mean length, which moves with every change, while a segment's postings hold saturations
-for the mean at the time they were written. A saturation falls as its penalty 1 / mean rises, never faster than in
-proportion: for r = mean now / mean then, the true score lies between min(1, r) and max(1, r) times the stored one. So
-the stored scores pick the candidates, whose true scores are then computed from their counts, and a segment is asked
-for more until none that it withholds can belong to the best. After a bulk build and after compaction r is 1.
+Scores do not depend on which segment a document is in. Dense and sparse scores depend on query and document alone.
+BM25 needs the collection's mean length, which every change moves, while a segment's postings hold saturations for the
+mean at the time they were written. A saturation falls as its penalty 1 / mean rises, never faster than in proportion:
+for r = mean now / mean then, the true score is between min(1, r) and max(1, r) times the stored one. So the stored
+scores select the candidates, their true scores are computed from their counts, and a segment is asked for more until no
+document that it withholds can belong to the best. After a bulk build and after compaction r is 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,26 +23,30 @@ from lightir import kernel
 from lightir.index import TokenQueries, View
 from lightir.index.bm25 import saturation
 from lightir.index.segments.columns import Mask
-from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment, SparseBranch
 from lightir.index.token_queries import QueryTerms
 from lightir.kernel import DocOrds
-from lightir.kernel.segments import BranchQuery, DenseSegments, Lists, pair_scores
-from lightir.search.fusion import BranchList
+from lightir.kernel.candidates import BoundBranch, BranchList, CandidateSearch, Request
+from lightir.kernel.segments import Allowed, BranchQueries, DenseSegments, DocumentIds, SparseSegments, pair_scores
 from lightir.search.language_model import Smoothing
 from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors, row_entries
 
-Row = tuple[npt.NDArray[np.uint32], kernel.Weights]
+TermRow: TypeAlias = tuple[npt.NDArray[np.uint32], kernel.Weights]
 """Term ids, ascending, and their weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedQueries:
-    """A batch of n queries as the branches want them; a branch that is not searched is None.
+    """A batch of queries, encoded for the branches that are searched.
 
-    With a smoothing the tokens branch is a language model of counted words, and its queries' weights are counts.
+    Attributes:
+        n: number of queries.
+        dense: (n, dim) vectors; None if the dense branch is not searched.
+        sparse: learned sparse vectors; None if the sparse branch is not searched.
+        tokens: terms of the tokens branch; None if it is not searched. With a smoothing their weights are counts.
+        smoothing: language model that scores the tokens branch; None for BM25 and bags.
     """
 
     n: int
@@ -52,7 +57,7 @@ class EncodedQueries:
 
 
 class BranchSearch:
-    """A batch of queries over one view."""
+    """A batch of queries over one view, branch by branch."""
 
     def __init__(
         self, view: View, queries: EncodedQueries, *, matching: Sequence[Mask] | None = None, threads: int = 1
@@ -60,129 +65,134 @@ class BranchSearch:
         """Put a view and encoded queries together.
 
         Args:
-            view: see `Index.view`.
-            queries: of the branches that will be asked.
-            matching: for each segment the documents that may be found, see `View.matching`; None for all.
-            threads: at most this many work at the same time.
+            view: the view to search.
+            queries: encoded for the branches that will be searched.
+            matching: masks of the documents that may be found, one per segment (`View.matching`); None for all.
+            threads: maximum number of threads.
         """
         self.view = view
-        self.queries = queries
+        self.encoded = queries
         self.matching = matching
         self.threads = threads
         self._token_terms: dict[int, QueryTerms] = {}
         self._sparse_terms = None if queries.sparse is None else _as_floats(queries.sparse)
 
     def top(self, branch: Branch, k: int) -> list[BranchList]:
-        """Each query's k best documents: score down, then doc_id up."""
+        """Return each query's k best documents: score down, then doc_id up."""
         if branch == "dense" and has_graphs(self.view):
             lists = self._graph_lists(k)
-            return [self.merged([each[i] for each in lists], k) for i in range(self.queries.n)]
-        if branch == "tokens" and self._likelihood is not None:
-            found = [self._likelihood.top(i, k, self.matching) for i in range(self.queries.n)]
-            return [self._in_order(each, k) for each in found]
-        return [self._in_order(found, k) for found in _split(self._best(branch, k))]
+            return [self.merge([ranked[i] for ranked in lists], k) for i in range(self.encoded.n)]
+        if branch == "tokens" and self.likelihood is not None:
+            lists = [[self.likelihood.top(i, k, self.matching) for i in range(self.encoded.n)]]
+            return [self.merge([ranked[i] for ranked in lists], k) for i in range(self.encoded.n)]
+        queries = self.queries(branch)
+        assert queries is not None  # only a language model has none
+        ids = None if self.view.ids_ascend else self.view.ids
+        request = Request(k, k, self.threads)
+        return _kernel_lists(documents(self.view, branch), queries, request, self.allowed(branch), ids)
 
-    def complete(self, branches: Collection[Branch]) -> list[Branch]:
-        """The branches whose lists are exact: nothing else that may be found scores more than the last one of `top`."""
-        lacking = has_graphs(self.view) or self.view.n_pending > 0
-        return [branch for branch in branches if branch != "dense" or not lacking]
+    def merge(self, lists: Sequence[BranchList], k: int) -> BranchList:
+        """Return the k best documents of lists of different ones: score down, then doc_id up."""
+        doc_ords = np.concatenate([np.zeros(0, np.uint32), *(ranked.doc_ords for ranked in lists)])
+        scores = np.concatenate([np.zeros(0, np.float32), *(ranked.scores for ranked in lists)])
+        order = np.lexsort((doc_ords, -scores))
+        if not self.view.ids_ascend:
+            order = order[self.view.break_ties(doc_ords[order], scores[order])]
+        return BranchList(doc_ords[order[:k]], scores[order[:k]])
 
-    def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
-        """The branch's scores of some documents for one query; 0 for a document that has no vector yet."""
-        if branch == "tokens" and self._likelihood is not None:
-            return self._likelihood.scores(doc_ords, query)
-        return pair_scores(doc_ords, self.query(branch, query))
-
-    def query(self, branch: Branch, query: int) -> BranchQuery:
-        """One query as the kernel takes it for a branch's documents; a language model's query has no such form."""
+    def queries(self, branch: Branch) -> BranchQueries | None:
+        """Return the batch for the kernel; None for a language model, which the kernel does not have."""
         if branch == "dense":
-            assert self.queries.dense is not None  # the plan's branches were encoded
-            return self.view.dense_rows.query(np.ascontiguousarray(self.queries.dense[query]))
-        if branch == "sparse":
-            assert self._sparse_terms is not None
-            return self.view.sparse_rows.query(*self._sparse_terms.row(query))
-        assert self.queries.tokens is not None
-        assert self.queries.smoothing is None
-        term_ids, weights = self.queries.tokens.vectors.row(query)
-        weights = weights.astype(np.float32, copy=False)
-        return self.view.token_rows.query(term_ids, weights, places=self._places, mean=self.view.mean_length)
-
-    @cached_property
-    def _likelihood(self) -> WordLikelihood | None:
-        """The tokens branch as a language model; None where it is BM25 or bags."""
-        tokens, smoothing = self.queries.tokens, self.queries.smoothing
-        return None if tokens is None or smoothing is None else WordLikelihood(self.view, tokens, smoothing)
-
-    @cached_property
-    def _places(self) -> npt.NDArray[np.int64]:
-        """(n_segments, n_terms) the places of the tokens branch's query terms."""
-        assert self.queries.tokens is not None
-        return np.array(self.queries.tokens.places, dtype=np.int64).reshape(
-            len(self.view.segments), len(self.queries.tokens.terms)
-        )
-
-    def pair(self, branch: Branch, doc_ord: int, query: int) -> tuple[Row, Row, Callable[[int], str | int]]:
-        """A query's and a document's row in a sparse branch, and what their ids stand for: words, or themselves.
-
-        Of a language model the document's row has every word of the query, with ln p(w|d).
-        """
-        if branch == "tokens" and self._likelihood is not None:
-            assert self.queries.tokens is not None
-            return (
-                _as_floats(self.queries.tokens.vectors).row(query),
-                self._likelihood.terms(doc_ord, query),
-                self.queries.tokens.terms.__getitem__,
-            )
-        at, places = self.view.locate(np.array([doc_ord], dtype=np.uint32))
-        segment, place = self.view.segments[int(at[0])].segment, places.astype(np.uint32)
-        stored = _stored(segment, branch)
-        wanted = self._terms_of_segment(branch, int(at[0])).row(query)
-        if stored is None:
-            return wanted, (np.zeros(0, np.uint32), np.zeros(0, np.float32)), int
-        if branch == "sparse":
-            return wanted, stored.row(int(place[0])), int
-        if segment.holds_bags:
-            return wanted, stored.row(int(place[0])), segment.terms.__getitem__
-        _, term_ids, weights = self._true_weights(segment, stored, place)
-        return wanted, (term_ids, weights), segment.terms.__getitem__
-
-    def _best(self, branch: Branch, k: int) -> Lists:
-        """Each query's best documents with all that tie with the k-th."""
-        allowed = self.allowed(branch)
-        if branch == "dense":
-            return self._dense_best(self.view.dense_rows, k, allowed)
+            return self.view.dense_rows.queries(self._vectors)
         if branch == "sparse":
             assert self._sparse_terms is not None
             terms = self._sparse_terms
-            return self.view.sparse_rows.top_k(
-                terms.indptr, terms.term_ids, terms.weights, k=k, threads=self.threads, allowed=allowed
-            )
-        assert self.queries.tokens is not None
-        vectors = self.queries.tokens.vectors
-        return self.view.token_rows.top_k(
+            return self.view.sparse_rows.queries(terms.indptr, terms.term_ids, terms.weights)
+        if self.likelihood is not None:
+            return None
+        assert self.encoded.tokens is not None
+        vectors = self.encoded.tokens.vectors
+        return self.view.token_rows.queries(
             vectors.indptr,
             vectors.term_ids,
             vectors.weights.astype(np.float32, copy=False),
-            k=k,
             places=self._places,
             mean=self.view.mean_length,
-            threads=self.threads,
-            allowed=allowed,
+        )
+
+    def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:
+        """Return the branch's scores of some documents for one query; 0 for a document that has no vector yet."""
+        if branch == "tokens" and self.likelihood is not None:
+            return self.likelihood.scores(doc_ords, query)
+        queries = self._cached_queries.get(branch)
+        if queries is None:
+            queries = self.queries(branch)
+            assert queries is not None
+            self._cached_queries[branch] = queries
+        return pair_scores(doc_ords, queries, query)
+
+    @cached_property
+    def likelihood(self) -> WordLikelihood | None:
+        """The tokens branch as a language model; None where it is BM25 or bags."""
+        tokens, smoothing = self.encoded.tokens, self.encoded.smoothing
+        return None if tokens is None or smoothing is None else WordLikelihood(self.view, tokens, smoothing)
+
+    def allowed(self, branch: Branch) -> Allowed:
+        """Return for each segment the bitmap of the documents that a branch may find; None where it may find all."""
+        if self.matching is None and self.view.is_whole:
+            return None
+        limited = [self._allowed(branch, position) for position in range(len(self.view.segments))]
+        return None if all(bitmap is None for bitmap in limited) else limited
+
+    def term_rows(
+        self, branch: Branch, doc_ord: int, query: int
+    ) -> tuple[TermRow, TermRow, Callable[[int], str | int]]:
+        """Return a query's and a document's row in a sparse branch, and a function from their ids to terms.
+
+        The terms are words, or ids of the model's vocabulary. Under a language model the document's row has every word
+        of the query, with ln p(w|d).
+        """
+        if branch == "tokens" and self.likelihood is not None:
+            assert self.encoded.tokens is not None
+            return (
+                _as_floats(self.encoded.tokens.vectors).row(query),
+                self.likelihood.terms(doc_ord, query),
+                self.encoded.tokens.terms.__getitem__,
+            )
+        at, rows = self.view.locate(np.array([doc_ord], dtype=np.uint32))
+        segment, row = self.view.segments[int(at[0])].segment, rows.astype(np.uint32)
+        stored = segment.sparse if branch == "sparse" else segment.tokens
+        query_row = self._terms_of_segment(branch, int(at[0])).row(query)
+        if stored is None:
+            return query_row, (np.zeros(0, np.uint32), np.zeros(0, np.float32)), int
+        if branch == "sparse":
+            return query_row, stored.row(int(row[0])), int
+        if segment.holds_bags:
+            return query_row, stored.row(int(row[0])), segment.terms.__getitem__
+        return query_row, self._saturated_row(segment, stored, row), segment.terms.__getitem__
+
+    @cached_property
+    def _vectors(self) -> Floats:
+        """(n, dim) dense queries."""
+        assert self.encoded.dense is not None  # the plan's branches were encoded
+        return np.ascontiguousarray(self.encoded.dense)
+
+    @cached_property
+    def _cached_queries(self) -> dict[Branch, BranchQueries]:
+        return {}
+
+    @cached_property
+    def _places(self) -> npt.NDArray[np.int64]:
+        """(n_segments, n_terms) ids of the tokens branch's query terms in each segment."""
+        assert self.encoded.tokens is not None
+        return np.array(self.encoded.tokens.places, dtype=np.int64).reshape(
+            len(self.view.segments), len(self.encoded.tokens.terms)
         )
 
     # Graphs
 
-    def _dense_best(self, rows: DenseSegments, k: int, allowed: list[npt.NDArray[np.uint8] | None] | None) -> Lists:
-        assert self.queries.dense is not None  # the plan's branches were encoded
-        # A query without terms has no direction: it finds nothing, not everything with score 0.
-        directed = self.queries.dense.any(axis=1)
-        found = rows.top_k(self.queries.dense[directed], k=k, threads=self.threads, allowed=allowed)
-        counts = np.zeros(self.queries.n + 1, dtype=np.int64)
-        counts[1:][directed] = np.diff(found[0])
-        return np.cumsum(counts), found[1], found[2]
-
     def _graph_lists(self, k: int) -> list[list[BranchList]]:
-        """The best documents of all segments without a graph by one scan, and of each other segment by its graph.
+        """Return the best documents of all segments without a graph by one scan, and of each other one by its graph.
 
         A graph is first asked for a few more than the segment's share of the k best, then for more as long as all that
         it gave belong to them. Where it costs no less than a scan, its segment is scanned too.
@@ -194,8 +204,10 @@ class BranchSearch:
             if self.view.segments[position].segment.graph is not None
         }
         rows = self.view.graphless_rows
-        # With all that tie with the k-th.
-        scanned = [] if rows is None else [_split(self._dense_best(rows, k, self.allowed("dense")))]
+        request = Request(k, k, self.threads)
+        scanned = []
+        if rows is not None:
+            scanned.append(_kernel_lists(rows, rows.queries(self._vectors), request, self.allowed("dense")))
         lists: dict[int, list[BranchList]] = {}
         lacking = list(asked)
         while lacking:
@@ -213,31 +225,27 @@ class BranchSearch:
         return graph is not None and graph.serves(k, n_allowed)
 
     def _graph_top(self, position: int, k: int, n_allowed: int) -> list[BranchList]:
-        each, queries = self.view.segments[position], self.queries.dense
-        assert queries is not None  # the plan's branches were encoded
-        graph = each.segment.graph
+        live, queries = self.view.segments[position], self._vectors
+        graph = live.segment.graph
         assert graph is not None  # see _graph_lists
-        if not graph.serves(k, n_allowed):
-            return self._dense_top(each, self._allowed("dense", position), k)
         allowed = self._allowed("dense", position)
-        found = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
-        first = np.uint32(each.first_ord)
-        lists = [BranchList(doc_ords + first, scores) for doc_ords, scores in found]
-        return [one if query.any() else _nothing() for one, query in zip(lists, queries, strict=True)]
+        first = np.uint32(live.first_ord)
+        if not graph.serves(k, n_allowed):
+            assert live.segment.dense is not None
+            rows = DenseSegments([(*live.segment.dense, live.segment.dense_copies)], [len(live.segment)])
+            lists = _kernel_lists(rows, rows.queries(queries), Request(k, k, self.threads), [allowed])
+            return [BranchList(ranked.doc_ords + first, ranked.scores) for ranked in lists]
+        rankings = graph.top_k(queries, k, n_allowed=n_allowed, allowed=allowed, threads=self.threads)
+        lists = [BranchList(doc_ords + first, scores) for doc_ords, scores in rankings]
+        # A query without terms has no direction: it finds nothing, not everything with score 0.
+        return [ranked if query.any() else _empty_list() for ranked, query in zip(lists, queries, strict=True)]
 
     def _n_allowed(self, position: int) -> int:
-        """How many of a segment's documents the dense branch may return."""
+        """Return how many of a segment's documents the dense branch may find."""
         allowed = self._allowed("dense", position)
         if allowed is None:
             return len(self.view.segments[position].segment)
         return int(np.unpackbits(allowed).sum())
-
-    def allowed(self, branch: Branch) -> list[npt.NDArray[np.uint8] | None] | None:
-        """For each segment the bitmap of the documents that a branch may return; None where it may return all."""
-        if self.matching is None and self.view.is_whole:
-            return None
-        limited = [self._allowed(branch, position) for position in range(len(self.view.segments))]
-        return None if all(each is None for each in limited) else limited
 
     def _allowed(self, branch: Branch, position: int) -> npt.NDArray[np.uint8] | None:
         matching = None if self.matching is None else self.matching[position]
@@ -245,105 +253,67 @@ class BranchSearch:
 
     # One segment
 
-    def _dense_top(self, each: LiveSegment, allowed: npt.NDArray[np.uint8] | None, k: int) -> list[BranchList]:
-        queries = self.queries.dense
-        assert queries is not None  # the plan's branches were encoded
-        if each.segment.dense is None:
-            return [_nothing()] * self.queries.n
-        rows, scales = each.segment.dense
-        k = min(k, len(each.segment))
-        indptr, doc_ords, scores = kernel.dense_top_k_batch(
-            rows,
-            queries,
-            k=k,
-            scales=scales,
-            threads=self.threads,
-            allowed=allowed,
-            copies=each.segment.dense_copies,
-        )
-        # A query without terms has no direction: it finds nothing, not everything with score 0.
-        ends = np.where(queries.any(axis=1), indptr[1:], indptr[:-1])
-        doc_ords = doc_ords + np.uint32(each.first_ord)
-        spans = [slice(*span) for span in zip(indptr[:-1].tolist(), ends.tolist(), strict=True)]
-        return [BranchList(doc_ords[span], scores[span]) for span in spans]
-
-    def _true_weights(
-        self, segment: Segment, stored: SparseBranch, places: DocOrds
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], Floats]:
-        """The documents' rows with saturations for the mean length of the view."""
-        indptr, entries = row_entries(stored.indptr, places.astype(np.int64))
-        lengths = segment.lengths[places]
-        weights = saturation(stored.weights[entries], indptr, lengths, self.view.mean_length)
-        return indptr, stored.term_ids[entries], weights
-
-    # All segments
-
-    def merged(self, lists: Sequence[BranchList], k: int) -> BranchList:
-        """The k best documents of lists of different ones: score down, then doc_id up."""
-        if len(lists) == 1:
-            return BranchList(lists[0].doc_ords[:k], lists[0].scores[:k])
-        if not lists:
-            return _nothing()
-        doc_ords = np.concatenate([each.doc_ords for each in lists])
-        scores = np.concatenate([each.scores for each in lists])
-        order = np.lexsort((doc_ords, -scores))
-        if len(order) > k:
-            order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
-        return self._in_order(BranchList(doc_ords[order], scores[order]), k)
-
-    def _in_order(self, found: BranchList, k: int) -> BranchList:
-        """The k best of a list whose scores fall already and that holds all ties of the k-th."""
-        if not self.view.ids_ascend:
-            order = self.view.break_ties(found.doc_ords, found.scores)
-            found = BranchList(found.doc_ords[order], found.scores[order])
-        return BranchList(found.doc_ords[:k], found.scores[:k])
+    def _saturated_row(self, segment: Segment, stored: SparseBranch, row: DocOrds) -> TermRow:
+        """Return a document's row with saturations for the mean length of the view."""
+        indptr, entries = row_entries(stored.indptr, row.astype(np.int64))
+        weights = saturation(stored.weights[entries], indptr, segment.lengths[row], self.view.mean_length)
+        return stored.term_ids[entries], weights
 
     def _terms_of_segment(self, branch: Branch, position: int) -> QueryTerms:
         if branch == "sparse":
             assert self._sparse_terms is not None  # the plan's branches were encoded
             return self._sparse_terms
         if position not in self._token_terms:
-            assert self.queries.tokens is not None
-            self._token_terms[position] = self.queries.tokens.of_segment(position)
+            assert self.encoded.tokens is not None
+            self._token_terms[position] = self.encoded.tokens.of_segment(position)
         return self._token_terms[position]
+
+
+def documents(view: View, branch: Branch) -> DenseSegments | SparseSegments:
+    """Return a branch's documents over all segments of a view."""
+    if branch == "dense":
+        return view.dense_rows
+    return view.sparse_rows if branch == "sparse" else view.token_rows
 
 
 def has_graphs(view: View) -> bool:
     """Whether dense rows are searched through graphs."""
-    return not view.exact and any(each.segment.graph is not None for each in view.segments)
+    return not view.exact and any(live.segment.graph is not None for live in view.segments)
+
+
+def _kernel_lists(
+    rows: DenseSegments | SparseSegments,
+    queries: BranchQueries,
+    request: Request,
+    allowed: Allowed,
+    ids: DocumentIds | None = None,
+) -> list[BranchList]:
+    """Return one branch's best documents of each query; ties go to the smaller doc_ord where there are no ids."""
+    search = CandidateSearch([BoundBranch("", rows, allowed=allowed)], scale="none", ids=ids)
+    return [BranchList(ranked.doc_ords, ranked.columns[""].scores) for ranked in search.search([queries], request)]
 
 
 def _as_floats(queries: SparseVectors) -> QueryTerms:
     return QueryTerms(queries.indptr, queries.term_ids, queries.weights.astype(np.float32, copy=False))
 
 
-def _stored(segment: Segment, branch: Branch) -> SparseBranch | None:
-    return segment.sparse if branch == "sparse" else segment.tokens
-
-
 def _likely_share(k: int, n: int, total: int) -> int:
-    """How many of the k best a segment with n of all documents holds at most, were they spread by chance."""
+    """Return how many of the k best a segment with n of all documents holds at most, were they spread by chance."""
     expected = k * n / max(total, 1)
     return min(k, int(expected + 4 * math.sqrt(expected)) + 16)
 
 
-def _split(found: Lists) -> list[BranchList]:
-    indptr, doc_ords, scores = found
-    spans = [slice(indptr[i], indptr[i + 1]) for i in range(len(indptr) - 1)]
-    return [BranchList(doc_ords[span], scores[span]) for span in spans]
-
-
 def _may_hold_more(lists: Sequence[Sequence[BranchList]], given: Sequence[BranchList], asked: int, k: int) -> bool:
     """Whether for any query all that a segment gave, as much as it was asked for, is among the k best of all lists."""
-    for i, mine in enumerate(given):
-        if len(mine.scores) < asked:
+    for i, own in enumerate(given):
+        if len(own.scores) < asked:
             continue
-        scores = np.concatenate([each[i].scores for each in lists])
-        reached = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) >= k else -np.inf
-        if mine.scores[-1] >= reached:
+        scores = np.concatenate([ranked[i].scores for ranked in lists])
+        kth_score = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) >= k else -np.inf
+        if own.scores[-1] >= kth_score:
             return True
     return False
 
 
-def _nothing() -> BranchList:
+def _empty_list() -> BranchList:
     return BranchList(np.zeros(0, np.uint32), np.zeros(0, np.float32))

@@ -1,4 +1,4 @@
-"""Queries as the branches of a plan want them: vectors by a query encoder, words by the index's analyzer."""
+"""Encoding of queries for the branches of a plan: vectors by a query encoder, words by the index's analyzer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lightir.vectors import Floats, QueryEncoder, QueryVectors
 
 @dataclass(frozen=True, slots=True)
 class QueryCoding:
-    """What turns a searcher's queries into vectors and terms.
+    """Turns queries into vectors and terms.
 
     Attributes:
-        encoder: None for an index of words alone.
-        task: the encoder's table; None for its default.
-        smoothing: of a language model of counted words, whose queries' weights are counts; None for BM25 and bags.
+        encoder: query encoder; None for an index of words alone.
+        task: name of the encoder's table; None for its default.
+        smoothing: language model of counted words; its queries' weights are counts. None for BM25 and bags.
     """
 
     encoder: QueryEncoder | None
@@ -33,12 +33,12 @@ class QueryCoding:
     smoothing: Smoothing | None
 
     def encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
-        """A batch of queries for the branches of a plan over a view.
+        """Encode a batch of queries for the branches of a plan over a view.
 
         Raises:
             InvalidInput: a text that is no str, or an encoder without a branch that the plan searches.
         """
-        texts = [checked_text(each.query_id, each.text) for each in queries]
+        texts = [checked_text(query.query_id, query.text) for query in queries]
         by_tokens = "tokens" in chosen.branches or chosen.estimates
         by_words = by_tokens and not view.counts_model_terms
         tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
@@ -53,7 +53,7 @@ class QueryCoding:
         return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
 
     def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
-        """The queries' vectors; a query of which the tokenizer knows nothing has those of an empty one.
+        """Return the queries' vectors; a query that holds only unknown terms has those of the empty query.
 
         The row of the unknown term would find the same documents for all such queries.
         """
@@ -78,7 +78,7 @@ class QueryCoding:
 
 
 def checked_text(query_id: str, text: str) -> str:
-    """A query's text, or InvalidInput that names the query."""
+    """Return a query's text; raise InvalidInput that names the query if it is no str."""
     return check_text(text, f"query {query_id!r}" if query_id else "the query")
 
 

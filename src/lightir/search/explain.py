@@ -1,10 +1,11 @@
-"""Why a document was found: each branch's part of its score, and each term's part of a branch's."""
+"""Explanations: each branch's part of a document's score, and each term's part of a branch's score."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,32 +15,32 @@ from lightir.analysis import Analyzer
 from lightir.contract import Fusion
 from lightir.index import View
 from lightir.kernel import Weights
+from lightir.kernel.candidates import Candidates
 from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedBigrams
 from lightir.search.branches import BranchSearch, EncodedQueries
-from lightir.search.fusion import Fused
 from lightir.search.options import fusion_text
 from lightir.search.snippets import snippet
 from lightir.text import query_term_ids
-from lightir.types import Branch, BranchScore, Document, Hit, TermScore
+from lightir.types import BRANCHES, Branch, BranchScore, Document, Hit, TermScore
 from lightir.vectors import Floats, IntArray, Ragged, TermIds
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What makes a document's score for a query.
+    """A document's score for a query, by branch and by term.
 
     Attributes:
-        doc_id: the document.
+        doc_id: id of the document.
         score: the sum of weight x normalized over the branches, added in their order: the score in a ranking.
         rank: 1-based place among the candidates; None when no branch lists the document, so that no search finds it.
-        n_candidates: documents that at least one branch lists.
-        fusion: how branches are joined, in one word; one branch alone is "linear:none", its raw score.
-        branches: what each says.
-        terms: branch -> its terms, strongest first, whose scores add up to the branch's raw score (but for float32's
-            rounding): of sparse and tokens those that query and document share, of tokens under a language model all
-            of the query's that the collection has, and of dense all, where the query's vector is a mean of table rows
-            (otherwise none are told). An estimated score has none.
+        n_candidates: number of documents that at least one branch lists.
+        fusion: name of the fusion method; one branch alone is "linear:none", its raw score.
+        branches: each branch's raw score, normalized score, rank and weight.
+        terms: branch -> its terms, strongest first. Their scores add up to the branch's raw score, except for float32
+            rounding. Sparse and tokens have the terms that query and document share; tokens under a language model has
+            all terms of the query that occur in the collection; dense has all terms if the query's vector is a mean of
+            table rows, else none. An estimated score has no terms.
     """
 
     doc_id: str
@@ -52,58 +53,64 @@ class Explanation:
 
     @property
     def estimated(self) -> bool:
-        """Whether any branch's score is an estimate, since the document waits for its vectors."""
+        """Whether any branch's score is an estimate, because the document is pending."""
         return any(branch.estimated for branch in self.branches.values())
 
 
 def explained(
     doc_id: str,
     doc_ord: int,
-    fused: Fused,
+    candidates: Candidates,
     terms: Mapping[Branch, Sequence[TermScore]],
     fusion: Fusion,
     *,
     estimated: bool,
 ) -> Explanation:
-    """The explanation of one document.
+    """Return the explanation of one document.
 
     Args:
-        doc_id: the document.
-        doc_ord: its number.
-        fused: all candidates, the document among them.
+        doc_id: id of the document.
+        doc_ord: number of the document.
+        candidates: all candidates, the document among them.
         terms: branch -> its terms, see `Explanation`.
-        fusion: how branches are joined.
-        estimated: the vector branches' scores are estimates.
+        fusion: method and weights.
+        estimated: whether the vector branches' scores are estimates.
     """
-    place = int(np.flatnonzero(fused.doc_ords == doc_ord)[0])
-    listed = any(column.ranks[place] for column in fused.columns.values())
+    position = int(np.flatnonzero(candidates.doc_ords == doc_ord)[0])
+    listed = any(column.ranks[position] for column in candidates.columns.values())
     return Explanation(
         doc_id=doc_id,
-        score=float(fused.scores[place]),
-        rank=place + 1 if listed else None,
-        n_candidates=len(fused.doc_ords) - (not listed),
+        score=float(candidates.scores[position]),
+        rank=position + 1 if listed else None,
+        n_candidates=len(candidates.doc_ords) - (not listed),
         fusion=fusion_text(fusion),
-        branches=_branch_scores(fused, place, estimated),
-        terms={branch: tuple(terms[branch]) for branch in fused.columns if branch in terms},
+        branches=_branch_scores(candidates, position, estimated),
+        terms={branch: tuple(terms[branch]) for branch in BRANCHES if branch in terms},
     )
 
 
 def make_hit(
-    query: str, document: Document, fused: Fused, analyzer: Analyzer, terms: Sequence[TermScore], *, estimated: bool
+    query: str,
+    document: Document,
+    candidates: Candidates,
+    analyzer: Analyzer,
+    terms: Sequence[TermScore],
+    *,
+    estimated: bool,
 ) -> Hit:
-    """One found document as a page of results shows it.
+    """Return a document as a page of results shows it.
 
     Args:
-        query: its text.
-        document: the document.
-        fused: this document alone.
-        analyzer: finds the query's terms in the text.
-        terms: the matched terms.
-        estimated: the vector branches' scores are estimates.
+        query: text of the query.
+        document: document with its text.
+        candidates: candidates that hold this document alone.
+        analyzer: analyzer that finds the query's terms in the text.
+        terms: matched terms.
+        estimated: whether the vector branches' scores are estimates.
     """
     shown = snippet(document.text, query, analyzer)
-    score = float(fused.scores[0])
-    branches = _branch_scores(fused, 0, estimated)
+    score = float(candidates.scores[0])
+    branches = _branch_scores(candidates, 0, estimated)
     return Hit(
         document.doc_id,
         score,
@@ -117,11 +124,11 @@ def make_hit(
 
 
 def with_words(terms: Sequence[TermScore], query: str, analyzer: Analyzer) -> list[TermScore]:
-    """The terms, each stem with the query's first word that gave it: "memory" for "memori"."""
+    """Return the terms, each stem with the query's first word for it: "memory" for "memori"."""
     words: dict[str, str] = {}
-    for place in analyzer.occurrences(query, frozenset(term.term for term in terms)):
-        for term in place.terms:
-            words.setdefault(term, query[place.start : place.end])
+    for word in analyzer.occurrences(query, frozenset(term.term for term in terms)):
+        for term in word.terms:
+            words.setdefault(term, query[word.start : word.end])
     given = [words.get(term.term, "") for term in terms]
     return [
         term if word.lower() in ("", term.term) else dataclasses.replace(term, word=word)
@@ -132,12 +139,12 @@ def with_words(terms: Sequence[TermScore], query: str, analyzer: Analyzer) -> li
 def matched_terms(
     query: tuple[TermIds, Weights], document: tuple[TermIds, Weights], text_of: Callable[[int], str]
 ) -> list[TermScore]:
-    """The terms that query and document share, strongest first, ties by term id; their scores are the branch's.
+    """Return the terms that query and document share, strongest first; ties go to the smaller term id.
 
     Args:
-        query: term ids, ascending and different, and their weights.
-        document: the same of one document.
-        text_of: a term id's text.
+        query: term ids of the query, ascending and different, and their weights.
+        document: term ids of the document, ascending and different, and their weights.
+        text_of: function from a term id to its text.
     """
     (wanted, weights), (term_ids, impacts) = query, document
     shared, i, j = np.intersect1d(wanted, term_ids, assume_unique=True, return_indices=True)
@@ -149,12 +156,12 @@ def matched_terms(
 def term_vectors(
     encoder: CachedQueryEncoder, query: str, *, task: str | None, dim: int | None
 ) -> tuple[TermIds, IntArray, Floats]:
-    """A query's distinct term ids, how often each comes, and each one's part of the query's vector.
+    """Return a query's distinct term ids, their counts, and each term's part of the query's vector.
 
     Args:
-        encoder: one with tables.
-        query: its text.
-        task: the table to use; None for the default.
+        encoder: query encoder with tables.
+        query: text of the query.
+        task: name of the table; None for the default.
         dim: width of the parts; None for the encoder's.
 
     Returns:
@@ -162,15 +169,15 @@ def term_vectors(
         bigram's row belongs to either of its terms.
     """
     table = encoder.tables[next(iter(encoder.tables)) if task is None else task]
-    found = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
-    term_ids, counts = np.unique(found, return_counts=True)
+    token_ids = query_term_ids(encoder.tokenizer, encoder.contract.query, [query]).term_ids
+    term_ids, counts = np.unique(token_ids, return_counts=True)
     each_alone = np.arange(len(term_ids) + 1, dtype=np.int64)
     rows = kernel.mean_rows(
         table.embeddings, term_ids, each_alone, normalize=False, scales=table.scales, dim=dim or encoder.dim
     )
     parts = rows.astype(np.float64) * counts[:, None]
     if encoder.bigrams is not None:
-        parts += _halves(encoder.bigrams, found, term_ids, dim=dim or encoder.dim)
+        parts += _halves(encoder.bigrams, token_ids, term_ids, dim=dim or encoder.dim)
     length = float(np.linalg.norm(parts.sum(axis=0)))
     return term_ids, counts.astype(np.int64), (parts / (length or 1.0)).astype(np.float32)
 
@@ -178,38 +185,40 @@ def term_vectors(
 def dense_terms(
     encoder: CachedQueryEncoder, view: View, query: str, doc_ord: int, *, task: str | None
 ) -> list[TermScore]:
-    """A query's terms with what each adds to a document's dense score, largest first; none without a known term."""
+    """Return a query's terms with their parts of a document's dense score, largest first; none without a known term."""
     term_ids, counts, parts = term_vectors(encoder, query, task=task, dim=view.dense_dim)
     if set(term_ids.tolist()) <= {encoder.tokenizer.unknown_id}:
         return []
     searched = BranchSearch(view, EncodedQueries(len(parts), parts, None, None))
-    place = np.array([doc_ord], dtype=np.uint32)
-    scores = [float(searched.pair_scores("dense", place, i)[0]) for i in range(len(parts))]
+    doc_ords = np.array([doc_ord], dtype=np.uint32)
+    scores = [float(searched.pair_scores("dense", doc_ords, i)[0]) for i in range(len(parts))]
     names = [encoder.tokenizer.term(term_id) for term_id in term_ids.tolist()]
-    terms = [TermScore(*each) for each in zip(names, counts.astype(float).tolist(), scores, strict=True)]
+    terms = [TermScore(*values) for values in zip(names, counts.astype(float).tolist(), scores, strict=True)]
     return sorted(terms, key=lambda term: -term.score)
 
 
-def _halves(bigrams: CachedBigrams, found: TermIds, term_ids: TermIds, *, dim: int | None) -> npt.NDArray[np.float64]:
-    """(n, dim) half of the rows of the bigrams in a text `found`, summed for each of its distinct terms."""
-    pairs, places = bigrams.bigrams.find(Ragged(found, np.asarray([0, len(found)], dtype=np.int64)))
-    alone = np.arange(len(places) + 1, dtype=np.int64)
+def _halves(
+    bigrams: CachedBigrams, token_ids: TermIds, term_ids: TermIds, *, dim: int | None
+) -> npt.NDArray[np.float64]:
+    """Return (n, dim) halves of the rows of a text's bigrams, summed for each of its distinct terms."""
+    pairs, positions = bigrams.bigrams.find(Ragged(token_ids, np.asarray([0, len(token_ids)], dtype=np.int64)))
+    alone = np.arange(len(positions) + 1, dtype=np.int64)
     table = bigrams.table
     rows = kernel.mean_rows(table.embeddings, pairs.term_ids, alone, normalize=False, scales=table.scales, dim=dim)
     halves = np.zeros((len(term_ids), rows.shape[1]))
-    for ends in (found[places], found[places + 1]):
+    for ends in (token_ids[positions], token_ids[positions + 1]):
         np.add.at(halves, np.searchsorted(term_ids, ends), rows / 2)
     return halves
 
 
-def _branch_scores(fused: Fused, place: int, estimated: bool) -> dict[Branch, BranchScore]:
+def _branch_scores(candidates: Candidates, position: int, estimated: bool) -> dict[Branch, BranchScore]:
     return {
-        branch: BranchScore(
-            float(column.scores[place]),
-            float(column.normalized[place]),
-            int(column.ranks[place]) or None,
+        cast(Branch, branch): BranchScore(
+            float(column.scores[position]),
+            float(column.normalized[position]),
+            int(column.ranks[position]) or None,
             column.weight,
             estimated and branch != "tokens",
         )
-        for branch, column in fused.columns.items()
+        for branch, column in candidates.columns.items()
     }

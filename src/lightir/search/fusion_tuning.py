@@ -1,4 +1,4 @@
-"""The fusion that suits a collection, fitted on judged queries, and how sure that is."""
+"""Fitting of fusion methods and weights on judged queries, with a significance test on held-out queries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,14 @@ from tqdm import tqdm
 
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
+from lightir.eval.ndcg import ndcg
 from lightir.eval.significance import randomization_test
-from lightir.search.fusion import Fused, normalized
+from lightir.kernel.candidates import Candidates, normalize
 from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
 from lightir.search.options import DEFAULT_OPTIONS, SearchOptions, fusion_text, parse_fusion, weights_text
 from lightir.search.plan import WHOLE_DEPTH, default_depth, plan
+from lightir.search.prepared import scale_of
 from lightir.search.searcher import Searcher
 from lightir.types import Branch, Qrels, Query
 
@@ -27,7 +29,7 @@ METHODS = (
     *("linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf"),
     *("rrf:2", "rrf:10", "rrf:20", "rrf:60", "rrf:100"),
 )
-"""What is tried, each with every weight of weight_grid."""
+"""Methods that are tried, each with every weight of `weight_grid`."""
 
 CUTOFF = 10
 FOLDS = 5
@@ -41,22 +43,22 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What fitting found. All figures are nDCG@10 over the judged queries.
+    """Result of fitting. All figures are nDCG@10 over the judged queries.
 
     Attributes:
-        branches: what is joined.
+        branches: branches that are joined.
         n_queries: number of judged queries.
         folds: number of parts of the cross-validation.
-        default: the fusion that a search takes now.
-        default_value: its figure.
-        chosen: the best fusion over all queries.
-        chosen_value: its figure, on the queries that chose it: too high.
-        by_method: method -> its best fusion and that one's figure, on the queries that chose it.
-        held_out_value: each query measured with the best fusion of the other folds' queries: what tuning gives.
+        default: present default fusion of a search.
+        default_value: figure of the default.
+        chosen: best fusion over all queries.
+        chosen_value: figure of the chosen fusion on the queries that selected it, which is too high.
+        by_method: method -> its best fusion and that fusion's figure on the queries that selected it.
+        held_out_value: expected figure after tuning: each query measured with the best fusion of the other folds.
         difference: held_out_value - default_value.
         interval: the difference's 95 % bootstrap interval over queries.
-        p_value: of the paired randomisation test on the difference.
-        smoothing: the searcher's, with which the weights belong together; None for BM25.
+        p_value: p-value of the paired randomization test on the difference.
+        smoothing: smoothing of the tokens branch that the weights are fitted for; None for BM25.
     """
 
     branches: tuple[Branch, ...]
@@ -85,14 +87,14 @@ class Tuning:
         return f"--fusion {fusion_text(self.chosen)} --weights {weights_text(self.chosen)}{tokens}"
 
     def to_json(self) -> dict[str, Any]:
-        """What was found as `lightir tune --json` prints it."""
+        """Return the result in the form of `lightir tune --json`."""
         return {
             "branches": list(self.branches),
             "n_queries": self.n_queries,
             "folds": self.folds,
             "default": _fusion_json(self.default, self.default_value),
             "chosen": _fusion_json(self.chosen, self.chosen_value),
-            "by_method": [_fusion_json(*found) for found in self.by_method.values()],
+            "by_method": [_fusion_json(*best) for best in self.by_method.values()],
             "held_out_nDCG@10": self.held_out_value,
             "difference": self.difference,
             "interval": list(self.interval),
@@ -117,14 +119,14 @@ def tune(
     Among fusions of equal value the default comes first, then METHODS' order.
 
     Args:
-        searcher: over an index of the collection.
-        queries: at least the judged ones.
-        qrels: the judgements; a query without a relevant document counts 0 whatever the fusion.
+        searcher: searcher of an index of the collection.
+        queries: queries, of which those without qrels are ignored.
+        qrels: relevance of documents; a query without a relevant document counts 0 whatever the fusion.
         options: mode (two branches or more), depth, exclude_same_id and smoothing of the searches. Without a depth each
             method has its own, as in a search.
-        folds: parts of the cross-validation, drawn from the seed.
-        seed: of folds, resamples and the randomisation test.
-        progress: show a bar where a terminal looks.
+        folds: number of parts of the cross-validation, drawn from the seed.
+        seed: seed of folds, resamples and the randomization test.
+        progress: show a progress bar on a terminal.
 
     Raises:
         InvalidInput: one branch alone, fewer than two judged queries a fold, or the index holds no relevant document.
@@ -132,17 +134,17 @@ def tune(
     judged = [query for query in queries if query.query_id in qrels]
     if folds < 2 or len(judged) < 2 * folds:
         raise InvalidInput(
-            f"{len(judged)} judged queries in {folds} folds; two folds or more of two queries are needed: judge more, "
-            "or take fewer folds (--folds)"
+            f"{len(judged)} judged queries in {folds} folds; expected at least two folds of two queries: judge more "
+            "queries, or use fewer folds (--folds)"
         )
     now = plan(searcher.index.branches, searcher.index.contract, options)
     if len(now.branches) < 2:
         raise InvalidInput(f"there is nothing to join in {now.branches[0]} alone; name two branches or more")
-    missing_documents(searcher, qrels, "the judgements")
+    missing_documents(searcher, qrels, "the qrels")
     tried = [now.fusion, *fusion_grid(now.branches)]
     values = fusion_values(searcher, judged, qrels, tried, options=options, progress=progress)
-    found = _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
-    return dataclasses.replace(found, smoothing=options.smoothing if "tokens" in now.branches else None)
+    fitted = _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
+    return dataclasses.replace(fitted, smoothing=options.smoothing if "tokens" in now.branches else None)
 
 
 def fusion_values(
@@ -154,27 +156,36 @@ def fusion_values(
     options: SearchOptions = DEFAULT_OPTIONS,
     progress: bool = True,
 ) -> Scores:
-    """(n_queries, n_fusions) nDCG@10 of every query under every fusion, out of one search; arguments as in `tune`."""
+    """Return (n_queries, n_fusions) nDCG@10 of every query under every fusion, from one search.
+
+    Args:
+        searcher: searcher of an index of the collection.
+        judged: queries that have qrels.
+        qrels: relevance of documents.
+        tried: fusions to measure.
+        options: mode, depth, exclude_same_id and smoothing of the search.
+        progress: show a progress bar on a terminal.
+    """
     values = np.zeros((len(judged), len(tried)))
     depths = [max(CUTOFF, options.depth or _own_depth(options, fusion)) + options.exclude_same_id for fusion in tried]
     deepest = dataclasses.replace(options, depth=max(depths))  # as searches for ten documents ask each branch
-    found = searcher.candidates(judged, deepest)
-    shown = tqdm(found, "tuning", len(judged), unit="query", disable=None if progress else True)
-    for i, (query, (doc_ids, fused)) in enumerate(zip(judged, shown, strict=True)):
-        banned = query.query_id if options.exclude_same_id else None
-        values[i] = _ndcg(doc_ids, fused, qrels[query.query_id], tried, depths, banned)
+    rankings = searcher.candidates(judged, deepest)
+    shown = tqdm(rankings, "tuning", len(judged), unit="query", disable=None if progress else True)
+    for i, (query, (doc_ids, candidates)) in enumerate(zip(judged, shown, strict=True)):
+        excluded = query.query_id if options.exclude_same_id else None
+        values[i] = _ndcg(doc_ids, candidates, qrels[query.query_id], tried, depths, excluded)
     return values
 
 
 def weight_grid(n_branches: int) -> list[tuple[float, ...]]:
-    """Weights above 0 that add up to 1, in steps of 0.05 for two branches and of 0.1 for three."""
+    """Return weights above 0 that add up to 1, in steps of 0.05 for two branches and of 0.1 for three."""
     steps = _STEPS[n_branches]
     parts = itertools.product(range(1, steps), repeat=n_branches - 1)
     return [tuple(part / steps for part in (*first, steps - sum(first))) for first in parts if sum(first) < steps]
 
 
 def fusion_grid(branches: Sequence[Branch]) -> list[Fusion]:
-    """Every method with every weight: method by method."""
+    """Return every method with every weight, method by method."""
     return [
         dataclasses.replace(parse_fusion(method), weights=dict(zip(branches, weights, strict=True)))
         for method in METHODS
@@ -190,7 +201,7 @@ def _fitted(
     folds: int,
     rng: np.random.Generator,
 ) -> Tuning:
-    """What (n_queries, n_fusions) values say; the first fusion is the default."""
+    """Return the result for (n_queries, n_fusions) values; the first fusion is the default."""
     means = values.mean(axis=0)
     chosen = int(np.argmax(means))
     difference = _held_out(values, folds, rng) - values[:, 0]
@@ -219,7 +230,7 @@ def _fitted(
 
 
 def _held_out(values: Scores, folds: int, rng: np.random.Generator) -> Scores:
-    """(n_queries,) each query's value with the fusion that is best for the other folds."""
+    """Return (n_queries,) each query's value with the fusion that is best for the other folds."""
     fold_of = rng.permutation(len(values)) % folds
     held_out = np.zeros(len(values))
     for fold in range(folds):
@@ -234,45 +245,44 @@ def _own_depth(options: SearchOptions, fusion: Fusion) -> int:
 
 def _ndcg(
     doc_ids: Sequence[str],
-    fused: Fused,
+    candidates: Candidates,
     grades: Mapping[str, int],
     tried: Sequence[Fusion],
     depths: Sequence[int],
-    banned: str | None,
+    excluded: str | None,
 ) -> Scores:
-    """(n_fusions,) nDCG@10 of one query's candidates under each fusion; the gain is the grade, as in trec_eval."""
-    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:CUTOFF]
-    if not ideal or not doc_ids:
-        return np.zeros(len(tried))
-    order = sorted(range(len(doc_ids)), key=doc_ids.__getitem__)
-    kept = [place for place in order if doc_ids[place] != banned]
-    scores, ids = _scores(fused, tried, depths)[:, kept], [doc_ids[place] for place in kept]
-    gained = np.zeros(len(tried))
-    for place, doc_id in enumerate(ids):
-        if (grade := grades.get(doc_id, 0)) > 0:
-            rank = 1 + (scores > scores[:, place, None]).sum(axis=1)
-            rank += (scores[:, :place] == scores[:, place, None]).sum(axis=1)  # ties go to the smaller doc_id
-            found = (rank <= CUTOFF) & (scores[:, place] > -np.inf)
-            gained += np.where(found, grade / np.log2(rank + 1.0), 0.0)
-    return gained / float(sum(grade / np.log2(rank + 1.0) for rank, grade in enumerate(ideal, 1)))
+    """Return (n_fusions,) nDCG@10 of one query's candidates under each fusion."""
+    relevant = {doc_id: grade for doc_id, grade in grades.items() if grade > 0}
+    ranks = np.zeros((len(tried), len(relevant)), dtype=np.int64)
+    order = sorted((i for i, doc_id in enumerate(doc_ids) if doc_id != excluded), key=doc_ids.__getitem__)
+    scores = _fused_scores(candidates, tried, depths)[:, order]
+    columns = {doc_ids[i]: column for column, i in enumerate(order)}
+    for i, doc_id in enumerate(relevant):
+        if (column := columns.get(doc_id)) is None:
+            continue
+        own = scores[:, column, None]
+        better = (scores > own).sum(axis=1) + (scores[:, :column] == own).sum(axis=1)  # ties go to the smaller doc_id
+        ranks[:, i] = np.where(own[:, 0] > -np.inf, 1 + better, 0)
+    return ndcg(ranks, np.array(list(relevant.values()), dtype=np.float64), k=CUTOFF)
 
 
-def _scores(fused: Fused, tried: Sequence[Fusion], depths: Sequence[int]) -> Scores:
-    """(n_fusions, n_candidates): to the last bit what `fuse` would give each candidate; -inf where no list has it."""
-    said: dict[tuple[Branch, str, int], Scores] = {}
-    scores = np.zeros((len(tried), len(fused.doc_ords)))
+def _fused_scores(candidates: Candidates, tried: Sequence[Fusion], depths: Sequence[int]) -> Scores:
+    """Return (n_fusions, n_candidates) scores, to the bit those of a search; -inf where no list has the document."""
+    normalized: dict[tuple[str, str, int], Scores] = {}
+    scores = np.zeros((len(tried), len(candidates)))
     for row, fusion, depth in zip(scores, tried, depths, strict=True):
-        nowhere = np.ones(len(row), dtype=bool)
-        for branch, column in fused.columns.items():
+        is_listed = np.zeros(len(row), dtype=bool)
+        for branch, column in candidates.columns.items():
             ranks = np.where(column.ranks <= depth, column.ranks, 0)
-            nowhere &= ranks == 0
+            is_listed |= ranks > 0
             key = (branch, fusion_text(fusion), depth)
-            if key not in said:
+            if key not in normalized:
                 listed = np.flatnonzero(ranks)
-                own = column.scores[listed[np.argsort(ranks[listed])]].astype(np.float64)
-                said[key] = normalized(column.scores.astype(np.float64), own, ranks, fusion)
-            row += fusion.weights[branch] * said[key]
-        row[nowhere] = -np.inf
+                own = column.scores[listed[np.argsort(ranks[listed])]]
+                scale = scale_of(fusion)
+                normalized[key] = normalize(column.scores, own, ranks, scale=scale, rrf_k=fusion.rrf_k)
+            row += fusion.weights[cast(Branch, branch)] * normalized[key]
+        row[~is_listed] = -np.inf
     return scores
 
 

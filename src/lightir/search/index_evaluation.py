@@ -1,38 +1,53 @@
-"""How well an index, mode by mode, or a run of any tool answers a data set's queries."""
+"""Evaluation of an index by mode, or of run files, on the judged queries of a data set."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare, evaluate, write_run
 from lightir.eval.measures import parse_measures
+from lightir.index import Index
+from lightir.search.explain import Explanation
 from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
-from lightir.types import BRANCHES, Branch, Qrels, Run
+from lightir.types import BRANCHES, Branch, Qrels, Query, Run
 
 WHOLE_DEPTH = 1000
-"""Depth of the rankings for measures without a cutoff, as TREC takes it."""
+"""Depth of the rankings for measures without a cutoff, as in TREC."""
+
+
+class Ranker(Protocol):
+    """A searcher of an index: a `Searcher`, or several put together."""
+
+    @property
+    def index(self) -> Index:
+        """The index whose documents are ranked."""
+
+    def search(self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS) -> Run:
+        """Return the k best documents of each query."""
+
+    def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
+        """Explain one document's score for a query."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """Several modes on one split.
+    """Measures of several systems on one split.
 
     Attributes:
-        dataset: its name.
-        split: its split.
-        systems: mode, or a run's name -> evaluation, all over the same queries.
-        missing_documents: relevant documents (grade 1 or more) that the index does not hold; none can be found. Of runs
-            it is not known, and 0.
-        seconds: searching and measuring, all modes together.
+        dataset: name of the data set.
+        split: name of the split.
+        systems: mode or name of a run -> its measures, all over the same queries.
+        missing_documents: number of relevant documents (grade 1 or more) that are not in the index; 0 for runs.
+        seconds: duration of searching and measuring all modes.
     """
 
     dataset: str
@@ -47,7 +62,7 @@ class EvaluationReport:
         return next(iter(self.systems.values())).n_queries
 
     def to_json(self) -> dict[str, Any]:
-        """The report as `lightir evaluate --json` prints it."""
+        """Return the report in the form of `lightir evaluate --json`."""
         return {
             "dataset": self.dataset,
             "split": self.split,
@@ -58,7 +73,7 @@ class EvaluationReport:
         }
 
     def comparison(self, *, reference: str, measure: str = "nDCG@10") -> Comparison:
-        """The modes held against one of them."""
+        """Compare the systems with one of them, by paired tests."""
         by_mode = {mode: {self.dataset: evaluation} for mode, evaluation in self.systems.items()}
         return compare(by_mode, reference=reference, measure=measure)
 
@@ -74,18 +89,18 @@ def evaluate_index(
     options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
-    """The measures of each mode over the split's judged queries.
+    """Measure each mode over the split's judged queries.
 
     Args:
-        searcher: over an index of the data set's corpus.
-        dataset: a data set, or its folder.
-        split: whose queries and judgements.
-        modes: as Searcher.search takes them; None for all_modes of the index.
-        measures: names as ir-measures has them.
-        k: depth of the rankings; None for the deepest cutoff among the measures (WHOLE_DEPTH where one has none).
+        searcher: searcher of an index of the data set's corpus.
+        dataset: data set, or its folder.
+        split: split that gives queries and qrels.
+        modes: modes to measure, see SearchOptions; None for `all_modes` of the index.
+        measures: names of measures in ir-measures.
+        k: depth of the rankings; None for the deepest cutoff among the measures (WHOLE_DEPTH if one has none).
         options: options of every search but the mode. Weights apply to the modes that join branches, which must all
             join the branches named by the weights.
-        run_dir: write each mode's run there as <dataset>.<split>.<mode>.trec.
+        run_dir: folder to which each mode's run is written as <dataset>.<split>.<mode>.trec; None to write none.
 
     Raises:
         InvalidInput: none of the relevant documents is in the index, k is less than a cutoff, or an unknown mode.
@@ -106,7 +121,7 @@ def evaluate_index(
 
 
 def evaluate_systems(
-    systems: Mapping[str, tuple[Searcher, str]],
+    systems: Mapping[str, tuple[Ranker, str]],
     dataset: Dataset | Path | str,
     split: str = "test",
     *,
@@ -115,7 +130,17 @@ def evaluate_systems(
     options: SearchOptions = DEFAULT_OPTIONS,
     run_dir: Path | str | None = None,
 ) -> EvaluationReport:
-    """As evaluate_index, for named pairs of a searcher and a mode; all searchers' indexes hold the same documents."""
+    """Measure named pairs of a searcher and a mode; see `evaluate_index`.
+
+    Args:
+        systems: name -> searcher and mode; all searchers' indexes hold the same documents.
+        dataset: data set, or its folder.
+        split: split that gives queries and qrels.
+        measures: names of measures in ir-measures.
+        k: depth of the rankings; None for the deepest cutoff among the measures.
+        options: options of every search but the mode.
+        run_dir: folder to which runs are written; None to write none.
+    """
     if not systems:
         raise InvalidInput("no mode was named; leave modes out for all that the index has")
     dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
@@ -123,29 +148,29 @@ def evaluate_systems(
     depth, qrels = measured_depth(dataset, split, measures, k)
     missing = missing_documents(next(iter(systems.values()))[0], qrels, dataset.name)
     queries = list(dataset.queries(split))
-    found = {}
+    results = {}
     for name, (searcher, mode) in systems.items():
         joins = mode == "hybrid" or "+" in mode
         weights = options.weights if joins else None
         run = searcher.search(queries, depth, dataclasses.replace(options, mode=mode, weights=weights))
-        found[name] = evaluate(run, qrels, measures)
+        results[name] = evaluate(run, qrels, measures)
         if run_dir is not None:
             Path(run_dir).mkdir(parents=True, exist_ok=True)
             write_run(Path(run_dir) / f"{dataset.name}.{split}.{name}.trec", run, tag=name)
-    return EvaluationReport(dataset.name, split, found, missing, time.perf_counter() - start)
+    return EvaluationReport(dataset.name, split, results, missing, time.perf_counter() - start)
 
 
 def evaluate_runs(
     runs: Mapping[str, Run], qrels: Qrels, *, dataset: str, split: str = "", measures: Sequence[str] = DEFAULT_MEASURES
 ) -> EvaluationReport:
-    """The measures of rankings that are there already, of whichever tool.
+    """Measure existing rankings of any tool.
 
     Args:
         runs: name -> run. A judged query that a run lacks counts 0.
-        qrels: the judgements.
-        dataset: their name, for the report.
-        split: likewise.
-        measures: names as ir-measures has them.
+        qrels: relevance of documents.
+        dataset: name of the data set in the report.
+        split: name of the split in the report.
+        measures: names of measures in ir-measures.
 
     Raises:
         InvalidInput: no run, or what `evaluate` raises, by the run's name.
@@ -154,34 +179,36 @@ def evaluate_runs(
     if not runs:
         raise InvalidInput("no run was given; there is nothing to measure")
     start = time.perf_counter()
-    found = {}
+    results = {}
     for name, run in runs.items():
         try:
-            found[name] = evaluate(run, qrels, measures)
+            results[name] = evaluate(run, qrels, measures)
         except InvalidInput as error:
             raise InvalidInput(f"{name}: {error}") from error
-    return EvaluationReport(dataset, split, found, 0, time.perf_counter() - start)
+    return EvaluationReport(dataset, split, results, 0, time.perf_counter() - start)
 
 
 def all_modes(branches: Sequence[Branch]) -> tuple[str, ...]:
-    """Every branch alone, "hybrid" where there are two or more, and "hybrid+tokens" where that adds a branch."""
+    """Return every branch alone, "hybrid" if there are two or more, and "hybrid+tokens" if that adds a branch."""
     alone = [branch for branch in ("tokens", "dense", "sparse") if branch in branches]
     joined = ["hybrid"] if len(alone) > 1 else []
     return (*alone, *joined, *(["hybrid+tokens"] if len(alone) == len(BRANCHES) else []))
 
 
 def measured_depth(dataset: Dataset, split: str, measures: Sequence[str], k: int | None) -> tuple[int, Qrels]:
-    """How deep rankings must be, and the split's judgements; whoever encodes a corpus first asks before that.
+    """Return the depth of the rankings that the measures need, and the split's qrels.
+
+    Called before a corpus is encoded, so that errors come early.
 
     Raises:
         NotFound: there is no such split.
-        InvalidInput: no judgements, an unknown measure, or k is less than a cutoff.
+        InvalidInput: no qrels, an unknown measure, or k is less than a cutoff.
         MissingExtra: ir-measures is not installed.
     """
     parse_measures(measures)
     depth, qrels = _depth(measures, k), dataset.qrels(split)
     if not qrels:
-        raise InvalidInput(f"{dataset.name} has no judgements in its split {split!r}")
+        raise InvalidInput(f"{dataset.name} has no qrels in its split {split!r}")
     return depth, qrels
 
 
@@ -194,8 +221,13 @@ def _depth(measures: Sequence[str], k: int | None) -> int:
     return k
 
 
-def missing_documents(searcher: Searcher, qrels: Qrels, name: str) -> int:
-    """How many relevant documents the index does not hold; `name` says whose judgements they are.
+def missing_documents(searcher: Ranker, qrels: Qrels, name: str) -> int:
+    """Return the number of relevant documents that are not in the index.
+
+    Args:
+        searcher: searcher of the index.
+        qrels: relevance of documents.
+        name: name of the qrels in messages.
 
     Raises:
         InvalidInput: it holds none of them.

@@ -1,6 +1,6 @@
-"""Query likelihood of counted words: the unigram language models that LLM-QL's Table 6 starts from.
+"""Query likelihood of counted words: the unigram language models of LLM-QL's Table 6.
 
-Every document is a bag that a query is drawn from word by word, smoothed by the whole collection so that no word is
+The words of a query are drawn one by one from the document's words, smoothed by the whole collection so that no word is
 impossible (Zhai & Lafferty, TOIS 22(2), 2004). With tf a word's count in d, |d| the document's words, p(w|C) the word's
 share of all words:
 
@@ -30,24 +30,24 @@ NUMBER = re.compile(r"\d*\.?\d+")
 
 Method: TypeAlias = Literal["jelinek-mercer", "dirichlet"]
 
-Doubles = npt.NDArray[np.float64]
+Likelihoods = npt.NDArray[np.float64]
 Ords = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Smoothing:
-    """How a document's words are mixed with the collection's.
+    """Smoothing of a document's word counts by the collection's.
 
     Attributes:
         method: "jelinek-mercer" or "dirichlet".
-        weight: λ in (0, 1), the collection's share; or μ above 0, so many words of the collection in every document.
+        weight: λ in (0, 1), the share of the collection; or μ above 0, the number of its words in every document.
     """
 
     method: Method
     weight: float
 
     def __str__(self) -> str:
-        """As parse_smoothing reads it."""
+        """Return the form that `parse_smoothing` reads."""
         return f"{self.method}:{self.weight:g}"
 
     def __post_init__(self) -> None:
@@ -59,11 +59,11 @@ class Smoothing:
 
 
 DEFAULTS: Mapping[Method, float] = {"jelinek-mercer": 0.1, "dirichlet": 1000.0}
-"""λ for short queries, and μ, as Anserini takes them."""
+"""Default λ, for short queries, and μ, as in Anserini."""
 
 
 def parse_smoothing(text: str) -> Smoothing | None:
-    """What "dirichlet", "dirichlet:2000", "jelinek-mercer" or "jelinek-mercer:0.7" names; None for "bm25"."""
+    """Return the smoothing that "dirichlet", "dirichlet:2000" or "jelinek-mercer:0.7" names; None for "bm25"."""
     name, colon, weight = text.partition(":")
     if text == "bm25":
         return None
@@ -77,32 +77,32 @@ def parse_smoothing(text: str) -> Smoothing | None:
 
 
 class LanguageModel:
-    """A collection's counts, in memory: 12 bytes for each distinct word of each document.
+    """Counts of a collection in memory: 12 bytes for each distinct word of each document.
 
-    lightir.search.word_likelihood says the same of an index.
+    lightir.search.word_likelihood computes the same scores from an index.
     """
 
     def __init__(self, documents: Iterable[Document], *, analyzer: str = "english") -> None:
-        """Read and cut the documents; their ids must be distinct."""
+        """Read and tokenize the documents; their ids must be distinct."""
         self._analyzer = Analyzer(analyzer)
         self._words: dict[str, int] = {}
         doc_ids: list[str] = []
         rows: list[Ords] = []
         words: list[Ords] = []
         for chunk in _chunks(documents):
-            terms, found = self._analyzer.distinct_terms([document.full_text() for document in chunk])
+            terms, ids = self._analyzer.distinct_terms([document.full_text() for document in chunk])
             numbers = np.array([self._words.setdefault(term, len(self._words)) for term in terms], dtype=np.int64)
-            rows.append(np.repeat(np.arange(len(chunk)) + len(doc_ids), found.lengths))
-            words.append(numbers[found.term_ids] if len(found.term_ids) else np.zeros(0, dtype=np.int64))
+            rows.append(np.repeat(np.arange(len(chunk)) + len(doc_ids), ids.lengths))
+            words.append(numbers[ids.term_ids] if len(ids.term_ids) else np.zeros(0, dtype=np.int64))
             doc_ids += [document.doc_id for document in chunk]
         self.doc_ids = tuple(doc_ids)
         self._ords = {doc_id: doc_ord for doc_ord, doc_id in enumerate(doc_ids)}
         if len(self._ords) < len(doc_ids):
-            raise InvalidInput("a document id stands in the corpus twice")
+            raise InvalidInput("a document id is repeated in the corpus")
         self._count(np.concatenate([np.zeros(0, np.int64), *rows]), np.concatenate([np.zeros(0, np.int64), *words]))
 
     def _count(self, rows: Ords, words: Ords) -> None:
-        """Postings by word: documents and counts; and the lengths of documents."""
+        """Count postings by word, and the lengths of documents."""
         n = max(len(self.doc_ids), 1)
         keys, counts = np.unique(words * n + rows, return_counts=True)
         self._indptr = np.searchsorted(keys // n, np.arange(len(self._words) + 1))
@@ -111,36 +111,36 @@ class LanguageModel:
         self._total = float(len(words))
 
     def search(self, queries: Iterable[Query], k: int, *, smoothing: Smoothing) -> Run:
-        """Each query's k likeliest documents of those that hold one of its words: score down, then doc_id up."""
+        """Return each query's k likeliest documents of those with one of its words: score down, then doc_id up."""
         if k < 1:
             raise InvalidInput(f"k is {k}; at least 1 is needed")
-        found = {}
+        run = {}
         for query in queries:
             scores, touched = self._scores(query.text, smoothing)
-            found[query.query_id] = self._ranking(query.query_id, np.flatnonzero(touched), scores, k)
-        return found
+            run[query.query_id] = self._ranking(query.query_id, np.flatnonzero(touched), scores, k)
+        return run
 
     def rerank(self, run: Run, queries: Iterable[Query], *, smoothing: Smoothing, depth: int | None = None) -> Run:
-        """The run with every score replaced by the query's log likelihood; only each ranking's first `depth` are kept.
+        """Replace every score of a run by the query's log likelihood; keep the first `depth` documents of each ranking.
 
         Raises:
-            NotFound: a document or a query of the run is not there.
+            NotFound: the run names an unknown document or query.
         """
         texts = {query.query_id: query.text for query in queries}
         if missing := sorted(run.keys() - texts.keys()):
             raise NotFound(f"the run names {len(missing)} queries that the queries don't hold, {missing[0]!r} for one")
-        found = {}
+        reranked = {}
         for query_id, ranking in run.items():
             wanted = list(ranking.doc_ids)[:depth]
             if lacking := [doc_id for doc_id in wanted if doc_id not in self._ords]:
                 raise NotFound(f"the run names the document {lacking[0]!r}, which the corpus does not hold")
             scores, _ = self._scores(texts[query_id], smoothing)
             doc_ords = np.array([self._ords[doc_id] for doc_id in wanted], dtype=np.int64)
-            found[query_id] = self._ranking(query_id, doc_ords, scores, len(wanted))
-        return found
+            reranked[query_id] = self._ranking(query_id, doc_ords, scores, len(wanted))
+        return reranked
 
-    def _scores(self, text: str, smoothing: Smoothing) -> tuple[Doubles, npt.NDArray[np.bool_]]:
-        """Every document's log likelihood of the text, and which of them hold one of its words."""
+    def _scores(self, text: str, smoothing: Smoothing) -> tuple[Likelihoods, npt.NDArray[np.bool_]]:
+        """Return every document's log likelihood of the text, and a mask of those that hold one of its words."""
         scores, touched = np.zeros(len(self.doc_ids)), np.zeros(len(self.doc_ids), dtype=np.bool_)
         dirichlet, weight = smoothing.method == "dirichlet", smoothing.weight
         (terms,) = self._analyzer.terms([text])
@@ -155,11 +155,11 @@ class LanguageModel:
             touched[rows] = True
         return scores, touched
 
-    def _ranking(self, query_id: str, doc_ords: Ords, scores: Doubles, k: int) -> Ranking:
+    def _ranking(self, query_id: str, doc_ords: Ords, scores: Likelihoods, k: int) -> Ranking:
         ids = np.array([self.doc_ids[doc_ord] for doc_ord in doc_ords], dtype=object)
         values = scores[doc_ords]
         order = np.lexsort((ids, -values))[:k] if len(ids) else np.zeros(0, dtype=np.int64)
-        return Ranking(query_id, [str(each) for each in ids[order]], values[order])
+        return Ranking(query_id, [str(doc_id) for doc_id in ids[order]], values[order])
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:

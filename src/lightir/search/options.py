@@ -26,7 +26,7 @@ _MODE_EXPECTED = f"expected hybrid, {', '.join(BRANCHES)}, joined by '+'"
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How an index is searched. Every field has a default.
+    """Options of a search. Every field has a default.
 
     Attributes:
         mode: branches to search: "dense", "sparse", "tokens" (BM25; with `smoothing` the query's log likelihood; over
@@ -34,7 +34,7 @@ class SearchOptions:
             tuple of branches. None for "hybrid" if the index has two branches or more, else for its only branch.
             Modes with "hybrid" or "tokens" also find pending documents, see lightir.search.progressive.
         fusion: method that joins the branches: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf",
-            "rrf:K" or "dbsf", see lightir.search.fusion. None for the contract's.
+            "rrf:K" or "dbsf", see lightir.kernel.candidates. None for the contract's.
         weights: weight of each branch. None for the contract's.
         depth: candidate depth, the number of documents that each branch gives to the fusion. None for 200, or for
             1,000 if the fusion measures scores by the lists' ends or spread.

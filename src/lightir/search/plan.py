@@ -1,4 +1,4 @@
-"""Which branches a search uses and what they weigh."""
+"""The plan of a search: its branches and their weights."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions, mode_pa
 from lightir.types import BRANCHES, Branch
 
 DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}
-"""For sets of branches that the contract's fusion has no weights for; they are divided by their sum."""
-
+"""Weights of branches for which the contract's fusion has none; they are divided by their sum."""
 
 DEPTH = 200
-"""Documents that a branch gives to a fusion that longer lists hardly change."""
+"""Candidate depth of a fusion that longer lists hardly change."""
 
 WHOLE_DEPTH = 1000
-"""Documents that a branch gives to a fusion that measures scores by the list's end or spread."""
+"""Candidate depth of a fusion that measures scores by the list's end or spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a search does.
+    """The branches of a search, and how they are joined.
 
     Attributes:
-        branches: in fixed order.
-        fusion: how they are joined; one alone keeps its raw scores.
-        estimates: whether documents that wait for their vectors are ranked by estimates, see
-            lightir.search.progressive; a search of named vector branches alone does not find them.
+        branches: branches in the order of BRANCHES.
+        fusion: method and weights; one branch alone keeps its raw scores.
+        estimates: whether pending documents are ranked by estimates, see lightir.search.progressive; a search of named
+            vector branches alone does not find them.
     """
 
     branches: tuple[Branch, ...]
@@ -40,7 +39,7 @@ class Plan:
 
     @property
     def depth(self) -> int:
-        """Documents that each branch gives to the fusion where nobody says how many; estimates go by lists' spread."""
+        """Default candidate depth; estimates are measured by the lists' spread."""
         return WHOLE_DEPTH if self.estimates else default_depth(self.fusion)
 
 
@@ -58,7 +57,7 @@ def plan(available: tuple[Branch, ...], contract: Contract | None, options: Sear
     default = Fusion() if contract is None else contract.fusion
     method = default if options.fusion is None else parse_fusion(options.fusion)
     weights = cast(Mapping[Branch, float] | None, options.weights)
-    if _waits(available, contract) and "hybrid" in parts and {*parts} <= {"hybrid", "tokens"}:
+    if _all_pending(available, contract) and "hybrid" in parts and {*parts} <= {"hybrid", "tokens"}:
         return Plan(available, Fusion("linear", {"tokens": 1.0}, "none"))
     branches = _branches(parts, available, default, weights)
     lacking = [branch for branch in branches if branch not in available]
@@ -74,20 +73,20 @@ def plan(available: tuple[Branch, ...], contract: Contract | None, options: Sear
 
 
 def default_depth(fusion: Fusion) -> int:
-    """Documents that each branch gives to the fusion where nobody says how many."""
+    """Return the default candidate depth of a fusion."""
     by_list = fusion.method == "dbsf" or (fusion.method == "linear" and fusion.normalization in ("min-max", "z-score"))
     return WHOLE_DEPTH if by_list else DEPTH
 
 
-def _waits(available: tuple[Branch, ...], contract: Contract | None) -> bool:
-    """Whether no document of a model's index has its vectors."""
+def _all_pending(available: tuple[Branch, ...], contract: Contract | None) -> bool:
+    """Whether all documents of a model's index are pending."""
     return contract is not None and available == ("tokens",)
 
 
 def _parts(available: tuple[Branch, ...], contract: Contract | None, mode: Mode) -> Sequence[str]:
     if mode is not None:
         return mode_parts(mode)
-    return ("hybrid",) if len(available) > 1 or _waits(available, contract) else available
+    return ("hybrid",) if len(available) > 1 or _all_pending(available, contract) else available
 
 
 def _branches(
@@ -109,8 +108,8 @@ def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
 
 
 def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[Branch, float]:
-    said = {branch for branch, weight in default.weights.items() if weight > 0}
-    if said == set(branches):
+    weighted = {branch for branch, weight in default.weights.items() if weight > 0}
+    if weighted == set(branches):
         return {branch: default.weights[branch] for branch in branches}
     total = sum(DEFAULT_WEIGHTS[branch] for branch in branches)
     return {branch: DEFAULT_WEIGHTS[branch] / total for branch in branches}

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lightir.kernel import DocOrds
-from lightir.search.fusion import BranchList, PairScores
+from lightir.kernel.candidates import BranchList
+from lightir.search.branches import BranchSearch
 from lightir.types import Branch
 from lightir.vectors import Floats
 
@@ -74,40 +74,50 @@ def fitted(tokens: Floats, scores: Floats, listed: Floats, most: float) -> Line:
     return Line(mean + mean_y - slope * mean_x, slope / most)
 
 
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """One query's lists and pair scores with estimates of pending documents in the vector branches.
+
+    Attributes:
+        lists: the lists to fuse.
+        pair_scores: function of a branch and doc_ords that returns their scores.
+    """
+
+    lists: Mapping[Branch, BranchList]
+    pair_scores: Callable[[Branch, DocOrds], Floats]
+
+
 def with_estimates(
-    lists: Mapping[Branch, BranchList],
-    tokens: BranchList,
-    pair_scores: PairScores,
-    *,
-    pending: Callable[[DocOrds], npt.NDArray[np.bool_]],
-    best: Callable[[BranchList, BranchList], BranchList],
-) -> tuple[dict[Branch, BranchList], PairScores]:
-    """One query's lists and pair scores with estimates in them wherever a vector branch is asked of a pending document.
+    searched: BranchSearch, query: int, lists: Mapping[Branch, BranchList], tokens: BranchList, depth: int
+) -> Estimates:
+    """Put estimates of pending documents into one query's lists.
 
     Args:
+        searched: the batch of queries.
+        query: the query's number in it.
         lists: the lists to fuse; those of vector branches hold encoded documents alone.
         tokens: the tokens branch's list, whether it is fused or not.
-        pair_scores: the branches' scores of given documents.
-        pending: (n,) whether documents wait for their vectors.
-        best: the best documents of two lists of different ones, as many as a branch's list may have, in the order of
-            a ranking.
+        depth: maximum length of a list.
     """
-    waits = pending(tokens.doc_ords)
-    known, waiting = BranchList(tokens.doc_ords[~waits], tokens.scores[~waits]), tokens.doc_ords[waits]
-    most = float(tokens.scores[0]) if len(tokens.scores) else 1.0
-    lines = {
-        branch: fitted(known.scores, pair_scores(branch, known.doc_ords), found.scores, most)
-        for branch, found in lists.items()
-        if branch != "tokens"
-    }
+    pending = searched.view.waits[tokens.doc_ords]
+    encoded_docs, pending_docs = tokens.doc_ords[~pending], tokens.doc_ords[pending]
+    best_tokens = float(tokens.scores[0]) if len(tokens.scores) else 1.0
 
-    def estimated_pairs(branch: Branch, doc_ords: DocOrds) -> Floats:
-        scores = pair_scores(branch, doc_ords)
-        if branch in lines and (among := pending(doc_ords)).any():
+    def line_of(branch: Branch) -> Line:
+        scores = searched.pair_scores(branch, encoded_docs, query)
+        return fitted(tokens.scores[~pending], scores, lists[branch].scores, best_tokens)
+
+    lines = {branch: line_of(branch) for branch in lists if branch != "tokens"}
+
+    def pair_scores(branch: Branch, doc_ords: DocOrds) -> Floats:
+        scores = searched.pair_scores(branch, doc_ords, query)
+        if branch in lines and (among := searched.view.waits[doc_ords]).any():
             scores = scores.copy()
-            scores[among] = lines[branch].at(pair_scores("tokens", doc_ords[among]))
+            scores[among] = lines[branch].at(searched.pair_scores("tokens", doc_ords[among], query))
         return scores
 
-    estimates = {branch: BranchList(waiting, line.at(tokens.scores[waits])) for branch, line in lines.items()}
-    extended = {branch: best(found, estimates[branch]) if branch in lines else found for branch, found in lists.items()}
-    return extended, estimated_pairs
+    extended = dict(lists)
+    for branch, line in lines.items():
+        estimates = BranchList(pending_docs, line.at(tokens.scores[pending]))
+        extended[branch] = searched.merge([lists[branch], estimates], depth)
+    return Estimates(extended, pair_scores)

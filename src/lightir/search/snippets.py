@@ -1,4 +1,4 @@
-"""The part of a document's text that shows why it was found."""
+"""Snippets: the passage of a document that matches a query best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightir.analysis import Analyzer, Occurrence
 
 SNIPPET_CHARACTERS = 240
 SEARCHED_CHARACTERS = 1_000_000
-"""How far into a document passages are looked for, so that a page of huge documents is no long wait."""
+"""Number of characters of a document that are searched, so that huge documents cost little."""
 
 _LEAD = 40  # characters in front of the first match
 
@@ -20,8 +20,8 @@ class Snippet:
     """A passage of a text.
 
     Attributes:
-        text: white space is made single blanks; "…" stands where text was left out.
-        highlights: where in it the query's terms stand: start and end of each, ascending, without overlap.
+        text: the passage; runs of white space become single blanks, and "…" marks omitted text.
+        highlights: start and end of each match in the passage, ascending, without overlap.
     """
 
     text: str
@@ -29,10 +29,10 @@ class Snippet:
 
 
 def snippet(text: str, query: str, analyzer: Analyzer, *, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """The passage of about `length` characters with the most different query terms; the earliest one among equals.
+    """Return the passage of about `length` characters with the most different query terms; ties go to the earliest.
 
     Terms match as they do in the index: stems match stems, and Chinese matches by characters and pairs. Without a
-    match, and where the first match is beyond SEARCHED_CHARACTERS: the beginning.
+    match in the first SEARCHED_CHARACTERS the passage is the beginning of the text.
     """
     text = " ".join(text[:SEARCHED_CHARACTERS].split())
     matches = analyzer.occurrences(text, frozenset(analyzer.terms([query])[0]))
@@ -40,13 +40,13 @@ def snippet(text: str, query: str, analyzer: Analyzer, *, length: int = SNIPPET_
     before, after = "…" if start else "", "…" if end < len(text) else ""
     shift = len(before) - start
     inside = tuple(
-        (each.start + shift, each.end + shift) for each in matches if start <= each.start and each.end <= end
+        (match.start + shift, match.end + shift) for match in matches if start <= match.start and match.end <= end
     )
     return Snippet(f"{before}{text[start:end]}{after}", inside)
 
 
 def _passage(text: str, matches: Sequence[Occurrence], length: int) -> tuple[int, int]:
-    """Where the passage starts and ends: between words where there are blanks near."""
+    """Return the start and end of the passage, between words if blanks are near."""
     first = _best_start(matches, length - _LEAD)
     start = max(0, first - _LEAD)
     if start:
@@ -59,7 +59,7 @@ def _passage(text: str, matches: Sequence[Occurrence], length: int) -> tuple[int
 
 
 def _best_start(matches: Sequence[Occurrence], length: int) -> int:
-    """Where the first window of so many characters begins that holds the most different terms; 0 without matches."""
+    """Return the start of the first window of `length` characters with the most different terms; 0 without matches."""
     best, start, last = 0, 0, 0
     within: Counter[str] = Counter()
     for i, first in enumerate(matches):

@@ -1,14 +1,14 @@
 """Query likelihood of counted words over a view of an index: the tokens branch as a language model instead of BM25.
 
-The definitions are those of lightir.search.language_model, whose `LanguageModel` is the slow twin. An index keeps every
-document's counts and length; what depends on the collection, p(w|C), is counted over the live documents, so that any
-history gives the bits of an index built at once. With t over a query's distinct words, c_t their counts in it, and
+lightir.search.language_model defines the scores; its `LanguageModel` is the slow twin. An index stores the counts and
+length of every document. p(w|C) is counted over the live documents, so an index of any history gives the bits of an
+index built at once. With t over a query's distinct words, c_t their counts in it, and
 n = Σ c_t:
 
     Jelinek-Mercer:  Σ c_t [ln(1 + (1 - λ) tf / (|d| λ p(t|C))) + ln(λ p(t|C))]
     Dirichlet:       Σ c_t [ln(1 + tf / (μ p(t|C))) + ln(μ p(t|C))] - n ln(|d| + μ)
 
-It is numpy, term by term over postings, in double precision: made for comparing, not for speed.
+The computation is numpy, term by term over postings, in double precision: for comparisons, not for speed.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ import numpy.typing as npt
 from lightir.index import TokenQueries, View
 from lightir.index.segments.columns import Mask
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings
-from lightir.search.fusion import BranchList
+from lightir.kernel.candidates import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.vectors import Floats
 
-Doubles = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+Sums = npt.NDArray[np.float64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 class WordLikelihood:
     """A batch of queries over one view."""
 
     def __init__(self, view: View, queries: TokenQueries, smoothing: Smoothing) -> None:
-        """Count what the collection has of the queries' words.
+        """Count the queries' words in the collection.
 
         Args:
-            view: with a tokens branch that counts.
-            queries: their weights are the words' counts.
-            smoothing: how documents' words are mixed with the collection's.
+            view: view with a tokens branch of counts.
+            queries: query terms, whose weights are counts.
+            smoothing: method and weight.
         """
         self._view = view
         self._queries = queries
         self._smoothing = smoothing
-        total = sum(each.total_length for each in view.segments)
-        found = np.array([self._in_collection(term) for term in range(len(queries.terms))], dtype=np.float64)
-        self._alone = smoothing.weight * found / (total or 1)  # λ p(t|C) or μ p(t|C)
+        total = sum(live.total_length for live in view.segments)
+        counts = np.array([self._in_collection(term) for term in range(len(queries.terms))], dtype=np.float64)
+        self._alone = smoothing.weight * counts / (total or 1)  # λ p(t|C) or μ p(t|C)
 
     def top(self, query: int, k: int, matching: Sequence[Mask] | None) -> BranchList:
-        """The k likeliest documents of those that hold one of the query's words, with all that tie with the last.
+        """Return the k likeliest documents of those with one of the query's words, with all that tie with the last.
 
         Args:
-            query: its position in the batch.
-            k: number wanted.
-            matching: for each segment the documents that may be found; None for all.
+            query: number of the query in the batch.
+            k: number of documents.
+            matching: masks of the documents that may be found, one per segment; None for all.
         """
         doc_ords, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
-        for position, each in enumerate(self._view.segments):
+        for position, live in enumerate(self._view.segments):
             sums, holds = self._sums(position, query)
-            holds &= each.live
+            holds &= live.live
             if matching is not None:
                 holds &= matching[position]
-            places = np.flatnonzero(holds)
-            doc_ords.append(places + each.first_ord)
-            scores.append(self._finished(sums[places], position, places, query))
+            rows = np.flatnonzero(holds)
+            doc_ords.append(rows + live.first_ord)
+            scores.append(self._finished(sums[rows], position, rows, query))
         return _best_and_ties(np.concatenate(doc_ords), np.concatenate(scores), k)
 
     def scores(self, doc_ords: DocOrds, query: int) -> Floats:
-        """The likelihoods of some documents, (n,) float32, whether they hold a word of the query or none."""
+        """Return (n,) float32 likelihoods of some documents, whether they hold a word of the query or not."""
         at, places = self._view.locate(doc_ords)
         scores = np.zeros(len(doc_ords), dtype=np.float32)
         for position in np.unique(at).tolist():
@@ -78,43 +78,42 @@ class WordLikelihood:
         return scores
 
     def terms(self, doc_ord: int, query: int) -> tuple[npt.NDArray[np.uint32], Floats]:
-        """The query's words, as places among the batch's terms, and ln p(w|d) of each."""
-        at, places = self._view.locate(np.array([doc_ord], dtype=np.uint32))
-        position, place = int(at[0]), places.astype(np.int64)
+        """Return the query's words, as positions among the batch's terms, and ln p(w|d) of each."""
+        at, rows = self._view.locate(np.array([doc_ord], dtype=np.uint32))
+        position, row = int(at[0]), rows.astype(np.int64)
         term_ids, _ = self._queries.vectors.row(query)
         told = []
         for term in term_ids.tolist():
             sums, _ = self._sums_of(position, {term: 1.0})
-            told.append(float(sums[place][0] + self._constants(position, place, {term: 1.0})[0]))
+            told.append(float(sums[row][0] + self._constants(position, row, {term: 1.0})[0]))
         return term_ids, np.array(told, dtype=np.float32)
 
     def _counted(self, query: int) -> dict[int, float]:
-        """The query's words, as places among the batch's terms in ascending order, and how often each comes."""
+        """Return the query's words, as ascending positions among the batch's terms, and their counts."""
         term_ids, counts = self._queries.vectors.row(query)
         return dict(zip(term_ids.tolist(), counts.astype(float).tolist(), strict=True))
 
-    def _sums(self, position: int, query: int) -> tuple[Doubles, Mask]:
+    def _sums(self, position: int, query: int) -> tuple[Sums, Mask]:
         return self._sums_of(position, self._counted(query))
 
-    def _sums_of(self, position: int, words: dict[int, float]) -> tuple[Doubles, Mask]:
-        """For each of a segment's documents what its own words add to the likelihood, and whether it holds one."""
+    def _sums_of(self, position: int, words: dict[int, float]) -> tuple[Sums, Mask]:
+        """Return the part of the likelihood from each document's own words, and a mask of those that hold one."""
         segment = self._view.segments[position].segment
         sums, holds = np.zeros(len(segment)), np.zeros(len(segment), dtype=np.bool_)
         for term, count in words.items():
-            places, found = self._postings(position, term)
-            own = found
+            rows, own = self._postings(position, term)
             if self._smoothing.method == "jelinek-mercer":
-                own = (1 - self._smoothing.weight) * found / segment.lengths[places]
-            sums[places] += count * np.log1p(own / self._alone[term])
-            holds[places] = True
+                own = (1 - self._smoothing.weight) * own / segment.lengths[rows]
+            sums[rows] += count * np.log1p(own / self._alone[term])
+            holds[rows] = True
         return sums, holds
 
-    def _finished(self, sums: Doubles, position: int, places: Places, query: int) -> Floats:
+    def _finished(self, sums: Sums, position: int, places: RowNumbers, query: int) -> Floats:
         constants = self._constants(position, places, self._counted(query))
         return (sums + constants).astype(np.float32)
 
-    def _constants(self, position: int, places: Places, words: dict[int, float]) -> Doubles:
-        """The likelihoods of documents with none of the words, by their lengths."""
+    def _constants(self, position: int, places: RowNumbers, words: dict[int, float]) -> Sums:
+        """Return the likelihoods of documents without any of the words, by their lengths."""
         constant = sum(count * float(np.log(self._alone[term])) for term, count in words.items())
         constants = np.full(len(places), constant, dtype=np.float64)
         if self._smoothing.method == "dirichlet":
@@ -123,24 +122,24 @@ class WordLikelihood:
         return constants
 
     def _in_collection(self, term: int) -> float:
-        """How often a term occurs in the documents that are there."""
-        found = 0.0
-        for position, each in enumerate(self._view.segments):
-            places, counts = self._postings(position, term)
-            found += float(counts[each.live[places]].sum() if each.deleted is not None else counts.sum())
-        return found
+        """Return the count of a term in the live documents."""
+        total = 0.0
+        for position, live in enumerate(self._view.segments):
+            rows, counts = self._postings(position, term)
+            total += float(counts[live.live[rows]].sum() if live.deleted is not None else counts.sum())
+        return total
 
-    def _postings(self, position: int, term: int) -> tuple[Places, Doubles]:
-        """The documents of a segment that hold a term, ascending, and how often; deleted ones too."""
-        place = int(self._queries.places[position][term])
+    def _postings(self, position: int, term: int) -> tuple[RowNumbers, Sums]:
+        """Return the rows of a segment that hold a term, ascending, and its counts; deleted ones too."""
+        term_id = int(self._queries.places[position][term])
         counts = self._view.segments[position].segment.counts
-        if place < 0 or counts is None:
+        if term_id < 0 or counts is None:
             return np.zeros(0, np.int64), np.zeros(0)
-        return _of_term(counts, place)
+        return _of_term(counts, term_id)
 
 
-def _of_term(postings: Postings, term_id: int) -> tuple[Places, Doubles]:
-    """A term's documents, ascending, and its weights there."""
+def _of_term(postings: Postings, term_id: int) -> tuple[RowNumbers, Sums]:
+    """Return the rows that hold a term, ascending, and its weights."""
     at = int(np.searchsorted(postings.term_ids, term_id))
     if at == len(postings.term_ids) or postings.term_ids[at] != term_id:
         return np.zeros(0, np.int64), np.zeros(0)
@@ -151,8 +150,8 @@ def _of_term(postings: Postings, term_id: int) -> tuple[Places, Doubles]:
     return blocks * BLOCK_SIZE + postings.offsets[span], postings.weights[span].astype(np.float64)
 
 
-def _best_and_ties(doc_ords: Places, scores: Floats, k: int) -> BranchList:
-    """The k best and those that tie with the last of them: score down, then doc_ord up."""
+def _best_and_ties(doc_ords: RowNumbers, scores: Floats, k: int) -> BranchList:
+    """Return the k best and those that tie with the last of them: score down, then doc_ord up."""
     if k < len(scores):
         kept = scores >= np.partition(scores, len(scores) - k)[len(scores) - k]
         doc_ords, scores = doc_ords[kept], scores[kept]

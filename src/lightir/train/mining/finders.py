@@ -12,6 +12,7 @@ from typing import Protocol
 from lightir.data import Dataset
 from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.search import DEFAULT_OPTIONS, Searcher, SearchOptions
+from lightir.search.index_evaluation import Ranker
 from lightir.search.language_model import Smoothing
 from lightir.search.plan import WHOLE_DEPTH
 from lightir.types import Query, Run
@@ -30,7 +31,7 @@ class Finder(Protocol):
 class IndexFinder:
     """A searcher with fixed options."""
 
-    def __init__(self, searcher: Searcher, options: SearchOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(self, searcher: Ranker, options: SearchOptions = DEFAULT_OPTIONS) -> None:
         """Fix all options except the depth."""
         self._searcher, self._options = searcher, options
 

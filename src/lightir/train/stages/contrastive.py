@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightir.contract import Fusion
 from lightir.data import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
@@ -22,7 +23,7 @@ from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, LossWeig
 from lightir.train.run.loop import run_stage
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.contrastive_batch import batch_losses
-from lightir.train.stages.development import Development, fuse, measured, ndcg
+from lightir.train.stages.development import Development, measured, ndcg_of_fusion, ndcg_of_scores
 from lightir.train.stages.head_fitting import fit_heads, refit_bias
 from lightir.train.stages.losses import similarity
 from lightir.train.stages.sparsity import SparsityControl
@@ -192,8 +193,11 @@ def measure(retriever: LightRetriever, development: Development, recipe: Contras
         if by_model:
             full = torch.cat([retriever.sparse_from(*states) for states in queries])[: len(texts)]
             scores["symmetric_sparse"] = similarity(full, sparse)
-    arrays = _with_hybrids({name: value.float().cpu().numpy() for name, value in scores.items()}, recipe)
-    return {name: ndcg(value, development.grades) for name, value in arrays.items()}
+    arrays = {name: value.float().cpu().numpy() for name, value in scores.items()}
+    return {
+        **{name: ndcg_of_scores(value, development.grades) for name, value in arrays.items()},
+        **_hybrid_measures(arrays, development.grades, contract.fusion),
+    }
 
 
 def _documents(
@@ -216,16 +220,14 @@ def _documents(
     return dense_rows, sparse_rows
 
 
-def _with_hybrids(arrays: dict[str, Floats], recipe: ContrastiveRecipe) -> dict[str, Floats]:
-    """Add the fused scores of light and of full queries to the branches' scores."""
-    arrays = dict(arrays)
-    if "dense" in arrays and "sparse" in arrays:
-        arrays["hybrid"] = fuse({name: arrays[name] for name in ("dense", "sparse")}, recipe.fusion.weights)
-    if "symmetric" in arrays and "sparse" in arrays:
-        arrays["symmetric_hybrid"] = fuse(
-            {"dense": arrays["symmetric"], "sparse": arrays["sparse"]}, recipe.fusion.weights
-        )
-    return arrays
+def _hybrid_measures(arrays: Mapping[str, Floats], grades: Floats, fusion: Fusion) -> dict[str, float]:
+    """Return nDCG@10 of the dense and sparse branches joined as the model's searches join them."""
+    hybrids = {"hybrid": "dense", "symmetric_hybrid": "symmetric"}
+    return {
+        name: ndcg_of_fusion({"dense": arrays[dense], "sparse": arrays["sparse"]}, grades, fusion)
+        for name, dense in hybrids.items()
+        if dense in arrays and "sparse" in arrays
+    }
 
 
 def _chunks(values: Sequence[Any], size: int, full: bool) -> Iterator[list[Any]]:

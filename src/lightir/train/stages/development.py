@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lightir.contract import Fusion
 from lightir.data.dataset import Dataset
 from lightir.errors import InvalidInput
+from lightir.eval.ndcg import ndcg
+from lightir.kernel import DocOrds
+from lightir.kernel.candidates import BoundBranch, BranchList, Candidates, CandidateSearch, GivenLists, Request
+from lightir.kernel.segments import DenseSegments
+from lightir.search.plan import default_depth
+from lightir.search.prepared import scale_of
 from lightir.train.run.stage import DevelopmentResult
-from lightir.types import Document, Query
+from lightir.types import BRANCHES, Branch, Document, Query
 
 logger = logging.getLogger(__name__)
+
+CUTOFF = 10
 
 ScoreMatrix = npt.NDArray[np.float32]
 
@@ -72,35 +80,72 @@ def load_development(dataset: Dataset, split: str, *, queries: int, documents: i
     )
 
 
-def ndcg(scores: ScoreMatrix, grades: ScoreMatrix, *, k: int = 10) -> float:
-    """Mean nDCG@k with linear gains, as trec_eval; ties go to the smaller position; 0 without queries.
+def ndcg_of_scores(scores: ScoreMatrix, grades: ScoreMatrix) -> float:
+    """Return mean nDCG@10 of the rankings by score; ties go to the smaller position; 0 without queries.
 
     Args:
         scores: (n, m).
         grades: (n, m), one above 0 in every row.
-        k: depth.
     """
     if not len(scores):
         return 0.0
-    depth = min(k, scores.shape[1])
-    discounts = np.asarray([1 / math.log2(rank + 2) for rank in range(depth)])
-    top = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-    gained = (np.take_along_axis(grades, top, axis=1) * discounts).sum(axis=1)
-    ideal = (-np.sort(-grades, axis=1)[:, :depth] * discounts).sum(axis=1)
-    return float(np.mean(gained / ideal))
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(1, scores.shape[1] + 1)[None], axis=1)
+    return _mean_ndcg(ranks, grades)
 
 
-def fuse(branches: Mapping[str, ScoreMatrix], weights: Mapping[str, float]) -> ScoreMatrix:
-    """The weighted sum of each branch's scores, which are at least 0, over their largest: a search's "max"."""
-    total: ScoreMatrix | None = None
-    for name, scores in branches.items():
-        above: ScoreMatrix = np.maximum(scores, np.float32(0))
-        most: ScoreMatrix = above.max(axis=1, keepdims=True)
-        scaled = (above / np.where(most > 0, most, 1) * weights.get(name, 0.0)).astype(np.float32)
-        total = scaled if total is None else total + scaled
-    if total is None:
-        raise ValueError("no branch to fuse")
-    return np.asarray(total, dtype=np.float32)
+def ndcg_of_fusion(branches: Mapping[Branch, ScoreMatrix], grades: ScoreMatrix, fusion: Fusion) -> float:
+    """Return mean nDCG@10 of the rankings that a search gives for the branches' scores; 0 without queries.
+
+    Args:
+        branches: (n, m) scores of each branch. The sparse branch finds documents with a score above 0.
+        grades: (n, m), one above 0 in every row.
+        fusion: method and weights; a branch without a weight does not count.
+    """
+    if not len(grades):
+        return 0.0
+    ranks = np.zeros(grades.shape, dtype=np.int64)
+    for row, candidates in zip(ranks, fused(branches, fusion, k=CUTOFF), strict=True):
+        row[candidates.doc_ords] = np.arange(1, len(candidates) + 1)
+    return _mean_ndcg(ranks, grades)
+
+
+def fused(branches: Mapping[Branch, ScoreMatrix], fusion: Fusion, *, k: int) -> list[Candidates]:
+    """Return each query's k best documents by the fusion of a search; document j has doc_ord j.
+
+    Args:
+        branches: (n, m) scores of each branch.
+        fusion: method and weights.
+        k: number of documents.
+    """
+    depth = max(k, default_depth(fusion))
+    names = [branch for branch in BRANCHES if branch in branches]
+    n_documents = branches[names[0]].shape[1]
+    bound = [BoundBranch(name, DenseSegments([None], [n_documents]), fusion.weights.get(name, 0.0)) for name in names]
+
+    def listed(branch: Branch) -> GivenLists:
+        scores = np.ascontiguousarray(branches[branch], dtype=np.float32)
+
+        def score(query: int, doc_ords: DocOrds) -> ScoreMatrix:
+            return np.asarray(scores[query, doc_ords], dtype=np.float32)
+
+        return GivenLists.join([_best(row, depth, every=branch == "dense") for row in scores], score)
+
+    search = CandidateSearch(bound, scale=scale_of(fusion), rrf_k=fusion.rrf_k)
+    return search.search([None] * len(names), Request(k, depth), lists=[listed(name) for name in names])
+
+
+def _best(scores: ScoreMatrix, k: int, *, every: bool) -> BranchList:
+    """Return the k best documents, of all or of those that score above 0; ties go to the smaller position."""
+    order = np.argsort(-scores, kind="stable")
+    order = order[:k] if every else order[scores[order] > 0][:k]
+    return BranchList(order.astype(np.uint32), scores[order])
+
+
+def _mean_ndcg(ranks: npt.NDArray[np.int64], grades: ScoreMatrix) -> float:
+    pairs = zip(ranks, grades.astype(np.float64), strict=True)
+    return float(np.mean([ndcg(row, own, k=CUTOFF) for row, own in pairs]))
 
 
 def mean_measures(per_set: Sequence[Mapping[str, float]]) -> dict[str, float]:

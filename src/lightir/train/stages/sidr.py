@@ -30,7 +30,7 @@ from lightir.train.recipes.sidr_recipe import SidrHeadRecipe, SidrRecipe
 from lightir.train.run.loop import run_stage
 from lightir.train.run.processes import gather, rank, world_size
 from lightir.train.run.stage import DevelopmentResult
-from lightir.train.stages.development import Development, measured, ndcg
+from lightir.train.stages.development import Development, measured, ndcg_of_scores
 from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.losses import similarity, two_way_loss
 from lightir.train.stages.sidr_retrieval import BagOfTokens
@@ -291,4 +291,4 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
         pad_to = LIGHT_TOKENS_STEP if recipe.model.compile else 1
         light = light_queries(retriever, texts, pad_to=pad_to)
         scores |= {"light_full": similarity(light, documents), "light_beta": similarity(light, bags)}
-    return {name: ndcg(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}
+    return {name: ndcg_of_scores(value.float().cpu().numpy(), development.grades) for name, value in scores.items()}

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bind_query.hpp"
+#include "candidates.hpp"
 #include "fusion.hpp"
 #include "parallel.hpp"
 #include "python_arrays.hpp"
@@ -79,24 +80,10 @@ public:
         }
     }
 
-    nb::tuple top_k(nb::handle queries, size_t k, size_t n_threads, nb::handle allowed) const {
-        const Array vectors(queries, "queries", 2);
-        const Span<float> values = vectors.span<float>();
-        check_dim(vectors.size(1));
-        const AllowedOfAll filter(allowed, firsts_);
-        std::vector<std::vector<Hit>> hits;
-        {
-            nb::gil_scoped_release released;
-            hits = segments_top_k(firsts_, segments_, values.data, vectors.size(0), vectors.size(1), k, n_threads,
-                                  filter.bitmaps);
-        }
-        return to_numpy(hits);
-    }
-
-    // One query's best documents, none for a query of zeros, which has no direction; the GIL need not be held.
-    std::vector<Hit> best(Span<float> query, size_t k, size_t n_threads, const std::vector<Bitmap>& allowed) const {
-        if (std::all_of(query.begin(), query.end(), [](float value) { return value == 0.0f; })) return {};
-        return std::move(segments_top_k(firsts_, segments_, query.data, 1, query.size, k, n_threads, allowed)[0]);
+    // Returns each query's best documents; the GIL need not be held.
+    std::vector<std::vector<Hit>> top(const float* queries, size_t n_queries, size_t dim, size_t k, size_t n_threads,
+                                      const std::vector<Bitmap>& allowed) const {
+        return segments_top_k(firsts_, segments_, queries, n_queries, dim, k, n_threads, allowed);
     }
 
     // The query must not be wider than the rows.
@@ -134,41 +121,9 @@ public:
         return std::make_unique<SparseScorer>(firsts_, segments_, query, saturation);
     }
 
-    nb::tuple top_k(nb::handle query_indptr, nb::handle term_ids, nb::handle weights, nb::handle places, double mean,
-                    size_t k, size_t n_threads, nb::handle allowed) const {
-        const Array pointers(query_indptr, "query_indptr", 1), terms(term_ids, "query_term_ids", 1);
-        const Array values(weights, "query_weights", 1);
-        const Span<int64_t> indptr = pointers.span<int64_t>();
-        SegmentedQuery all{terms.span<uint32_t>(), values.span<float>()};
-        same_length("query_term_ids and query_weights", all.term_ids.size, all.weights.size);
-        check_indptr(indptr, all.term_ids.size, "query_indptr");
-        std::unique_ptr<Array> kept;
-        if (!places.is_none()) {
-            kept = std::make_unique<Array>(places, "places", 2);
-            same_length("places and segments", kept->size(0), n_segments());
-            all.places = kept->span<int64_t>();
-            all.width = kept->size(1);
-        }
-        const AllowedOfAll filter(allowed, firsts_);
-        Saturation saturation = saturation_;
-        saturation.mean = mean;
-        std::vector<std::vector<Hit>> hits(indptr.size - 1);
-        {
-            nb::gil_scoped_release released;
-            parallel_for(hits.size(), n_threads, [&](size_t q) {
-                const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
-                SegmentedQuery query = all;
-                query.term_ids = {all.term_ids.data + begin, size};
-                query.weights = {all.weights.data + begin, size};
-                hits[q] = segments_top_k(firsts_, segments_, query, saturation, k, filter.bitmaps);
-            });
-        }
-        return to_numpy(hits);
-    }
-
-    // One query's best documents; the GIL need not be held.
-    std::vector<Hit> best(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed,
-                          Watched* watched) const {
+    // Returns one query's best documents; the GIL need not be held.
+    std::vector<Hit> top(const SegmentedQuery& query, double mean, size_t k, const std::vector<Bitmap>& allowed,
+                         Watched* watched) const {
         Saturation saturation = saturation_;
         saturation.mean = mean;
         return segments_top_k(firsts_, segments_, query, saturation, k, allowed, watched);
@@ -284,55 +239,116 @@ inline const Documents& documents_of(nb::handle branch) {
     return nb::cast<const SparseSegments&>(branch);
 }
 
-// A branch's documents with a query for them, and the arrays that it borrows.
-class BranchQuery {
+// A batch of queries for one branch's documents.
+class DocumentQueries : public BranchQueries {
 public:
-    // The part of a text's vectors that is for these documents; borrows them.
-    BranchQuery(nb::handle branch, const QueryOfText& query) {
-        if (nb::isinstance<DenseSegments>(branch)) {
-            dense_ = &nb::cast<const DenseSegments&>(branch);
-            vector_ = {query.dense.data(), query.dense.size()};
-            dense_->check_dim(vector_.size);
-            return;
-        }
-        sparse_ = &nb::cast<const SparseSegments&>(branch);
-        const SparseQueries& counts = query.sparse;
-        terms_ = {{counts.term_ids.data(), counts.term_ids.size()}, {counts.weights.data(), counts.weights.size()}};
+    virtual size_t size() const = 0;
+    virtual const Documents& documents() const = 0;
+
+    // The documents that may be found, one bitmap per segment; null before it is set, and then `top` must not be called.
+    const std::vector<Bitmap>* allowed = nullptr;
+};
+
+class DenseQueries : public DocumentQueries {
+public:
+    DenseQueries(const DenseSegments& rows, Span<float> vectors, size_t n_queries, size_t dim)
+        : rows_(rows), vectors_(vectors), n_(n_queries), dim_(dim), lists_(n_queries) {
+        rows_.check_dim(dim);
     }
 
-    // (DenseSegments, query) or (SparseSegments, term_ids, weights, places | None, mean).
-    explicit BranchQuery(const nb::tuple& given) {
+    size_t size() const override { return n_; }
+    const Documents& documents() const override { return rows_; }
+
+    // All queries share one reading of the rows. A query of zeros has no direction, and finds nothing.
+    void prepare(size_t k, size_t n_threads) override {
+        std::vector<size_t> directed;
+        for (size_t q = 0; q < n_; ++q) {
+            const float* vector = vectors_.data + q * dim_;
+            if (std::any_of(vector, vector + dim_, [](float value) { return value != 0.0f; })) directed.push_back(q);
+        }
+        if (directed.size() == n_) {
+            lists_ = rows_.top(vectors_.data, n_, dim_, k, n_threads, *allowed);
+            return;
+        }
+        std::vector<float> some;
+        for (const size_t q : directed) {
+            some.insert(some.end(), vectors_.data + q * dim_, vectors_.data + (q + 1) * dim_);
+        }
+        auto lists = rows_.top(some.data(), directed.size(), dim_, k, n_threads, *allowed);
+        for (size_t i = 0; i < directed.size(); ++i) lists_[directed[i]] = std::move(lists[i]);
+    }
+
+    std::vector<Hit> top(size_t query, size_t, Watched*) override { return std::move(lists_[query]); }
+
+    std::unique_ptr<Scorer> scorer(size_t query) const override {
+        return rows_.scorer({vectors_.data + query * dim_, dim_});
+    }
+
+private:
+    const DenseSegments& rows_;
+    Span<float> vectors_;
+    size_t n_, dim_;
+    std::vector<std::vector<Hit>> lists_;
+};
+
+class TermQueries : public DocumentQueries {
+public:
+    // terms: of all queries; query i has terms indptr[i] to indptr[i + 1].
+    TermQueries(const SparseSegments& rows, Span<int64_t> indptr, const SegmentedQuery& terms, double mean)
+        : rows_(rows), indptr_(indptr), terms_(terms), mean_(mean) {}
+
+    size_t size() const override { return indptr_.size - 1; }
+    const Documents& documents() const override { return rows_; }
+
+    std::vector<Hit> top(size_t query, size_t k, Watched* watched) override {
+        return rows_.top(terms(query), mean_, k, *allowed, watched);
+    }
+
+    std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
+
+private:
+    SegmentedQuery terms(size_t query) const {
+        const size_t begin = static_cast<size_t>(indptr_[query]), n = static_cast<size_t>(indptr_[query + 1]) - begin;
+        SegmentedQuery out = terms_;
+        out.term_ids = {terms_.term_ids.data + begin, n};
+        out.weights = {terms_.weights.data + begin, n};
+        return out;
+    }
+
+    const SparseSegments& rows_;
+    Span<int64_t> indptr_;
+    SegmentedQuery terms_;
+    double mean_;
+};
+
+// A batch of queries from Python, and the arrays that it borrows: (DenseSegments, (n, dim) vectors), or (SparseSegments,
+// indptr, term_ids, weights, places | None, mean).
+class GivenQueries {
+public:
+    explicit GivenQueries(const nb::tuple& given) {
         if (given.size() == 2) {
-            dense_ = &nb::cast<const DenseSegments&>(given[0]);
-            const Array& query = keep(given[1], "query", 1);
-            vector_ = query.span<float>();
-            dense_->check_dim(vector_.size);
+            const Array& vectors = keep(given[1], "queries", 2);
+            queries = std::make_unique<DenseQueries>(nb::cast<const DenseSegments&>(given[0]), vectors.span<float>(),
+                                                     vectors.size(0), vectors.size(1));
             return;
         }
-        if (given.size() != 5) throw InvalidInput("a branch's query must have 2 or 5 parts");
-        sparse_ = &nb::cast<const SparseSegments&>(given[0]);
-        terms_ = {keep(given[1], "term_ids", 1).span<uint32_t>(), keep(given[2], "weights", 1).span<float>()};
-        same_length("query_term_ids and query_weights", terms_.term_ids.size, terms_.weights.size);
-        if (!given[3].is_none()) {
-            const Array& places = keep(given[3], "places", 2);
-            same_length("places and segments", places.size(0), sparse_->n_segments());
-            terms_.places = places.span<int64_t>();
-            terms_.width = places.size(1);
+        if (given.size() != 6) throw InvalidInput("a branch's queries must have 2 or 6 parts");
+        const auto& rows = nb::cast<const SparseSegments&>(given[0]);
+        const Span<int64_t> indptr = keep(given[1], "query_indptr", 1).span<int64_t>();
+        SegmentedQuery terms{keep(given[2], "query_term_ids", 1).span<uint32_t>(),
+                             keep(given[3], "query_weights", 1).span<float>()};
+        same_length("query_term_ids and query_weights", terms.term_ids.size, terms.weights.size);
+        check_indptr(indptr, terms.term_ids.size, "query_indptr");
+        if (!given[4].is_none()) {
+            const Array& places = keep(given[4], "places", 2);
+            same_length("places and segments", places.size(0), rows.n_segments());
+            terms.places = places.span<int64_t>();
+            terms.width = places.size(1);
         }
-        mean_ = nb::cast<double>(given[4]);
+        queries = std::make_unique<TermQueries>(rows, indptr, terms, nb::cast<double>(given[5]));
     }
 
-    std::unique_ptr<Scorer> scorer() const {
-        return dense_ != nullptr ? dense_->scorer(vector_) : sparse_->scorer(terms_, mean_);
-    }
-
-    // The k best; see QueriedBranch. The GIL need not be held.
-    std::vector<Hit> top(size_t k, size_t n_threads, const std::vector<Bitmap>& allowed, Watched* watched) const {
-        return dense_ != nullptr ? dense_->best(vector_, k, n_threads, allowed)
-                                 : sparse_->best(terms_, mean_, k, allowed, watched);
-    }
-
-    const FirstOrds& firsts() const { return dense_ != nullptr ? dense_->firsts() : sparse_->firsts(); }
+    std::unique_ptr<DocumentQueries> queries;
 
 private:
     const Array& keep(nb::handle object, const char* name, int ndim) {
@@ -340,12 +356,64 @@ private:
         return *arrays_.back();
     }
 
-    const DenseSegments* dense_ = nullptr;  // or
-    const SparseSegments* sparse_ = nullptr;
-    Span<float> vector_;
-    SegmentedQuery terms_;
-    double mean_ = 1.0;
     std::vector<std::unique_ptr<Array>> arrays_;
+};
+
+// Asks a Python function of a query's number and doc_ords for their scores.
+class CallbackScorer : public Scorer {
+public:
+    CallbackScorer(nb::handle function, size_t query) : function_(function), query_(query) {}
+
+    void score(Span<uint32_t> doc_ords, float* scores) const override {
+        if (doc_ords.size == 0) return;
+        const nb::gil_scoped_acquire acquired;
+        const nb::object returned =
+            function_(query_, to_numpy(std::vector<uint32_t>(doc_ords.begin(), doc_ords.end())));
+        const Array values(returned, "scores", 1);
+        same_length("doc_ords and scores", doc_ords.size, values.size());
+        std::copy_n(values.span<float>().data, doc_ords.size, scores);
+    }
+
+private:
+    nb::handle function_;
+    size_t query_;
+};
+
+// Lists that were made outside the kernel: (indptr, doc_ords, scores, function | None). Without a function the queries
+// score documents outside the lists.
+class ListedQueries : public BranchQueries {
+public:
+    ListedQueries(const nb::tuple& given, BranchQueries* queries)
+        : indptr_(given[0], "indptr", 1), doc_ords_(given[1], "doc_ords", 1), scores_(given[2], "scores", 1),
+          function_(nb::borrow(given[3])), queries_(queries) {
+        same_length("doc_ords and scores", doc_ords_.size(), scores_.size());
+        check_indptr(indptr_.span<int64_t>(), doc_ords_.size(), "indptr");
+        doc_ords_.span<uint32_t>(), scores_.span<float>();
+        if (function_.is_none() && queries_ == nullptr) throw InvalidInput("lists need queries or a function for scores");
+    }
+
+    size_t size() const { return indptr_.size() - 1; }
+
+    std::vector<Hit> top(size_t query, size_t, Watched*) override {
+        const Span<int64_t> indptr = indptr_.span<int64_t>();
+        const Span<uint32_t> doc_ords = doc_ords_.span<uint32_t>();
+        const Span<float> scores = scores_.span<float>();
+        std::vector<Hit> hits;
+        for (auto i = static_cast<size_t>(indptr[query]); i < static_cast<size_t>(indptr[query + 1]); ++i) {
+            hits.push_back({doc_ords[i], scores[i]});
+        }
+        return hits;
+    }
+
+    std::unique_ptr<Scorer> scorer(size_t query) const override {
+        if (function_.is_none()) return queries_->scorer(query);
+        return std::make_unique<CallbackScorer>(function_, query);
+    }
+
+private:
+    Array indptr_, doc_ords_, scores_;
+    nb::object function_;
+    BranchQueries* queries_;
 };
 
 inline Scale scale_of(const std::string& name) {
@@ -358,14 +426,32 @@ inline Scale scale_of(const std::string& name) {
     throw InvalidInput("there is no scale '" + name + "'");
 }
 
-// doc_ords, sums, and a list of each branch's column, empty where none were made.
-inline nb::tuple to_numpy(FusedTop out) {
-    nb::list columns;
-    for (FusedColumn& column : out.columns) {
-        columns.append(nb::make_tuple(to_numpy(std::move(column.scores)), to_numpy(std::move(column.normalized)),
-                                      to_numpy(std::move(column.ranks))));
+template <typename T, typename Part>
+nb::object joined(std::vector<FusedTop>& rankings, const Part& part) {
+    if (rankings.size() == 1) return to_numpy(std::move(part(rankings[0])));
+    std::vector<T> all;
+    for (FusedTop& ranking : rankings) {
+        const std::vector<T>& values = part(ranking);
+        all.insert(all.end(), values.begin(), values.end());
     }
-    return nb::make_tuple(to_numpy(std::move(out.doc_ords)), to_numpy(std::move(out.scores)), columns);
+    return to_numpy(std::move(all));
+}
+
+// All queries' rankings one after the other: indptr, doc_ords, sums, and a list of each branch's column, empty without
+// columns.
+inline nb::tuple to_numpy(std::vector<FusedTop> rankings, size_t n_branches, bool with_columns) {
+    std::vector<int64_t> indptr{0};
+    for (const FusedTop& ranking : rankings) indptr.push_back(indptr.back() + static_cast<int64_t>(ranking.doc_ords.size()));
+    nb::list columns;
+    for (size_t b = 0; with_columns && b < n_branches; ++b) {
+        columns.append(nb::make_tuple(
+            joined<float>(rankings, [b](FusedTop& one) -> auto& { return one.columns[b].scores; }),
+            joined<double>(rankings, [b](FusedTop& one) -> auto& { return one.columns[b].normalized; }),
+            joined<int64_t>(rankings, [b](FusedTop& one) -> auto& { return one.columns[b].ranks; })));
+    }
+    return nb::make_tuple(to_numpy(std::move(indptr)),
+                          joined<uint32_t>(rankings, [](FusedTop& one) -> auto& { return one.doc_ords; }),
+                          joined<double>(rankings, [](FusedTop& one) -> auto& { return one.scores; }), columns);
 }
 
 }  // namespace lightir

@@ -1,4 +1,4 @@
-"""Single queries, which one call of the kernel answers, against batches, whose lists are joined call by call."""
+"""Prepared searches: one query, a batch, hits and explanations go one way and have the same bits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.query.bigrams import Bigrams
 from lightir.query.tables import CachedBigrams
 from lightir.search import Searcher, SearchOptions, branches
-from lightir.search.language_model import Smoothing
-from lightir.search.single import single_search
+from lightir.search.encoding import QueryCoding
+from lightir.search.prepared import bind
 from lightir.types import Document, Query
 from lightir.vectors import QueryVectors
 from small_collections import VOCAB_SIZE, csr, word_contract, word_table, word_tokenizer
@@ -99,53 +99,86 @@ def test_hits_say_what_explanations_say(index: Index, fusion: str) -> None:
                 assert said == explained.branches[branch]
 
 
-def test_the_kernel_answers_a_single_query_alone(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither text nor vectors, filters nor exclusions make a single query take the way of batches."""
+@pytest.mark.parametrize("mode", MODES)
+def test_search_hits_batches_and_explanations_have_the_same_bits(index: Index, mode: str) -> None:
+    searcher = Searcher(index, encoder())
+    for fusion in FUSIONS:
+        options = SearchOptions(mode=mode, fusion=fusion, depth=6)
+        together = searcher.search(list(QUERIES), 5, options)
+        for i, text in enumerate(QUERIES):
+            alone, batch = searcher.search([text], 5, options)["0"], together[str(i)]
+            hits = searcher.hits(text, 5, options)
+            assert list(alone.doc_ids) == list(batch.doc_ids) == [hit.doc_id for hit in hits]
+            assert alone.scores.tolist() == batch.scores.tolist() == [hit.score for hit in hits]
+            explained = searcher.hits(text, 5, options, explain=True)
+            assert [(hit.doc_id, hit.score, hit.branches) for hit in hits] == [
+                (hit.doc_id, hit.score, hit.branches) for hit in explained
+            ]
+
+
+class CountingEncoder(OtherKind):
+    """An encoder that counts the texts that it encodes."""
+
+    n_texts = 0
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        self.n_texts += len(texts)
+        return super().encode(texts, task=task)
+
+
+def test_every_way_of_asking_encodes_a_query_once(index: Index) -> None:
+    counting = CountingEncoder(encoder())
+    searcher = Searcher(index, counting)
+    for ask in (
+        lambda: searcher.search(["the cat"]),
+        lambda: searcher.hits("the cat"),
+        lambda: searcher.hits("the cat", explain=True),
+        lambda: searcher.explain("the cat", "d03"),
+        lambda: list(searcher.candidates([Query("q", "the cat")])),
+    ):
+        before = counting.n_texts
+        assert ask()
+        assert counting.n_texts == before + 1
+
+
+def test_one_call_of_the_kernel_answers_a_search(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither filters nor exclusions make the search of several branches more than one call, for one query or many."""
 
     def refuse(*_: object) -> Any:
-        raise AssertionError("the way of batches")
+        raise AssertionError("a list was made outside the kernel")
 
     own = encoder()
     monkeypatch.setattr(branches.BranchSearch, "top", refuse)
     for searcher in (Searcher(index, own), Searcher(index, OtherKind(own))):
         for mode in MODES:
-            assert searcher.search(["the cat"], 3, SearchOptions(mode=mode))["0"].doc_ids
-            assert searcher.search(
-                ["the cat"], 3, SearchOptions(mode=mode, filter={"even": True}, exclude={"0": ["d02"]})
-            )
-            assert searcher.hits("the cat", 3, SearchOptions(mode=mode))
-    with pytest.raises(AssertionError):
-        Searcher(index, own).search(["the cat", "dog"])
+            limited = SearchOptions(mode=mode, filter={"even": True}, exclude={"0": ["d02"]})
+            for options in (SearchOptions(mode=mode), limited):
+                assert searcher.search(["the cat"], 3, options)["0"].doc_ids
+                assert searcher.search(["the cat", "dog"], 3, options)["0"].doc_ids
+                assert searcher.hits("the cat", 3, options)
 
 
-def test_text_alone_goes_to_the_kernel_where_it_makes_all_vectors(index: Index) -> None:
+def test_texts_go_to_the_kernel_where_it_makes_all_vectors(index: Index) -> None:
+    def takes_texts(own: Any, mode: str, task: str | None = None) -> bool:
+        prepared = Searcher(index, own).prepare(SearchOptions(mode=mode))
+        return bind(index.view, prepared.plan, QueryCoding(own, task, None)).takes_texts
+
+    assert takes_texts(encoder(), "hybrid")
+    assert not takes_texts(encoder(), "tokens")
+    assert not takes_texts(OtherKind(encoder()), "hybrid")
+    with pytest.raises(NotFound, match="no query table for task 'other'; there is one table alone"):
+        takes_texts(encoder(), "hybrid", "other")
+
+
+def test_excluded_documents_leave_room_for_others(index: Index) -> None:
     searcher = Searcher(index, encoder())
-
-    def of_texts(own: Any, mode: str, task: str | None = None) -> object:
-        single = single_search(index.view, searcher._plan(index.view, SearchOptions(mode=mode)), None)
-        assert single is not None
-        return single.of_texts(index.view, own, task)
-
-    assert of_texts(encoder(), "hybrid") is not None
-    assert of_texts(encoder(), "tokens") is None
-    assert of_texts(OtherKind(encoder()), "hybrid") is None
-    assert of_texts(None, "tokens") is None
-    with pytest.raises(NotFound, match="unknown task 'other': the query encoder has one table"):
-        of_texts(encoder(), "hybrid", "other")
-
-
-def test_what_takes_more_than_the_kernel_goes_the_way_of_batches(tmp_path: Path) -> None:
-    with IndexWriter.create(
-        tmp_path / "index", contract=word_contract(), options=IndexOptions(analyzer="words")
-    ) as writer:
-        writer.add([Document("a", "the cat"), Document("b", "a dog")])
-    with Index.open(tmp_path / "index") as index:
-        searcher = Searcher(index, encoder())
-        chosen = searcher._plan(index.view, SearchOptions(mode="tokens"))
-        assert single_search(index.view, chosen, None) is not None
-        assert single_search(index.view, dataclasses.replace(chosen, estimates=True), None) is None
-        assert single_search(index.view, chosen, Smoothing("dirichlet", 10.0)) is None
-        assert searcher.search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids == ["a"]
+    every = searcher.search(["the cat"], 40)["0"].doc_ids
+    for exclude in (every[:3], {"0": every[:3], "1": every[3:]}):
+        rest = searcher.search(["the cat"], 40, SearchOptions(exclude=exclude))["0"].doc_ids
+        assert sorted(rest) == sorted(every[3:])
+    assert [hit.doc_id for hit in searcher.hits("the cat", 1, SearchOptions(exclude=every[:1]))] == every[1:2]
+    own = searcher.search([Query(every[0], "the cat")], 40, SearchOptions(exclude_same_id=True))
+    assert sorted(own[every[0]].doc_ids) == sorted(every[1:])
 
 
 def test_a_text_that_is_none_is_refused_by_its_query(index: Index) -> None:

@@ -1,0 +1,227 @@
+// The border to Python of search: n queries in, as vectors or as texts, one ranking for each over all branches out.
+#include "bind_search.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind_query.hpp"
+#include "candidates.hpp"
+#include "python_arrays.hpp"
+#include "python_branches.hpp"
+
+namespace lightir {
+
+namespace {
+
+// What the caller asks for beside the queries: (k, depth, n_threads, columns, more | None, also | None).
+class Request {
+public:
+    explicit Request(const nb::tuple& given) {
+        options.k = nb::cast<size_t>(given[0]);
+        options.depth = nb::cast<size_t>(given[1]);
+        options.n_threads = nb::cast<size_t>(given[2]);
+        options.columns = nb::cast<bool>(given[3]);
+        if (!given[4].is_none()) options.more = (more_ = std::make_unique<Array>(given[4], "more", 1))->span<int64_t>();
+        if (!given[5].is_none()) options.also = (also_ = std::make_unique<Array>(given[5], "also", 1))->span<uint32_t>();
+        for (const int64_t n : options.more) {
+            if (n < 0) throw InvalidInput("more must not be negative");
+        }
+    }
+    CandidateOptions options;
+
+private:
+    std::unique_ptr<Array> more_, also_;
+};
+
+// Branches of a view, bound once: their documents, which of them may be found, how the branches are joined, and what makes
+// vectors of texts.
+class CandidateSearch {
+public:
+    CandidateSearch(const CandidateSearch&) = delete;
+    CandidateSearch& operator=(const CandidateSearch&) = delete;
+    // parts: (documents, weight, complete, allowed) per branch, in the order of the sum; allowed is a list of one bitmap per
+    // segment, or None. ids: DocumentIds, or None where ids ascend with the doc_ords. texts: None, or (QueryEncoder,
+    // by_library, unknown): an encoder that makes the vectors of all branches, the function that reads texts that its
+    // tokenizer refuses, and its unknown term.
+    CandidateSearch(nb::list parts, const std::string& scale, double rrf_k, nb::object ids, nb::object texts)
+        : scale_(scale_of(scale)), rrf_k_(rrf_k), ids_(std::move(ids)) {
+        if (parts.size() == 0) throw InvalidInput("a search needs at least one branch");
+        if (!ids_.is_none()) known_ids_ = &nb::cast<const DocumentIds&>(ids_);
+        for (nb::handle part : parts) {
+            const auto given = nb::cast<nb::tuple>(part);
+            Bound branch{nb::borrow(given[0]), nb::cast<double>(given[1]), nb::cast<bool>(given[2]), nullptr};
+            branch.allowed = std::make_unique<AllowedOfAll>(given[3], documents_of(branch.documents).firsts());
+            branches_.push_back(std::move(branch));
+        }
+        if (texts.is_none()) return;
+        const auto given = nb::cast<nb::tuple>(texts);
+        encoder_ = nb::borrow(given[0]);
+        by_library_ = nb::cast<nb::callable>(given[1]);
+        unknown_ = nb::cast<std::optional<uint32_t>>(given[2]);
+    }
+
+    // queries: per branch a batch of n queries, see GivenQueries, or None where lists with a function are given. lists: per
+    // branch lists in place of those that the kernel would make, see ListedQueries, or None; or None for all. allowed: per
+    // branch a list of bitmaps, in place of the bound ones; or None.
+    nb::tuple search(nb::list queries, nb::handle lists, nb::handle allowed, const nb::tuple& request) const {
+        same_length("queries and branches", queries.size(), branches_.size());
+        std::vector<std::unique_ptr<GivenQueries>> given(branches_.size());
+        std::vector<DocumentQueries*> known(branches_.size(), nullptr);
+        for (size_t b = 0; b < branches_.size(); ++b) {
+            if (queries[b].is_none()) continue;
+            given[b] = std::make_unique<GivenQueries>(nb::cast<nb::tuple>(queries[b]));
+            known[b] = given[b]->queries.get();
+            if (&known[b]->documents() != &documents_of(branches_[b].documents)) {
+                throw InvalidInput("queries are for other documents than those that are searched");
+            }
+        }
+        std::vector<std::unique_ptr<ListedQueries>> listed(branches_.size());
+        if (!lists.is_none()) {
+            const auto all = nb::cast<nb::list>(lists);
+            same_length("lists and branches", all.size(), branches_.size());
+            for (size_t b = 0; b < branches_.size(); ++b) {
+                if (all[b].is_none()) continue;
+                listed[b] = std::make_unique<ListedQueries>(nb::cast<nb::tuple>(all[b]), known[b]);
+            }
+        }
+        std::optional<size_t> n_queries;
+        std::vector<BranchQueries*> asked;
+        for (size_t b = 0; b < branches_.size(); ++b) {
+            if (known[b] == nullptr && listed[b] == nullptr) throw InvalidInput("a branch has neither queries nor lists");
+            for (const size_t n : {known[b] == nullptr ? listed[b]->size() : known[b]->size(),
+                                   listed[b] == nullptr ? known[b]->size() : listed[b]->size()}) {
+                same_length("the branches' batches of queries", n_queries.value_or(n), n);
+                n_queries = n;
+            }
+            if (listed[b] != nullptr) asked.push_back(listed[b].get());
+            else asked.push_back(known[b]);
+        }
+        return run(asked, known, *n_queries, allowed, Request(request));
+    }
+
+    // texts: n texts, for branches that the encoder makes vectors for.
+    nb::tuple search_texts(const nb::tuple& texts, nb::handle allowed, const nb::tuple& request) const {
+        if (!encoder_.is_valid()) throw InvalidInput("a search without an encoder takes vectors");
+        const Request asked(request);
+        const TextVectors vectors = vectors_of_texts(encoder_, texts, asked.options.n_threads, by_library_, unknown_);
+        std::vector<std::unique_ptr<DocumentQueries>> queries;
+        std::vector<BranchQueries*> branches;
+        std::vector<DocumentQueries*> known;
+        for (const Bound& branch : branches_) {
+            queries.push_back(queries_of(branch, vectors));
+            branches.push_back(queries.back().get());
+            known.push_back(queries.back().get());
+        }
+        return run(branches, known, texts.size(), allowed, asked);
+    }
+
+private:
+    struct Bound {
+        nb::object documents;
+        double weight;
+        bool complete;
+        std::unique_ptr<AllowedOfAll> allowed;
+    };
+
+    static std::unique_ptr<DocumentQueries> queries_of(const Bound& branch, const TextVectors& vectors) {
+        if (nb::isinstance<DenseSegments>(branch.documents)) {
+            return std::make_unique<DenseQueries>(nb::cast<const DenseSegments&>(branch.documents),
+                                                  Span<float>{vectors.dense.data(), vectors.dense.size()},
+                                                  vectors.n_texts, vectors.dim);
+        }
+        const SparseQueries& counts = vectors.sparse;
+        const SegmentedQuery terms{{counts.term_ids.data(), counts.term_ids.size()},
+                                   {counts.weights.data(), counts.weights.size()}};
+        return std::make_unique<TermQueries>(nb::cast<const SparseSegments&>(branch.documents),
+                                             Span<int64_t>{counts.indptr.data(), counts.indptr.size()}, terms, 1.0);
+    }
+
+    nb::tuple run(const std::vector<BranchQueries*>& queries, const std::vector<DocumentQueries*>& known, size_t n_queries,
+                  nb::handle allowed_now, const Request& request) const {
+        std::vector<std::unique_ptr<AllowedOfAll>> filters;
+        if (!allowed_now.is_none()) {
+            const auto all = nb::cast<nb::list>(allowed_now);
+            same_length("allowed and branches", all.size(), branches_.size());
+            for (size_t b = 0; b < branches_.size(); ++b) {
+                filters.push_back(std::make_unique<AllowedOfAll>(all[b], documents_of(branches_[b].documents).firsts()));
+            }
+        }
+        CandidateOptions options = request.options;
+        options.scale = scale_;
+        options.rrf_k = rrf_k_;
+        if (options.more.size != 0) same_length("queries and more", n_queries, options.more.size);
+        if (known_ids_ != nullptr) {
+            options.firsts = &known_ids_->firsts();
+            options.ids = &known_ids_->ids();
+        }
+        std::vector<SearchedBranch> branches;
+        for (size_t b = 0; b < branches_.size(); ++b) {
+            if (known[b] != nullptr) known[b]->allowed = &(filters.empty() ? branches_[b].allowed : filters[b])->bitmaps;
+            branches.push_back({queries[b], branches_[b].weight, branches_[b].complete});
+        }
+        std::vector<FusedTop> rankings;
+        {
+            const nb::gil_scoped_release released;
+            rankings = lightir::search(branches, n_queries, options);
+        }
+        return to_numpy(std::move(rankings), branches_.size(), options.columns);
+    }
+
+    Scale scale_;
+    double rrf_k_;
+    nb::object ids_;
+    const DocumentIds* known_ids_ = nullptr;
+    std::vector<Bound> branches_;
+    nb::object encoder_;
+    nb::callable by_library_;
+    std::optional<uint32_t> unknown_;
+};
+
+nb::object bind_pair_scores(nb::handle doc_ords, const nb::tuple& queries, size_t query) {
+    const Array docs(doc_ords, "doc_ords", 1);
+    const GivenQueries given(queries);
+    if (query >= given.queries->size()) throw InvalidInput("there is no query " + std::to_string(query));
+    const std::unique_ptr<Scorer> scorer = given.queries->scorer(query);
+    const Span<uint32_t> ords = docs.span<uint32_t>();
+    std::vector<float> scores(ords.size);
+    {
+        nb::gil_scoped_release released;
+        scorer->score(ords, scores.data());
+    }
+    return to_numpy(std::move(scores));
+}
+
+nb::object bind_normalize(nb::handle scores, nb::handle listed, nb::handle ranks, const std::string& scale, double rrf_k) {
+    const Array values(scores, "scores", 1), list(listed, "listed", 1), places(ranks, "ranks", 1);
+    same_length("scores and ranks", values.size(), places.size());
+    return to_numpy(normalized(values.span<float>(), list.span<float>(), places.span<int64_t>(), scale_of(scale), rrf_k));
+}
+
+}  // namespace
+
+void bind_search(nb::module_& m) {
+    nb::class_<DenseSegments>(m, "DenseSegments").def(nb::init<nb::list, std::vector<uint32_t>>());
+    nb::class_<SparseSegments>(m, "SparseSegments").def(nb::init<nb::list, std::vector<uint32_t>, double, double>());
+    nb::class_<DocumentIds>(m, "DocumentIds")
+        .def(nb::init<nb::list, std::vector<uint32_t>>())
+        .def("order", &DocumentIds::order)
+        .def("texts", [](const DocumentIds& ids, nb::handle doc_ords) {
+            return ids.texts(Array(doc_ords, "doc_ords", 1).span<uint32_t>());
+        });
+    nb::class_<CandidateSearch>(m, "CandidateSearch")
+        .def(nb::init<nb::list, const std::string&, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none())
+        .def("search", &CandidateSearch::search, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
+        .def("search_texts", &CandidateSearch::search_texts, nb::arg(), nb::arg().none(), nb::arg());
+    m.def("pair_scores", &bind_pair_scores);
+    m.def("normalize", &bind_normalize);
+}
+
+}  // namespace lightir

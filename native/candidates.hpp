@@ -1,0 +1,57 @@
+// A search of n queries: each branch's best documents, and one ranking of them for each query.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fusion.hpp"
+#include "segments.hpp"
+#include "top_k.hpp"
+
+namespace lightir {
+
+// A batch of queries for one branch.
+class BranchQueries {
+public:
+    virtual ~BranchQueries() = default;
+
+    // Does the work that all queries share, for lists of at most k documents. Called once, before `top`.
+    virtual void prepare(size_t k, size_t n_threads) { static_cast<void>(k), static_cast<void>(n_threads); }
+
+    // Returns a query's k best documents, score down, then doc_ord up, with all that tie with the last of them, or a prefix
+    // that holds every document that can be needed. May fill the scores of the watched documents, unless null. Called once per
+    // query, for several queries at a time.
+    virtual std::vector<Hit> top(size_t query, size_t k, Watched* watched) = 0;
+
+    // Scores documents for a query.
+    virtual std::unique_ptr<Scorer> scorer(size_t query) const = 0;
+};
+
+// One branch of a search: its weight in the sum, and whether no document outside its list scores more than the list's last.
+struct SearchedBranch {
+    BranchQueries* queries = nullptr;
+    double weight = 1.0;
+    bool complete = false;
+};
+
+// How branches become a ranking.
+struct CandidateOptions {
+    Scale scale = Scale::max;
+    double rrf_k = 60.0;
+    size_t k = 10;
+    size_t depth = 1000;         // length of each branch's list
+    Span<int64_t> more;          // per query, added to its k and depth; or empty
+    Span<uint32_t> also;         // documents to rank for every query, whether a branch lists them or not
+    bool columns = true;         // whether to return the branches' scores of the candidates
+    size_t n_threads = 1;
+    const FirstOrds* firsts = nullptr;
+    const std::vector<SegmentIds>* ids = nullptr;  // of the documents, or null where they ascend with the doc_ords
+};
+
+// Returns each query's k best documents: score down, then id up. Branches' lists are cut at the depth in that order too. One
+// branch alone gives its k best documents, and keeps its scores.
+std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t n_queries, const CandidateOptions& options);
+
+}  // namespace lightir

@@ -1,0 +1,259 @@
+"""The search of a batch of queries in one call of the kernel: branches' lists, their fusion, and the order of ids.
+
+Each branch gives a list of its best documents. A branch's scores are normalized by its own list, so a further document
+changes nothing for the others. A document outside the list gets its true score, normalized as the listed ones are. If
+the list is empty, every document counts 0. The normalized scores are summed with the branches' weights. The scales are:
+
+"max": s / max, at least 0: the best document has 1, and a score of 0 counts 0. So a score does not depend on the list's
+    length, which still decides what is a candidate (Bruch, Gai & Ingber, TOIS 2023, with 0 as the least score). A list
+    with scores below 0 is normalized by "min-max".
+"min-max": (s - min) / (max - min), at least 0. In a list of equal scores, or of one document, these count 1 and lower
+    scores 0.
+"z-score": (s - mean) / deviation (of a sample). In a list of equal scores these count 0 and lower scores -1.
+"none": the raw score.
+"dbsf": distribution-based score fusion (Mazzeschi 2023), as in Qdrant: 0 at the mean less 3 deviations, 1 at the mean
+    plus 3; not cut at 1, which would tie the best documents of a deep list; at least 0. In a list of equal scores these
+    count 0.5 and lower scores 0.
+"rrf": 1 / (rrf_k + rank in the list), and 0 outside it (Cormack, Clarke & Buettcher, SIGIR 2009).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir.kernel import DocOrds, Scores, _count, _native, _threads
+from lightir.kernel.query import TextEncoder
+from lightir.kernel.segments import Allowed, BranchQueries, DenseSegments, DocumentIds, SparseSegments
+
+Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
+"""How a branch's scores are normalized, see the module's doc string."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchList:
+    """One branch's best documents for one query: score down, then doc_id up.
+
+    Attributes:
+        doc_ords: (n,) uint32.
+        scores: (n,) float32.
+    """
+
+    doc_ords: DocOrds
+    scores: Scores
+
+    def first(self, n: int) -> BranchList:
+        """Return the n best."""
+        return self if len(self.doc_ords) <= n else BranchList(self.doc_ords[:n], self.scores[:n])
+
+
+@dataclass(frozen=True, slots=True)
+class BranchColumn:
+    """One branch's scores of candidates, in their order.
+
+    Attributes:
+        scores: (n,) float32 raw scores, computed also for documents outside the branch's list.
+        normalized: (n,) float64 normalized scores; the sum over branches of weight x normalized is the fused score.
+        ranks: (n,) int64 1-based ranks in the branch's own list; 0 outside it.
+        weight: the branch's weight.
+    """
+
+    scores: Scores
+    normalized: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.int64]
+    weight: float
+
+    def take(self, positions: npt.NDArray[np.int64] | slice) -> BranchColumn:
+        """Return some of the candidates."""
+        return BranchColumn(self.scores[positions], self.normalized[positions], self.ranks[positions], self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The candidates of one query, best first: score down, then doc_id up.
+
+    Attributes:
+        doc_ords: (n,) uint32.
+        scores: (n,) float64 fused scores; of one branch alone its raw scores.
+        columns: each branch's column by name, in the order of the branches; empty if none was asked for.
+    """
+
+    doc_ords: DocOrds
+    scores: npt.NDArray[np.float64]
+    columns: Mapping[str, BranchColumn]
+
+    def __len__(self) -> int:
+        return len(self.doc_ords)
+
+    def take(self, positions: npt.NDArray[np.int64] | slice) -> Candidates:
+        """Return some of the candidates."""
+        columns = {name: column.take(positions) for name, column in self.columns.items()}
+        return Candidates(self.doc_ords[positions], self.scores[positions], columns)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundBranch:
+    """One branch of a search.
+
+    Attributes:
+        name: its name in the result.
+        documents: its documents, over all segments.
+        weight: its weight in a document's sum.
+        complete: whether no document outside its list scores more than the list's last one. The result is the same,
+            with fewer scores computed.
+        allowed: the documents that may be found.
+    """
+
+    name: str
+    documents: DenseSegments | SparseSegments
+    weight: float = 1.0
+    complete: bool = True
+    allowed: Allowed = None
+
+
+class Request(NamedTuple):
+    """Parameters of a search, except its queries.
+
+    Attributes:
+        k: number of documents per query.
+        depth: length of the branches' lists, which are cut in the order of a ranking; one branch alone gives k.
+        threads: maximum number of threads.
+        columns: whether to return the branches' columns; without them fewer scores are computed.
+        more: (n,) int64 added to each query's k and depth; None for 0.
+        also: (m,) uint32 documents to rank for every query, whether a branch lists them or not.
+    """
+
+    k: int
+    depth: int
+    threads: int = 1
+    columns: bool = True
+    more: npt.NDArray[np.int64] | None = None
+    also: DocOrds | None = None
+
+
+class GivenLists(NamedTuple):
+    """A branch's lists for n queries, made outside the kernel, in place of those that it would make.
+
+    Attributes:
+        indptr: (n + 1,) int64; query i has documents indptr[i] to indptr[i + 1].
+        doc_ords: (total,) uint32.
+        scores: (total,) float32, descending within a query.
+        score: function of a query's number and doc_ords (m,) that returns their scores (m,) float32; None if the
+            branch's queries score documents outside the lists.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    doc_ords: DocOrds
+    scores: Scores
+    score: Callable[[int, DocOrds], Scores] | None = None
+
+    @classmethod
+    def join(cls, lists: Sequence[BranchList], score: Callable[[int, DocOrds], Scores] | None = None) -> GivenLists:
+        """Put the lists of several queries one after the other."""
+        indptr = np.cumsum([0, *(len(ranked.doc_ords) for ranked in lists)], dtype=np.int64)
+        doc_ords = np.concatenate([np.zeros(0, np.uint32), *(ranked.doc_ords for ranked in lists)])
+        return cls(
+            indptr, doc_ords, np.concatenate([np.zeros(0, np.float32), *(ranked.scores for ranked in lists)]), score
+        )
+
+
+class CandidateSearch:
+    """The branches of a view, bound once for any number of searches; safe to use from several threads.
+
+    The twin is `lightir.kernel.reference.search`.
+    """
+
+    def __init__(
+        self,
+        branches: Sequence[BoundBranch],
+        *,
+        scale: Scale,
+        rrf_k: float = 60.0,
+        ids: DocumentIds | None = None,
+        texts: tuple[TextEncoder, int | None] | None = None,
+    ) -> None:
+        """Borrow the branches' arrays.
+
+        Args:
+            branches: one or more; sums run in their order.
+            scale: how scores are normalized; one branch alone keeps its scores.
+            rrf_k: constant of "rrf".
+            ids: puts ties in the order of their ids; None where ids ascend with the doc_ords.
+            texts: encoder for `search_texts`, which makes the vectors of all branches, and its tokenizer's unknown
+                term; a text that holds only unknown terms counts as the empty one.
+        """
+        parts = [(branch.documents.native, branch.weight, branch.complete, branch.allowed) for branch in branches]
+        known_ids = None if ids is None else ids.native
+        source = None if texts is None else (texts[0].native, texts[0].by_library, texts[1])
+        self._columns = [(branch.name, branch.weight) for branch in branches]
+        self._native = _native.CandidateSearch(parts, scale, rrf_k, known_ids, source)
+
+    def search(
+        self,
+        queries: Sequence[BranchQueries | None],
+        request: Request,
+        *,
+        lists: Sequence[GivenLists | None] | None = None,
+        allowed: Sequence[Allowed] | None = None,
+    ) -> list[Candidates]:
+        """Return each query's k best candidates.
+
+        Args:
+            queries: per branch a batch of n queries, see `DenseSegments.queries` and `SparseSegments.queries`; None for
+                a branch whose lists come with a function. A query of zeros finds nothing.
+            request: k, depth and so on.
+            lists: per branch lists in place of those that it would make, or None.
+            allowed: per branch the documents that may be found, in place of those that were bound.
+
+        Raises:
+            InvalidInput: queries for other documents, batches of different sizes, or a negative number.
+        """
+        given = None if lists is None else list(lists)
+        bitmaps = None if allowed is None else list(allowed)
+        return self._candidates(self._native.search(list(queries), given, bitmaps, _checked(request)))
+
+    def search_texts(
+        self, texts: Sequence[str], request: Request, *, allowed: Sequence[Allowed] | None = None
+    ) -> list[Candidates]:
+        """Return each text's k best candidates: what `search` gives for the texts' vectors, to the bit.
+
+        Few Python objects are touched behind the scan: it empties the caches, so each of them costs a wait for memory.
+        """
+        bitmaps = None if allowed is None else list(allowed)
+        return self._candidates(self._native.search_texts(tuple(texts), bitmaps, _checked(request)))
+
+    def _candidates(self, rankings: _native.Rankings) -> list[Candidates]:
+        indptr, doc_ords, scores, arrays = rankings
+        columns = {
+            name: BranchColumn(*column, weight)
+            for (name, weight), column in zip(self._columns, arrays, strict=False)  # there may be no columns
+        }
+        every = Candidates(doc_ords, scores, columns)
+        if len(indptr) == 2:
+            return [every]
+        return [every.take(slice(*span)) for span in itertools.pairwise(indptr.tolist())]
+
+
+def normalize(
+    scores: Scores, listed: Scores, ranks: npt.NDArray[np.int64], *, scale: Scale, rrf_k: float = 60.0
+) -> npt.NDArray[np.float64]:
+    """Return a branch's normalized scores of documents, (n,) float64.
+
+    Args:
+        scores: (n,) float32 raw scores.
+        listed: (m,) float32 scores in the branch's list.
+        ranks: (n,) int64 ranks in the list; 0 outside it.
+        scale: how scores are normalized.
+        rrf_k: constant of "rrf".
+    """
+    return _native.normalize(scores, listed, ranks, scale, rrf_k)
+
+
+def _checked(request: Request) -> Request:
+    k, depth, threads = _count("k", request.k), _count("depth", request.depth), _threads(request.threads)
+    return Request(k, depth, threads, *request[3:])

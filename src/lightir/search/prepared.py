@@ -1,0 +1,306 @@
+"""One prepared query: a plan bound to a view, and its search of any number of queries.
+
+Every search takes the same path. The queries become vectors and terms, and one call of the kernel returns the
+candidates (`lightir.kernel.candidates`). The kernel starts from the texts if it can make all vectors. Three kinds of
+lists are made outside it and handed in: lists of graphs, lists of a language model of counted words, and lists in which
+pending documents have estimated scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lightir.contract import Fusion
+from lightir.errors import InvalidInput
+from lightir.index import View
+from lightir.kernel import DocOrds
+from lightir.kernel.candidates import BoundBranch, BranchList, Candidates, CandidateSearch, GivenLists, Request, Scale
+from lightir.kernel.query import TextEncoder
+from lightir.kernel.segments import Allowed
+from lightir.query import CachedQueryEncoder
+from lightir.search.branches import BranchSearch, EncodedQueries, documents, has_graphs
+from lightir.search.encoding import QueryCoding, checked_text
+from lightir.search.options import MAX_COUNT, SearchOptions, is_count
+from lightir.search.plan import WHOLE_DEPTH, Plan
+from lightir.search.progressive import with_estimates
+from lightir.types import Branch, Query
+from lightir.vectors import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """A plan bound to a view's arrays; it keeps no view, so a view can hold it.
+
+    Attributes:
+        plan: the branches, and how they are joined.
+        coding: encoding of the queries.
+        kernel: the search of the plan's branches.
+        takes_texts: whether the kernel makes all vectors itself.
+        walks_graphs: whether dense lists are made by graphs.
+    """
+
+    plan: Plan
+    coding: QueryCoding
+    kernel: CandidateSearch
+    takes_texts: bool
+    walks_graphs: bool
+
+    @property
+    def by_language_model(self) -> bool:
+        """Whether the tokens branch is a language model."""
+        return self.coding.smoothing is not None and "tokens" in self.plan.branches
+
+
+def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
+    """Bind a plan to a view.
+
+    Raises:
+        NotFound: the encoder has no table for the task.
+    """
+    walks_graphs = "dense" in plan.branches and has_graphs(view)
+    unbound = BranchSearch(view, EncodedQueries(0, None, None, None))
+    branches = [
+        BoundBranch(
+            branch,
+            documents(view, branch),
+            float(plan.fusion.weights[branch]),
+            _is_complete(view, plan, coding, branch),
+            unbound.allowed(branch),
+        )
+        for branch in plan.branches
+    ]
+    texts = None if walks_graphs or plan.estimates else _text_encoder(view, plan, coding)
+    kernel = CandidateSearch(
+        branches,
+        scale=scale_of(plan.fusion),
+        rrf_k=plan.fusion.rrf_k,
+        ids=None if view.ids_ascend else view.ids,
+        texts=texts,
+    )
+    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs)
+
+
+def scale_of(fusion: Fusion) -> Scale:
+    """Return the kernel's name of a fusion's normalization."""
+    return fusion.normalization if fusion.method == "linear" else fusion.method
+
+
+class PreparedSearch:
+    """Searches one view with fixed options; made by `Searcher.prepare`. Safe to use from several threads."""
+
+    def __init__(self, view: View, bound: BoundPlan, options: SearchOptions, *, threads: int = 1) -> None:
+        """Put a bound plan and the options of a search together.
+
+        Raises:
+            InvalidInput: a malformed filter.
+        """
+        self.view = view
+        self.plan = bound.plan
+        self.options = options
+        self.threads = threads
+        self.matching = view.matching(options.filter)
+        self._bound = bound
+
+    def encoded_only(self) -> PreparedSearch:
+        """Return the same search of the documents that have their vectors, without estimates."""
+        if not self.view.n_pending:
+            return self
+        plan = dataclasses.replace(self.plan, estimates=False)
+        prepared = PreparedSearch(
+            self.view, bind(self.view, plan, self._bound.coding), self.options, threads=self.threads
+        )
+        masks = [~live.segment.pending for live in self.view.segments]
+        if prepared.matching is not None:
+            masks = [mask & other for mask, other in zip(masks, prepared.matching, strict=True)]
+        prepared.matching = masks
+        return prepared
+
+    @property
+    def depth(self) -> int:
+        """Number of documents that each branch gives to the fusion."""
+        if self.options.depth is not None:
+            return self.options.depth
+        # A language model's scores are negative, so its list's end measures them.
+        return WHOLE_DEPTH if self._bound.by_language_model else self.plan.depth
+
+    def rank(
+        self, queries: Sequence[Query], k: int, *, columns: bool = True, encoded: EncodedQueries | None = None
+    ) -> list[Candidates]:
+        """Return each query's k best documents, without the excluded ones.
+
+        Args:
+            queries: the queries.
+            k: number of documents; fewer are returned if fewer match.
+            columns: whether to return the branches' scores of them.
+            encoded: the queries, if they are encoded already.
+
+        Raises:
+            InvalidInput: a text that is no str, or k is no count.
+        """
+        require_count(k)
+        excluded = [self.options.excluded(query.query_id) for query in queries] if self.options.excludes else []
+        more = np.array([len(doc_ids) for doc_ids in excluded], dtype=np.int64) if excluded else None
+        request = Request(k, max(k, self.depth), self.threads, columns, more)
+        if encoded is None and self._bound.takes_texts:
+            rankings = self._rank_texts(queries, request)
+        else:
+            rankings = self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
+        if not excluded:
+            return rankings
+        return [self._without(ranked, doc_ids, k) for ranked, doc_ids in zip(rankings, excluded, strict=True)]
+
+    def encode(self, queries: Sequence[Query]) -> EncodedQueries:
+        """Encode a batch of queries for the plan's branches."""
+        return self._bound.coding.encode(self.view, queries, self.plan)
+
+    def rank_encoded(self, encoded: EncodedQueries, request: Request) -> list[Candidates]:
+        """Return each query's best candidates: one call of the kernel."""
+        searched = self.branches(encoded)
+        return self._bound.kernel.search(
+            [searched.queries(branch) for branch in self.plan.branches],
+            request,
+            lists=self._lists(searched, request),
+            allowed=self._allowed,
+        )
+
+    def rank_with(self, encoded: EncodedQueries, also: DocOrds) -> Candidates:
+        """Return all candidates of one query, and some other documents that no branch needs to list."""
+        request = Request(MAX_COUNT, self.depth, self.threads, also=also)
+        return self.rank_encoded(encoded, request)[0]
+
+    def rank_given(self, encoded: EncodedQueries, doc_ords: Sequence[DocOrds]) -> list[Candidates]:
+        """Return given documents of each query, ranked as if there were no others.
+
+        Args:
+            encoded: n queries.
+            doc_ords: doc_ords of each query, (m,) uint32, all different.
+        """
+        searched = self.branches(encoded)
+
+        def ordered(branch: Branch, query: int) -> BranchList:
+            scores = searched.pair_scores(branch, doc_ords[query], query)
+            order = np.lexsort((doc_ords[query], -scores))
+            return BranchList(doc_ords[query][order], scores[order])
+
+        def listed(branch: Branch) -> GivenLists:
+            def score(query: int, asked: DocOrds) -> Floats:
+                return searched.pair_scores(branch, asked, query)
+
+            return GivenLists.join([ordered(branch, query) for query in range(encoded.n)], score)
+
+        lists = [listed(branch) for branch in self.plan.branches]
+        request = Request(MAX_COUNT, MAX_COUNT, self.threads)
+        return self._bound.kernel.search([None] * len(lists), request, lists=lists)
+
+    def branches(self, encoded: EncodedQueries) -> BranchSearch:
+        """Return the search of single branches for a batch of queries."""
+        return BranchSearch(self.view, encoded, matching=self.matching, threads=self.threads)
+
+    @cached_property
+    def _allowed(self) -> list[Allowed] | None:
+        """Bitmaps of the documents that each branch may find; None without a filter."""
+        if self.matching is None:
+            return None
+        searched = self.branches(EncodedQueries(0, None, None, None))
+        return [searched.allowed(branch) for branch in self.plan.branches]
+
+    def _rank_texts(self, queries: Sequence[Query], request: Request) -> list[Candidates]:
+        try:
+            return self._bound.kernel.search_texts([query.text for query in queries], request, allowed=self._allowed)
+        except InvalidInput:
+            for query in queries:
+                checked_text(query.query_id, query.text)  # names the query
+            raise
+
+    def _lists(self, searched: BranchSearch, request: Request) -> list[GivenLists | None] | None:
+        """Return the lists that the kernel does not make itself; None if it makes all."""
+        more = np.zeros(searched.encoded.n, np.int64) if request.more is None else request.more
+        alone = len(self.plan.branches) == 1 and request.also is None
+        depth = request.k if alone else request.depth
+        deepest = depth + int(more.max(initial=0))
+        if self.plan.estimates:
+            return self._estimated_lists(searched, (depth + more).tolist())
+        lists: dict[Branch, GivenLists] = {}
+        if self._bound.walks_graphs:
+            lists["dense"] = GivenLists.join(searched.top("dense", deepest))
+        if searched.likelihood is not None and "tokens" in self.plan.branches:
+
+            def likelihoods(query: int, doc_ords: DocOrds) -> Floats:
+                return searched.pair_scores("tokens", doc_ords, query)
+
+            lists["tokens"] = GivenLists.join(searched.top("tokens", deepest), likelihoods)
+        return [lists.get(branch) for branch in self.plan.branches] if lists else None
+
+    def _estimated_lists(self, searched: BranchSearch, depths: Sequence[int]) -> list[GivenLists | None]:
+        """Return all branches' lists, in which pending documents have estimated scores of the vector branches."""
+        lists = {branch: searched.top(branch, max(depths, default=0)) for branch in self.plan.branches}
+        tokens = lists["tokens"] if "tokens" in lists else searched.top("tokens", max(depths, default=0))
+        estimated = [
+            with_estimates(
+                searched,
+                query,
+                {branch: ranked[query].first(depth) for branch, ranked in lists.items()},
+                tokens[query].first(depth),
+                depth,
+            )
+            for query, depth in enumerate(depths)
+        ]
+
+        def joined(branch: Branch) -> GivenLists:
+            def score(query: int, doc_ords: DocOrds) -> Floats:
+                return estimated[query].pair_scores(branch, doc_ords)
+
+            return GivenLists.join([one.lists[branch] for one in estimated], score)
+
+        return [joined(branch) for branch in self.plan.branches]
+
+    def _without(self, candidates: Candidates, doc_ids: set[str], k: int) -> Candidates:
+        """Return the k best candidates without some documents."""
+        ords = [doc_ord for doc_id in doc_ids if (doc_ord := self.view.doc_ord(doc_id)) is not None]
+        if not ords:
+            return candidates.take(slice(0, k))
+        return candidates.take(np.flatnonzero(~np.isin(candidates.doc_ords, np.array(ords, dtype=np.uint32)))[:k])
+
+
+def require_count(k: int) -> None:
+    """Raise InvalidInput unless k is a whole number of at least 1."""
+    if not is_count(k):
+        raise InvalidInput(f"k is {k!r}; expected a whole number from 1 to {MAX_COUNT}")
+
+
+def _is_complete(view: View, plan: Plan, coding: QueryCoding, branch: Branch) -> bool:
+    """Whether no document outside a branch's list scores more than the list's last one.
+
+    A graph may miss documents, a pending document scores 0 where the last one may score less, and estimates and
+    likelihoods of documents outside the list are not bounded by it.
+    """
+    if plan.estimates:
+        return False
+    if branch == "dense":
+        return not has_graphs(view) and view.n_pending == 0
+    return branch != "tokens" or coding.smoothing is None
+
+
+def _text_encoder(view: View, plan: Plan, coding: QueryCoding) -> tuple[TextEncoder, int | None] | None:
+    """Return the encoder by which the kernel makes the vectors of all branches, and its unknown term.
+
+    None where more than the kernel makes them: for words, bigrams or expansions, by an encoder of another kind, or in
+    another width than the index's.
+
+    Raises:
+        NotFound: the encoder has no table for the task.
+    """
+    encoder = coding.encoder
+    if "tokens" in plan.branches or not isinstance(encoder, CachedQueryEncoder):
+        return None
+    texts = encoder.text_encoder(coding.task)
+    if texts is None or ("sparse" in plan.branches and not texts.counts_terms):
+        return None
+    if "dense" in plan.branches and (texts.dim is None or texts.dim != view.dense_dim):
+        return None
+    return texts, encoder.tokenizer.unknown_id
