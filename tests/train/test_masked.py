@@ -138,7 +138,7 @@ def test_the_contrastive_stage_goes_on_from_it(
         ({"length": 40}, "but a row has 40"),
         ({"ratio": 0.0}, "ratio must be above 0"),
         ({"random": 0.6, "kept": 0.6}, "random and kept"),
-        ({"model": {"address": "a"}}, "for bidirectional"),
+        ({"model": {"address": "a"}}, "requires bidirectional"),
         ({"optimisation": {"negatives": 3}}, "no queries"),
     ],
 )
