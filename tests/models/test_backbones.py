@@ -100,7 +100,7 @@ def test_an_adapter_starts_as_nothing_and_alone_is_trained() -> None:
     assert trained
     assert all("lora_" in name for name in trained)
     upper = add_lora(tiny_backbone("qwen3"), first_layer=1).trunk.named_parameters()
-    assert all(".1." in name for name, parameter in upper if parameter.requires_grad)
+    assert all("layers.1." in name for name, parameter in upper if parameter.requires_grad)
     with pytest.raises(InvalidInput, match="first_layer"):
         add_lora(tiny_backbone("qwen3"), first_layer=2)
 

@@ -94,7 +94,7 @@ def test_gradients_of_light_documents_reach_the_adapter() -> None:
 
 
 def test_what_cannot_be_light_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no suffix, one end"):
+    with pytest.raises(InvalidInput, match="no suffix and one end"):
         DocumentPolicy(light=True, suffix="x")
     with pytest.raises(InvalidInput, match="repeat for an echo"):
         model(light=True, attention="echo")
