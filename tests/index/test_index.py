@@ -153,7 +153,7 @@ def with_documents(*documents: Document) -> Shard:
 @pytest.mark.parametrize(
     ("shards", "options", "says"),
     [
-        ([with_documents(Document("x", "")), with_documents(Document("x", ""))], {}, "'x' comes twice"),
+        ([with_documents(Document("x", "")), with_documents(Document("x", ""))], {}, "duplicate document 'x'"),
         ([with_documents(Document("", "text"))], {}, "0 bytes"),
         ([with_documents(Document("ü" * 5001, ""))], {}, "10002 bytes"),
         ([with_documents(Document("x", "\ud800"))], {}, "text of document 'x'"),
@@ -231,7 +231,7 @@ def test_shards_of_different_branches_are_refused_though_each_has_one(tmp_path: 
         Shard(whole.documents[1:2], None, csr([{1: 5}], vocab_size=VOCAB_SIZE, dtype=np.uint8)),
     ]
     shards = [Shard([Document("text", "alone")], None, None), kinds[first], kinds[1 - first]]
-    with pytest.raises(InvalidInput, match=r"a shard has \(dense, sparse\) = .*, but those before had \("):
+    with pytest.raises(InvalidInput, match=r"a shard has \(dense, sparse\) = .*, but earlier shards have \("):
         build_index(shards, tmp_path / "i", contract=word_contract(), progress=False)
     assert not (tmp_path / "i").exists()
 
@@ -416,7 +416,7 @@ def test_an_index_of_the_first_format_is_told_to_be_built_again(tmp_path: Path) 
     connection.commit()
     connection.close()
     for opened in (Index, IndexWriter):
-        with pytest.raises(FormatError, match=r"format 1.*'0\.1\.0'.*reads 2.*build it again"):
+        with pytest.raises(FormatError, match=r"format 1.*'0\.1\.0'.*reads 2.*rebuild it"):
             opened.open(tmp_path)
 
 

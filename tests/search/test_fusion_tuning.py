@@ -237,5 +237,5 @@ def test_a_split_and_a_file_of_judgements_are_not_both_taken(capsys: pytest.Capt
 
 def test_an_index_without_a_model_joins_nothing(tmp_path: Path) -> None:
     build_index(document_shards([Document("a", "cat")]), tmp_path / "i", progress=False)
-    with IndexWriter.open(tmp_path / "i") as writer, pytest.raises(InvalidInput, match="nothing to join"):
+    with IndexWriter.open(tmp_path / "i") as writer, pytest.raises(InvalidInput, match="no branches to fuse"):
         writer.set_fusion(Fusion())

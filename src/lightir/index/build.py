@@ -1,4 +1,4 @@
-"""From shards of documents and vectors to an index folder, written aside and renamed when it is whole."""
+"""Building an index of shards of documents and vectors, in a temporary folder that is renamed when complete."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SHARD_DOCUMENTS = 4096
 
 
 def document_shards(documents: Iterable[Document], *, size: int = SHARD_DOCUMENTS) -> Iterator[Shard]:
-    """Documents without vectors as shards of `size` documents, at least 1, for an index of tokens alone."""
+    """Yield documents without vectors as shards of `size` documents, at least 1."""
     if size < 1:
-        raise InvalidInput(f"size is {size}; at least 1 is needed")
+        raise InvalidInput(f"size is {size}; expected at least 1")
     remaining = iter(documents)
     while batch := list(itertools.islice(remaining, size)):
         yield Shard(batch, None, None)
@@ -59,33 +59,31 @@ def build_index(
     progress: bool = True,
     overwrite: bool = False,
 ) -> IndexInfo:
-    """Build an index of all documents; returns what it holds. The same shards give the same bytes.
+    """Build an index of all documents and return its info. The same shards give the same bytes.
 
-    Documents go to the disk as they come, GATHERED_DOCUMENTS at a time, and such pieces are joined into segments at the
-    end. So memory holds one piece whatever the collection's size: about 250 MB for documents of 60 words
-    (bench/bench_index.py), and 400 kB a dense column; of a segment's other documents some numbers each, see
-    lightir.index.segments.join; with dense_graph also the graph of a segment. The disk holds one segment twice for a
-    while.
+    Pieces of GATHERED_DOCUMENTS documents are written to disk and joined into segments at the end. Memory holds one
+    piece: about 250 MB for documents of 60 words (bench/bench_index.py), and 400 kB per dense column. It also holds a
+    few numbers per document of a segment, and with dense_graph the graph of a segment. The disk holds one segment twice
+    for a while.
 
     Args:
-        source: documents with dense vectors, sparse impacts, both or neither; all shards with vectors alike. Or a
-            vectors folder, which brings its contract, and the query encoder that lies in it, unless others are given.
-        out: the index folder.
-        options: options of the index, which documents that are added later follow too; None for the defaults.
-        contract: the model's; needed when there are vectors.
-        query_encoder: a query-encoder folder, or a model (its folder, or a shipped one's name) that has one. It is
-            copied into the index; its document side must be the contract's.
-        progress: show a bar when standard error is a terminal.
-        overwrite: replace an index that is there, and that nobody may write meanwhile. Readers go on with the old one
-            till they refresh.
+        source: shards of documents with dense vectors, sparse impacts, both or neither; the kinds of vectors must not
+            differ. Or a vectors folder, whose contract and query encoder are used unless others are given.
+        out: index folder to write.
+        options: options of the index; None for the defaults.
+        contract: contract of the model; required if there are vectors.
+        query_encoder: query-encoder folder, or the folder or name of a model that has one. It is copied into the index.
+            Its document side must be that of the contract.
+        progress: show a progress bar if standard error is a terminal.
+        overwrite: replace an existing index without a writer. Its readers keep the old index until they refresh.
 
     Raises:
-        InvalidInput: a doc_id comes twice or is empty; vectors without a contract, or not of its width; no branch.
-        NotFound, FormatError: the vectors folder or the query encoder is not there, not complete or damaged.
-        ContractMismatch: contract and query encoder are of different models.
-        AlreadyExists: `out` is there and overwrite is off.
-        IndexLocked: the index that would be replaced has a writer; the text names the process.
-        MissingExtra: dense_graph without usearch.
+        InvalidInput: a doc_id is repeated or empty; vectors have no contract, or another width; there is no branch.
+        NotFound, FormatError: the vectors folder or the query encoder is missing, incomplete or damaged.
+        ContractMismatch: contract and query encoder belong to different models.
+        AlreadyExists: `out` exists and overwrite is off.
+        IndexLocked: the index to replace has a writer; the message names its process.
+        MissingExtra: dense_graph requires usearch.
         WriteFailed: the disk is full or broken; nothing is left behind.
     """
     options = options or IndexOptions()
@@ -95,8 +93,8 @@ def build_index(
         source = VectorsReader(source)
         contract = contract or source.contract
         query_encoder = query_encoder or _carried_encoder(source.folder)
-    query_encoder = None if query_encoder is None else resolve_query_encoder(query_encoder)
-    encoder = None if query_encoder is None else CachedQueryEncoder.load(query_encoder)
+    query_encoder = query_encoder and resolve_query_encoder(query_encoder)
+    encoder = CachedQueryEncoder.load(query_encoder) if query_encoder else None
     contract = _joint_contract(contract, encoder)
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
     intake = Intake(contract, analyzer, encoder, options)
@@ -106,7 +104,7 @@ def build_index(
             build.run(source, progress)
         finally:
             build.store.close()
-        if query_encoder is not None:
+        if query_encoder:
             copy_folder(query_encoder, folder / QUERY_ENCODER)
     with Index.open(out) as index:
         return index.info()
@@ -127,7 +125,7 @@ def _joint_contract(contract: Contract | None, encoder: CachedQueryEncoder | Non
 
 
 class _Build:
-    """A folder that fills with segments, and becomes `out` when it is whole."""
+    """A build under way: a temporary folder of segments that becomes `out` when it is complete."""
 
     def __init__(self, out: Path, folder: Path, intake: Intake) -> None:
         self.out = out
@@ -151,7 +149,7 @@ class _Build:
                 bar.update(len(shard.documents))
         self._flush(last=True)
         if self._has is None and self.intake.analyzer is None and (self.intake.contract is None or self._segments):
-            raise InvalidInput("nothing to search: no dense vectors, no sparse vectors, and no analyzer for tokens")
+            raise InvalidInput("nothing to search: there are no dense vectors, no sparse vectors, and no analyzer")
         if len(self._segments) > 1:
             with self._writing():
                 self._join(progress)
@@ -162,7 +160,7 @@ class _Build:
     def _add(self, shard: Shard) -> None:
         has = (shard.dense is not None, shard.sparse is not None)
         if any(has) and self._has not in (None, has):
-            raise InvalidInput(f"a shard has (dense, sparse) = {has}, but those before had {self._has}")
+            raise InvalidInput(f"a shard has (dense, sparse) = {has}, but earlier shards have {self._has}")
         self._has = has if any(has) else self._has
         most = min(self.segment_documents, GATHERED_DOCUMENTS)
         for piece in sliced(shard, most):
@@ -172,9 +170,9 @@ class _Build:
             self._rows.append(self.intake.rows(piece))
 
     def _flush(self, *, last: bool = False) -> None:
-        """Write a segment of what has gathered; its documents get keys in the order of their ids.
+        """Write the gathered documents as a segment; their keys follow the order of their ids.
 
-        It has its graph only where it is the last and the first: others are joined.
+        Only a segment that is both the first and the last gets its graph, because others are joined later.
         """
         if not self._documents:
             return
@@ -192,33 +190,33 @@ class _Build:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Errors of the system here are those of writing, not of reading the shards."""
+        """Turn OSError into WriteFailed; errors of reading the shards stay as they are."""
         try:
             yield
         except OSError as error:
             if isinstance(error, LightirError):
                 raise
-            raise WriteFailed(f"{self.out} cannot be written: {error}") from error
+            raise WriteFailed(f"cannot write {self.out}: {error}") from error
 
     @property
     def _mean(self) -> float:
         return mean_length(self._total_length, self._n_documents)
 
     def _join(self, progress: bool) -> None:
-        """Pieces become segments; now the mean length is known, which their postings are written for."""
+        """Join pieces into segments, whose postings are written for the mean length that is now known."""
         pieces, self._segments = self._segments, []
         options, aside = self.intake.options, len(pieces) + 1
         with joining_bar("join", progress) as bar:
             for group in _groups(pieces, self.segment_documents):
-                opened = [Segment(self._folder_of(each), each.manifest_sha256) for each in group]
+                opened = [Segment(self._folder_of(piece), piece.manifest_sha256) for piece in group]
                 joined = group[0]
                 if len(group) > 1 or opened[0].mean_length != self._mean or options.dense_graph:
                     documents = Join([(segment.rows(), np.arange(len(segment))) for segment in opened])
                     joined = write_segment(
                         self.folder, documents, number=aside, mean=self._mean, options=options, on_bytes=bar.update
                     )
-                    for each in group:
-                        shutil.rmtree(self._folder_of(each))
+                    for piece in group:
+                        shutil.rmtree(self._folder_of(piece))
                 named = dataclasses.replace(joined, number=len(self._segments) + 1)
                 self._folder_of(joined).rename(self._folder_of(named))
                 self._segments.append(named)
@@ -228,10 +226,10 @@ class _Build:
 
 
 def _groups(pieces: Sequence[StoredSegment], size: int) -> Iterator[list[StoredSegment]]:
-    """The pieces in their order, so many together that they have at most `size` documents."""
+    """Yield the pieces in order, as many at a time as have at most `size` documents together."""
     group: list[StoredSegment] = []
     for piece in pieces:
-        if group and sum(each.documents for each in group) + piece.documents > size:
+        if group and sum(member.documents for member in group) + piece.documents > size:
             yield group
             group = []
         group.append(piece)
@@ -239,7 +237,7 @@ def _groups(pieces: Sequence[StoredSegment], size: int) -> Iterator[list[StoredS
 
 
 def index_record(intake: Intake) -> dict[str, Any]:
-    """What the store keeps about the index as a whole."""
+    """Return the record that the store keeps of an index."""
     return {
         "format_version": INDEX_VERSION,
         "written_by": __version__,

@@ -1,9 +1,8 @@
-"""SQLite connections that several threads use in turn, and that stay behind when the process forks.
+"""SQLite connections that threads share, and that a forked process does not inherit.
 
-SQLite keeps its locks on a file by process. A forked child does not have its parent's, but SQLite, whose memory came
-along, believes that it does: what the child reads is not kept for it, and once the parent has closed the file, SQLite
-may clear away the log that the child writes to. So a child closes the connections that it inherits, at once, and
-opens its own.
+SQLite's locks belong to a process. A forked child does not hold the locks of its parent, but its copy of SQLite's
+memory says that it does. So the snapshot of the child is not protected, and when the parent closes the file, SQLite may
+remove the log that the child writes to. A child therefore closes inherited connections at once and opens its own.
 """
 
 from __future__ import annotations
@@ -18,27 +17,26 @@ from pathlib import Path
 from lightir.errors import InvalidInput
 
 BUSY_S = 30.0
-"""How long to wait for a moment's lock of another process, as at a checkpoint."""
+"""Maximum time to wait for a short lock of another process, such as during a checkpoint."""
 
 FORK_WAIT_S = 2.0
-"""How long a fork waits for a thread that uses a connection; a search takes milliseconds, a compaction minutes."""
-
+"""Maximum time that a fork waits for a thread that uses a connection. Compaction may take minutes."""
 
 File = tuple[int, int]
-"""A file's device and its number there, which no other file has while this one is open."""
+"""Device and inode of a file, which are unique while the file is open."""
 
 
 class Connection(sqlite3.Connection):
     """A connection with its file and a lock for the threads that share it.
 
     Attributes:
-        path: the file.
-        file: which file that was when it was opened, see `file_at`.
-        unlocked: size and time of the file's last change, where it is read without locks (SQLite's "immutable").
-        lock: held while the connection is used.
-        reads: it changes nothing.
-        inherited: it is the parent's; in this process it is closed.
-        is_closed: it was closed here or, before the fork, there.
+        path: path of the file.
+        file: device and inode of the file when it was opened.
+        unlocked: size and time of the last change of a file that is read without locks (SQLite's "immutable").
+        lock: lock held while the connection is used.
+        reads: whether the connection only reads.
+        inherited: whether the connection belongs to the parent process; it is closed in this one.
+        is_closed: whether the connection was closed.
     """
 
     path: Path
@@ -50,32 +48,32 @@ class Connection(sqlite3.Connection):
     is_closed = False
 
     def close(self) -> None:
-        """Close it, if it is not closed yet."""
+        """Close the connection; closing it again has no effect."""
         self.is_closed = True
         super().close()
 
     @property
     def is_current(self) -> bool:
-        """Whether the path still leads to this file; not where its folder was removed, or exchanged for another."""
+        """Whether the path still names this file: its folder was neither removed nor replaced."""
         return self.file is not None and self.file == file_at(self.path)
 
     def check_unchanged(self) -> None:
-        """Nothing, or that what was just read without locks may be of two states of the file.
+        """Raise an error if the file was changed while it was read without locks.
 
         Raises:
-            InvalidInput: somebody who may write the file has changed it since it was opened.
+            InvalidInput: the file has changed since it was opened.
         """
         if self.unlocked is not None and self.unlocked != _last_change(self.path):
             raise InvalidInput(
-                f"{self.path} was changed since it was opened, and it is read without locks, for this process may not "
-                "write there; refresh, or open it again"
+                f"{self.path} was changed after it was opened; it is read without locks, because its folder is "
+                "read-only for this process. Refresh, or open the index again"
             )
 
     def usable(self) -> Connection:
-        """Itself.
+        """Return the connection.
 
         Raises:
-            InvalidInput: it is the parent's, or closed.
+            InvalidInput: the connection belongs to the parent process, or is closed.
         """
         if self.inherited:
             raise InvalidInput(f"{self.path} was opened before this process was forked; open it again in this process")
@@ -85,20 +83,20 @@ class Connection(sqlite3.Connection):
 
 
 def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
-    """A connection that begins no transaction by itself.
+    """Open a connection that starts no transaction implicitly.
 
     Args:
-        path: the file.
-        mode: "rw", "rwc", or what `read_mode` says.
-        busy_s: how long to wait for another process' lock.
+        path: path of the file.
+        mode: "rw", "rwc", or the result of `read_mode`.
+        busy_s: maximum time to wait for a lock of another process.
 
     Raises:
         InvalidInput: the process was forked while a thread was changing the file.
     """
     if os.path.realpath(path) in _lost:
         raise InvalidInput(
-            f"this process was forked while {path} was being changed, so it cannot be opened here; fork first, or "
-            "start processes by spawn"
+            f"cannot open {path}: this process was forked while a thread was changing it; fork before, or start "
+            "processes with spawn"
         )
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     while True:
@@ -109,56 +107,56 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
         )
         connection.path, connection.file, connection.lock = path, file_at(path), threading.RLock()
         connection.unlocked = unlocked
-        if before in (None, connection.file):  # otherwise either of two files was opened
+        if before in (None, connection.file):  # otherwise the file was replaced meanwhile
             _all.add(connection)
             return connection
         connection.close()
 
 
 def file_at(path: Path) -> File | None:
-    """Which file a path leads to; None where there is none."""
+    """Return device and inode of the file at a path; None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _last_change(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
 _held: list[Connection] = []
 _lost: set[str] = set()
-"""Files that a change was under way to when this process was forked: SQLite's memory of them is of no use here."""
+"""Files that were being changed when this process was forked, so that SQLite cannot open them here."""
 
 
 def _before_fork() -> None:
-    """Hold every connection, so that none is in the middle of something."""
-    _held.extend(each for each in list(_all) if each.lock.acquire(timeout=FORK_WAIT_S))
+    """Lock every connection, so that no statement is running."""
+    _held.extend(connection for connection in list(_all) if connection.lock.acquire(timeout=FORK_WAIT_S))
 
 
 def _after_fork_in_parent() -> None:
-    for each in _held:
-        each.lock.release()
+    for connection in _held:
+        connection.lock.release()
     _held.clear()
 
 
 def _after_fork_in_child() -> None:
-    held = {id(each) for each in _held}
+    held = {id(connection) for connection in _held}
     _held.clear()
-    for each in list(_all):
-        each.inherited, each.lock = True, threading.RLock()
-        if id(each) in held and (each.reads or each.is_closed or not each.in_transaction):
-            each.close()
-        else:  # to end the parent's transaction here would write into memory that is shared with the parent
-            _lost.add(os.path.realpath(each.path))
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))  # so that it is never closed, not at the end either
+    for connection in list(_all):
+        connection.inherited, connection.lock = True, threading.RLock()
+        if id(connection) in held and (connection.reads or connection.is_closed or not connection.in_transaction):
+            connection.close()
+        else:  # ending the parent's transaction would write into memory that is shared with the parent
+            _lost.add(os.path.realpath(connection.path))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # never closed, not even at exit
     _all.clear()
 
 

@@ -1,4 +1,4 @@
-"""From documents and their vectors to rows as an index stores them: checked, cut, narrowed, counted."""
+"""Turning documents and their vectors into rows as an index stores them: checked, truncated, quantized, counted."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from lightir.types import Document
 from lightir.vectors import Floats, Ragged, SparseVectors
 
 GATHERED_DOCUMENTS = 65_536
-"""The most documents that are gathered in memory and written at once: the bound on what a build holds, and on what a
-change other than compaction waits for."""
+"""Maximum number of documents gathered in memory and written at once, by a build or a change."""
 
 WHOLE_TEXT_TOKENS = 2**31 - 1
 
 
 class Intake:
-    """Makes rows of shards; the same document gives the same row whatever comes with it."""
+    """Maker of rows from shards. The row of a document does not depend on the other documents."""
 
     def __init__(
         self,
@@ -47,32 +46,32 @@ class Intake:
         """Set up.
 
         Args:
-            contract: needed for vectors.
-            analyzer: cuts title and text for BM25; None for no tokens branch.
-            encoder: its tokenizer cuts the text for the "model" analyzer.
-            options: how vectors are cut and stored.
+            contract: contract of the model; required for vectors.
+            analyzer: analyzer of title and text for the tokens branch; None for no such branch.
+            encoder: query encoder, whose tokenizer the analyzers "model" and "bag" use.
+            options: options of the index.
         """
         if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
-            raise InvalidInput(f"the {analyzer.name!r} analyzer needs a query encoder: its tokenizer cuts the text")
+            raise InvalidInput(f"the {analyzer.name!r} analyzer requires a query encoder, whose tokenizer it uses")
         if analyzer is not None and analyzer.name == BAG and encoder is not None and encoder.contract.sparse is None:
-            raise InvalidInput("bags of tokens are searched with sparse queries, and this model has no sparse branch")
+            raise InvalidInput("the 'bag' analyzer requires a model with a sparse branch, which weights the queries")
         self.contract = contract
         self.analyzer = analyzer
         self.options = options
         self._encoder = encoder
 
     def rows(self, shard: Shard) -> DocumentRows:
-        """The shard's documents as rows; those of a shard without vectors are pending if the index has a contract.
+        """Return the rows of a shard. Documents without vectors are pending if the index has a contract.
 
         Raises:
-            InvalidInput: vectors without a contract for them, or impacts that are not uint8.
-            ContractMismatch: vectors of another width or vocabulary than the contract's.
+            InvalidInput: the contract has no branch for the vectors, or impacts are not uint8.
+            ContractMismatch: vectors have another width or vocabulary than the contract.
         """
         tokens = None if self.analyzer is None else self._tokens(self.analyzer, shard.documents)
         return dataclasses.replace(self.vectors(shard), tokens=tokens)
 
     def vectors(self, shard: Shard) -> DocumentRows:
-        """As `rows`, but without the tokens branch: texts are not read."""
+        """Return the rows of a shard without the tokens branch; texts are not read. Errors are those of `rows`."""
         has_vectors = shard.dense is not None or shard.sparse is not None
         return DocumentRows(
             [document.doc_id for document in shard.documents],
@@ -91,16 +90,18 @@ class Intake:
         texts = [document.full_text() for document in documents]
         if self._encoder is None or analyzer.name not in OF_A_MODEL:
             return count_terms(*analyzer.distinct_terms(texts))
-        # Text is prepared as a query's is, but never cut.
+        # Text is normalized as a query is, but never truncated.
         policy = dataclasses.replace(self._encoder.contract.query, max_tokens=WHOLE_TEXT_TOKENS)
         return count_term_ids(query_term_ids(self._encoder.tokenizer, policy, texts))
 
     def _dense(self, rows: npt.NDArray[np.float16]) -> DenseMatrix:
         if self.contract is None or self.contract.dense is None:
-            raise InvalidInput(f"there are dense vectors, but {'no' if self.contract is None else 'a sparse'} contract")
+            raise InvalidInput(
+                f"there are dense vectors, but the contract {'is missing' if self.contract is None else 'is sparse'}"
+            )
         width = (self.contract.dense.dims or (self.contract.backbone.hidden_size,))[0]
         if rows.ndim != 2 or rows.shape[1] != width:
-            raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract says width {width}")
+            raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract has width {width}")
         if self.options.dense_dim is not None and self.options.dense_dim > width:
             raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
         narrow = _narrow(rows, self.options.dense_dim)
@@ -108,11 +109,13 @@ class Intake:
 
     def _checked_sparse(self, rows: SparseVectors) -> SparseVectors:
         if self.contract is None or self.contract.sparse is None:
-            raise InvalidInput(f"there are sparse vectors, but {'no' if self.contract is None else 'a dense'} contract")
+            raise InvalidInput(
+                f"there are sparse vectors, but the contract {'is missing' if self.contract is None else 'is dense'}"
+            )
         if rows.vocab_size != self.contract.backbone.vocab_size:
             raise ContractMismatch(
                 f"sparse vectors have vocabulary {rows.vocab_size}, "
-                f"but the contract says {self.contract.backbone.vocab_size}"
+                f"but the contract has {self.contract.backbone.vocab_size}"
             )
         if rows.weights.dtype != np.uint8:
             raise InvalidInput(f"sparse impacts are {rows.weights.dtype}; expected uint8")
@@ -120,7 +123,7 @@ class Intake:
 
 
 def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, documents: Sequence[Document]) -> Ragged:
-    """The documents' term ids: text is prepared as the model's documents are, without their frame, and never cut."""
+    """Return the term ids of documents, normalized as for the model, without its frame and never truncated."""
     texts = [document.full_text(policy.title_joiner) for document in documents]
     reading = QueryPolicy(
         lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
@@ -129,23 +132,23 @@ def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, document
 
 
 def refuse_repeated(shard: Shard) -> None:
-    """Raise InvalidInput where a doc_id comes twice in a batch, or something is no Document."""
-    for each in shard.documents:
-        if not isinstance(each, Document):
-            raise InvalidInput(f"a document is {type(each).__name__}; expected Document(doc_id, text)")
+    """Raise InvalidInput if a doc_id is repeated in a batch, or an element is not a Document."""
+    for document in shard.documents:
+        if not isinstance(document, Document):
+            raise InvalidInput(f"a document is {type(document).__name__}; expected Document(doc_id, text)")
     counts = Counter(document.doc_id for document in shard.documents)
     if repeated := [doc_id for doc_id, count in counts.items() if count > 1]:
-        raise InvalidInput(f"document {repeated[0]!r} comes twice in one batch; doc_ids must differ")
+        raise InvalidInput(f"document {repeated[0]!r} is repeated in one batch; doc_ids must be distinct")
 
 
 def require_shard(shard: object) -> None:
-    """Raise InvalidInput where something is no Shard."""
+    """Raise InvalidInput if an object is not a Shard."""
     if not isinstance(shard, Shard):
-        raise InvalidInput(f"a shard is {type(shard).__name__}; documents of text go in as document_shards(documents)")
+        raise InvalidInput(f"a shard is {type(shard).__name__}; for documents of text use document_shards(documents)")
 
 
 def sliced(shard: Shard, size: int) -> Iterator[Shard]:
-    """The shard in pieces of at most `size` documents; one empty piece for an empty shard."""
+    """Yield a shard in pieces of at most `size` documents; one empty piece for an empty shard."""
     for start in range(0, max(len(shard.documents), 1), size):
         end = min(start + size, len(shard.documents))
         sparse = shard.sparse
@@ -172,7 +175,7 @@ def _narrow(rows: npt.NDArray[np.float16], dim: int | None) -> npt.NDArray[np.fl
 
 
 def normalized(rows: Floats) -> Floats:
-    """The rows scaled to length 1; a row of zeros stays."""
+    """Return the rows scaled to length 1; a row of zeros is unchanged."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     out: Floats = np.divide(rows, lengths, out=np.zeros(rows.shape, np.float32), where=lengths > 0)
     return out

@@ -1,4 +1,4 @@
-"""One writer at a time: a lock that names its holder and that dies with it."""
+"""The lock of the writer, which names its holder and is released when the holder's process ends."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ POLL_S = 0.01
 
 
 class WriterLock:
-    """Held from its construction until `release`, or until the process ends, however it ends.
+    """Lock held from construction until `release`, or until the process ends for any reason.
 
-    The system keeps the lock with the open file, so a holder that was killed leaves no lock behind. The file itself
-    stays and says who held it last.
+    The operating system ties the lock to the open file, so a killed holder leaves no lock behind. The file remains and
+    names the last holder.
     """
 
     def __init__(self, folder: Path, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> None:
-        """Take the lock; wait for it where its holder said that it will be brief.
+        """Acquire the lock, and wait for a brief holder.
 
         Args:
-            folder: the index.
-            brief: say that it is held for one commit only, so that others wait for it.
-            wait_s: how long to wait for such holders; there may be several, one after the other.
+            folder: index folder.
+            brief: announce that the lock is held for one commit only, so that other writers wait.
+            wait_s: maximum time to wait for brief holders, of which there may be several in turn.
 
         Raises:
-            IndexLocked: another writer, in this process or another, has it.
-            WriteFailed: the disk is full or broken, or the file may not be written.
+            IndexLocked: another writer, in this process or another, holds the lock.
+            WriteFailed: the disk is full or broken, or the file is read-only.
         """
         self._holder = os.getpid()
         self._path = folder / LOCK_FILE
@@ -49,14 +49,14 @@ class WriterLock:
                 self._file.write(json.dumps(holder))
                 self._file.flush()
             except BaseException:
-                with contextlib.suppress(OSError):  # what could not be written is tried again
+                with contextlib.suppress(OSError):  # closing flushes the text that could not be written
                     self._file.close()
                 raise
         except OSError as error:
-            raise WriteFailed(f"{self._path} cannot be written: {error}") from error
+            raise WriteFailed(f"cannot write {self._path}: {error}") from error
 
     def _taken(self, deadline: float) -> IO[str]:
-        """The file, locked; that of the index which is in the folder by then, if it is replaced meanwhile."""
+        """Return the locked file; if the index is replaced meanwhile, that of the new index."""
         file, before = self._path.open("a+", encoding="utf-8"), None
         while not (locked := _locked(file)) or not _leads_to(self._path, file):
             if locked:
@@ -64,26 +64,26 @@ class WriterLock:
                 file, before = self._path.open("a+", encoding="utf-8"), None
                 continue
             holder = _read(file)
-            # Read twice: a holder takes the lock before it writes who it is; until then the file names the last one.
+            # Read twice: a holder locks the file before it writes its name; until then the file names the last holder.
             stays = holder == before and not holder.get("brief", not holder)
             if stays or time.monotonic() > deadline:
                 file.close()
                 folder = self._path.parent
-                raise IndexLocked(f"{folder} is being written by {_said(holder)}; an index has one writer at a time")
+                raise IndexLocked(f"{folder} is being written by {_name(holder)}; an index has one writer at a time")
             before = holder
             time.sleep(POLL_S)
         return file
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder's lock is still this one; not where the index was removed, or replaced by another."""
+        """Whether the folder still has this lock: the index was neither removed nor replaced."""
         return _leads_to(self._path, self._file)
 
     def release(self) -> None:
-        """Let the next writer in.
+        """Release the lock.
 
-        A process that was forked meanwhile keeps the file open, and with it the lock: so it is given up by name, but
-        not by such a process, whose lock it isn't.
+        A forked process keeps the file open and with it the lock, so the file is unlocked explicitly, but only by the
+        process that holds the lock.
         """
         if os.getpid() == self._holder and not self._file.closed:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -105,7 +105,7 @@ def _leads_to(path: Path, file: IO[str]) -> bool:
 
 
 def _read(file: IO[str]) -> dict[str, Any]:
-    """What the holder wrote about itself; empty while it has not written yet."""
+    """Return the description of the holder; empty before the holder has written it."""
     file.seek(0)
     with contextlib.suppress(ValueError):
         holder = json.loads(file.read())
@@ -114,7 +114,7 @@ def _read(file: IO[str]) -> dict[str, Any]:
     return {}
 
 
-def _said(holder: dict[str, Any]) -> str:
+def _name(holder: dict[str, Any]) -> str:
     with contextlib.suppress(KeyError):
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    return "a process that has not said who it is"
+    return "an unknown process"

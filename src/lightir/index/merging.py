@@ -1,4 +1,4 @@
-"""How segments merge: deleted documents are marked, small segments join new ones, compaction packs all anew."""
+"""Choosing the segments to merge: tombstones, the small segments that a new one absorbs, and compaction."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from lightir.index.store import DocKeys
 from lightir.vectors import SparseVectors
 
 
-def with_tombstones(each: LiveSegment, keys: DocKeys) -> LiveSegment:
-    """The segment with the documents of these keys deleted; the very same object where it holds none of them."""
-    hit = np.isin(each.segment.doc_keys, keys) & each.live if len(keys) else np.zeros(0, np.bool_)
+def with_tombstones(live: LiveSegment, keys: DocKeys) -> LiveSegment:
+    """Return a segment with the documents of these keys deleted; the same object if it has none of them."""
+    hit = np.isin(live.segment.doc_keys, keys) & live.live if len(keys) else np.zeros(0, np.bool_)
     if not hit.any():
-        return each
-    return LiveSegment(each.number, each.segment, hit if each.deleted is None else hit | each.deleted, each.first_ord)
+        return live
+    return LiveSegment(live.number, live.segment, hit if live.deleted is None else hit | live.deleted, live.first_ord)
 
 
-def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[DocumentRows], most: int) -> list[LiveSegment]:
-    """The segments that the last of the new ones absorbs: the smallest first, each no larger than what has gathered.
+def absorbed_segments(segments: Sequence[LiveSegment], added: Sequence[DocumentRows], limit: int) -> list[LiveSegment]:
+    """Return the segments that the last new segment absorbs: smallest first, each no larger than the sum so far.
 
-    What has gathered is the new segment and what it absorbed before, so the number of segments grows with the logarithm
+    The sum counts the new segment and the segments absorbed before. So the number of segments grows with the logarithm
     of the number of changes.
 
     Args:
-        segments: those of the index.
-        added: the new segments' documents.
-        most: documents of a segment.
+        segments: segments of the index.
+        added: documents of each new segment.
+        limit: maximum number of documents per segment.
     """
     if not added:
         return []
-    size, found = len(added[-1]), []
-    for each in sorted(segments, key=lambda each: each.n_live):
-        if each.n_live > size or size + each.n_live > most:
+    size, absorbed = len(added[-1]), []
+    for live in sorted(segments, key=lambda live: live.n_live):
+        if live.n_live > size or size + live.n_live > limit:
             break
-        if each.n_live:
-            found.append(each)
-        size += each.n_live
-    return found
+        if live.n_live:
+            absorbed.append(live)
+        size += live.n_live
+    return absorbed
 
 
 def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
-    """All documents in their order as the parts of segments, of `size` documents each but for the last."""
+    """Return the parts of new segments of `size` documents each, the last perhaps fewer, in the given order."""
     groups: list[list[Part]] = []
     room = 0
     for rows, numbers in parts:
@@ -65,7 +65,7 @@ def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
 
 
 def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
-    """A bar of the bytes that are written, on a terminal."""
+    """Return a progress bar of written bytes, shown on a terminal."""
     return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
 
 

@@ -1,4 +1,4 @@
-"""Index: an index folder, opened for searching while it may be changed by a writer."""
+"""An index folder opened for reading, while a writer may change it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ OPEN_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """What an index holds.
+    """Counts and properties of an index.
 
     Attributes:
         documents: number of documents.
-        encoded: documents with vectors.
-        pending: documents that wait for vectors, failed ones too.
-        deleted: documents that are gone but not compacted away.
+        encoded: number of documents with vectors.
+        pending: number of documents without vectors, those that could not be encoded included.
+        deleted: number of deleted documents that compaction has not removed.
         segments: number of segments.
-        branches: what can be searched.
-        bytes: on the disk: dense, sparse, tokens, store.
-        contract: fingerprint, document_fingerprint, method and backbone; None in an index without a model.
-        analyzer: of the tokens branch; None without one.
-        dense_dim: width of the dense rows; None without them.
-        dense_graph: of the graphs over dense rows, how many documents are in them, and which share of the exact ten
-            best they find for documents' own vectors; None without graphs.
+        branches: branches that can be searched.
+        bytes: size on disk of dense, sparse, tokens and store.
+        contract: fingerprint, document_fingerprint, method and backbone; None for an index without a model.
+        analyzer: name of the analyzer of the tokens branch; None without one.
+        dense_dim: width of the dense rows; None without dense rows.
+        dense_graph: number of documents in the graphs over dense rows, and recall of the exact top ten for queries that
+            are documents' own vectors; None without graphs.
     """
 
     documents: int
@@ -60,15 +60,15 @@ class IndexInfo:
 
 
 class Index:
-    """An index folder for reading: one view of it, until `refresh` moves on to the newest.
+    """An index folder opened for reading. It shows one view until `refresh` opens the newest.
 
     Any number of processes and threads may read while one writer changes the index. Arrays are memory-mapped, so
-    opening is quick whatever the size. A view that is held for long keeps SQLite's log from shrinking, and the disk
-    space of segments that were merged away from being given back.
+    opening is fast for any size. While a view is open, SQLite's log cannot shrink, and the disk space of merged
+    segments is not freed.
     """
 
     def __init__(self, folder: Path, view: View, *, skip_damaged: bool) -> None:
-        """For `open`."""
+        """Take over an opened view; use `open`."""
         self.folder = folder
         self._view = view
         self._skip_damaged = skip_damaged
@@ -79,34 +79,34 @@ class Index:
         """Open an index and check versions and file sizes; `verify` checks every byte.
 
         Args:
-            folder: the index.
-            skip_damaged: open it without the segments that cannot be opened; `view.damaged` says what is wrong with
-                them, and `view.missing` which documents are not found for it.
-            exact: scan the dense rows also where the index has graphs over them.
+            folder: index folder.
+            skip_damaged: skip segments that cannot be opened. `view.damaged` has their errors, and `view.missing`
+                returns the ids of their documents.
+            exact: scan the dense rows even if the index has graphs over them.
 
         Raises:
-            NotFound: the folder is no index.
-            FormatError: a file is missing, damaged or of another version; the file is named.
+            NotFound: the folder is not an index.
+            FormatError: a file is missing, damaged or of another version; the message names the file.
         """
         folder = Path(folder)
         return cls(folder, _newest(folder, None, skip_damaged, exact), skip_damaged=skip_damaged)
 
     @property
     def view(self) -> View:
-        """The state of the index that this reader sees; a search takes it once and keeps to it.
+        """The state of the index that this reader shows. A search uses one view from start to end.
 
-        In a process that was forked since, the newest state: the one that was seen is its parent's.
+        In a forked process it is the newest state, because the earlier view belongs to the parent.
         """
         if self._view.store.inherited:
-            self._refreshing = threading.Lock()  # another thread of the parent may have had it
+            self._refreshing = threading.Lock()  # another thread of the parent may have held the lock
             self.refresh()
         return self._view
 
     def refresh(self) -> bool:
-        """Move on to the newest state; returns whether there was a newer one. Searches under way keep theirs.
+        """Open the newest state and return whether it differs. Running searches keep their view.
 
-        So too where the folder was replaced as a whole, by `build_index(overwrite=True)` or a snapshot; a Searcher goes
-        on with its query encoder, and refuses an index of another model.
+        The same holds if the folder was replaced by `build_index(overwrite=True)` or a snapshot. A Searcher keeps its
+        query encoder, and refuses an index of another model.
         """
         with self._refreshing:
             newest = _newest(self.folder, self._view, self._skip_damaged, self._view.exact)
@@ -115,7 +115,7 @@ class Index:
             return changed
 
     def close(self) -> None:
-        """Close the store; arrays go when nothing uses them any more."""
+        """Close the store. Arrays stay mapped while something uses them."""
         self._view.store.close()
 
     def __enter__(self) -> Index:
@@ -125,12 +125,12 @@ class Index:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refused: what is open cannot be sent to another process.
+        """Refuse to be sent to another process.
 
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"an index is open files; open it in each process: Index.open({str(self.folder)!r})")
+        raise TypeError(f"an open index cannot be pickled; open it in each process: Index.open({str(self.folder)!r})")
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -138,7 +138,7 @@ class Index:
 
     @property
     def contract(self) -> Contract | None:
-        """The model's contract; None in an index without a model."""
+        """The contract of the model; None for an index without a model."""
         return self.view.contract
 
     @property
@@ -148,70 +148,74 @@ class Index:
 
     @property
     def counts_model_terms(self) -> bool:
-        """Whether the tokens branch is over the model's term ids, counted or as bags."""
+        """Whether the terms of the tokens branch are term ids of the model, counted or as bags."""
         return self.view.counts_model_terms
 
     @property
     def holds_bags(self) -> bool:
-        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
+        """Whether the tokens branch holds bags of the model's terms, for queries weighted by the encoder."""
         return self.view.holds_bags
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
-        """The query encoder that the index carries, or None."""
+        """Load the query encoder that is stored in the index; None without one."""
         folder = self.folder / QUERY_ENCODER
         return CachedQueryEncoder.load(folder, threads=threads) if folder.is_dir() else None
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
-        """The ids of documents that this view numbers."""
+        """Return the ids of documents, given their doc_ords in this view."""
         return self.view.doc_ids(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
-        """A document's number in this view, or None."""
+        """Return the doc_ord of a document in this view, or None."""
         return self.view.doc_ord(doc_id)
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """The documents with the given ids, in the order of the ids; NotFound where one is not there."""
+        """Return the documents with the given ids, in that order; NotFound if one does not exist."""
         return self.view.documents(doc_ids)
 
     def info(self) -> IndexInfo:
-        """Counts, sizes and the contract."""
+        """Return counts, sizes and the contract."""
         return view_info(self.view)
 
     def verify(self) -> None:
-        """Read every byte against its checksum, and the store against the segments.
+        """Verify the checksum of every file, and compare the store with the segments.
 
         Raises:
-            FormatError: names what is damaged.
+            FormatError: names everything that is damaged.
         """
         verify_view(self.view)
 
     def snapshot(self, out: Path | str, *, overwrite: bool = False) -> None:
-        """Write this view of the index to another folder: a backup that shares nothing with the original.
+        """Write this view of the index to another folder, as a backup that shares nothing with the original.
+
+        Args:
+            out: folder to write.
+            overwrite: replace an existing index.
 
         Raises:
-            AlreadyExists: `out` is there and overwrite is off.
-            InvalidInput: `out` is the index itself, or lies in it.
-            IndexLocked: the index that would be replaced has a writer; the text names the process.
+            AlreadyExists: `out` exists and overwrite is off.
+            InvalidInput: `out` is the index or a folder inside it.
+            IndexLocked: the index to replace has a writer; the message names its process.
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
         if Path(out).resolve().is_relative_to(self.folder.resolve()):
-            which = "is" if Path(out).resolve() == self.folder.resolve() else "lies in"
-            raise InvalidInput(f"{out} {which} the index itself; a snapshot goes to another folder")
+            relation = "is" if Path(out).resolve() == self.folder.resolve() else "is inside"
+            raise InvalidInput(f"{out} {relation} the index; write the snapshot to another folder")
         view = self.view
         with new_index(Path(out), overwrite=overwrite) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()
-            for each in view.segments:
-                each.segment.copy(folder / SEGMENTS_FOLDER / each.segment.folder.name)
+            for live in view.segments:
+                live.segment.copy(folder / SEGMENTS_FOLDER / live.segment.folder.name)
             if (self.folder / QUERY_ENCODER).is_dir():
                 copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
-    """The newest view, or the current one where nothing has changed.
+    """Return the newest view, or the current one if nothing has changed.
 
-    The writer may merge a segment away between the look into the store and the opening of the segment's files. A file
-    that is missing is damage only if the store has not changed since.
+    The writer may merge a segment after the store was read and before the segment's files are opened. So a missing file
+    is damage only if the store has not changed meanwhile.
     """
     seen = -1
     for _ in range(OPEN_TRIES):
@@ -240,12 +244,12 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
 
 
 def _shows(view: View, store: Store, generation: int) -> bool:
-    """Whether a view of this process shows what a store does; an index that replaced the view's has another file."""
+    """Return whether a view of this process has the state of a store; an index that replaced it has another file."""
     return not view.store.inherited and store.is_same(view.store) and generation == view.generation
 
 
 def view_info(view: View) -> IndexInfo:
-    """Counts, sizes and the contract of a view."""
+    """Return counts, sizes and the contract of a view."""
     contract = None
     if view.contract is not None:
         contract = {
@@ -254,9 +258,9 @@ def view_info(view: View) -> IndexInfo:
             "method": view.contract.method,
             "backbone": view.contract.backbone.address,
         }
-    segments = [each.segment for each in view.segments]
-    n_bytes: dict[str, int] = {branch: sum(each.n_bytes(branch) for each in segments) for branch in BRANCHES}
-    n_graph = sum(each.n_bytes("graph") for each in segments)
+    segments = [live.segment for live in view.segments]
+    n_bytes: dict[str, int] = {branch: sum(segment.n_bytes(branch) for segment in segments) for branch in BRANCHES}
+    n_graph = sum(segment.n_bytes("graph") for segment in segments)
     n_bytes |= {"graph": n_graph} if n_graph else {}
     path = view.store.path
     files = [path, path.with_name(f"{path.name}-wal")]
@@ -265,10 +269,10 @@ def view_info(view: View) -> IndexInfo:
         documents=len(view),
         encoded=0 if contract is None else len(view) - view.n_pending,
         pending=view.n_pending,
-        deleted=sum(len(each.segment) - each.n_live for each in view.segments),
+        deleted=sum(len(live.segment) - live.n_live for live in view.segments),
         segments=len(segments),
         branches=view.branches,
-        bytes={**n_bytes, "store": stored + sum(each.n_bytes("documents") for each in segments)},
+        bytes={**n_bytes, "store": stored + sum(segment.n_bytes("documents") for segment in segments)},
         contract=contract,
         analyzer=view.analyzer.name if view.analyzer else None,
         dense_dim=view.dense_dim,
@@ -277,23 +281,23 @@ def view_info(view: View) -> IndexInfo:
 
 
 def _graph_info(segments: Sequence[Segment]) -> Mapping[str, float] | None:
-    facts = [each.manifest["graph"] for each in segments if "graph" in each.manifest]
+    facts = [segment.manifest["graph"] for segment in segments if "graph" in segment.manifest]
     if not facts:
         return None
-    return {"documents": sum(each["documents"] for each in facts), "recall_at_10": mean_recall(facts)}
+    return {"documents": sum(graph["documents"] for graph in facts), "recall_at_10": mean_recall(facts)}
 
 
 def verify_view(view: View) -> None:
-    """Check a view's store and segments against each other and their checksums.
+    """Verify the checksums of a view, and compare its store with its segments.
 
     Raises:
         FormatError: names everything that is damaged.
     """
     view.store.check()
     problems = view.problems()
-    for each in view.segments:
+    for live in view.segments:
         try:
-            each.segment.verify()
+            live.segment.verify()
         except FormatError as error:
             problems.append(str(error))
     if problems:
@@ -303,11 +307,11 @@ def verify_view(view: View) -> None:
 
 def _compare_with_store(view: View) -> None:
     stored = view.store.documents_by_key()
-    keys = np.concatenate([np.zeros(0, np.int64), *(each.segment.doc_keys[each.places] for each in view.segments)])
-    ids = [each.segment.doc_ids[place] for each in view.segments for place in each.places.tolist()]
+    keys = view.live_keys()
+    ids = [live.segment.doc_ids[row] for live in view.segments for row in live.places.tolist()]
     if len(stored) != len(ids):
         raise FormatError(f"{view.store.path} holds {len(stored)} documents, but the segments hold {len(ids)}")
-    for place, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
-        if keys[place] != key or ids[place] != doc_id:
-            there = f"but the segments hold {ids[place]!r} under {keys[place]}"
-            raise FormatError(f"{view.store.path} holds document {doc_id!r} under key {key}, {there}")
+    for i, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
+        if keys[i] != key or ids[i] != doc_id:
+            other = f"but the segments hold {ids[i]!r} under {keys[i]}"
+            raise FormatError(f"{view.store.path} holds document {doc_id!r} under key {key}, {other}")

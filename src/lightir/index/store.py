@@ -1,4 +1,4 @@
-"""store.sqlite: documents, metadata, the live segments and their tombstones: the one source of truth."""
+"""The store of an index, store.sqlite: documents, metadata, the live segments and their tombstones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lightir.types import Document, require_list
 
 STORE_FILE = "store.sqlite"
 KEYS_AT_ONCE = 50_000
-"""Keys that a statement is given at a time."""
+"""Maximum number of keys per SQL statement."""
 
 REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
-"""SQLite's errors that are about the machine, not about what the file holds."""
+"""SQLite's errors that concern the machine, not the content of the file."""
 
-# Metadata has a table of its own, so that a filter reads no texts. Keys are never given twice: a segment's tombstoned
-# document must not be taken for a later one.
+# Metadata has its own table, so that a filter reads no texts. Keys are never reused: a tombstoned document of a segment
+# must not be taken for a later one.
 _SCHEMA = """
 CREATE TABLE record (value TEXT NOT NULL);
 CREATE TABLE generation (number INTEGER NOT NULL);
@@ -51,13 +51,13 @@ class Store:
     """One connection to a store; safe to use from several threads."""
 
     def __init__(self, path: Path, connection: Connection) -> None:
-        """For `create`, `open_snapshot` and `open_for_writing`."""
+        """Wrap a connection; use `create`, `open_snapshot` or `open_for_writing`."""
         self.path = path
         self._opened = connection
 
     @property
     def inherited(self) -> bool:
-        """Whether it was opened before this process was forked, so that it is of no use here."""
+        """Whether the store was opened before this process was forked, so that it cannot be used here."""
         return self._opened.inherited
 
     @property
@@ -66,9 +66,9 @@ class Store:
 
     @classmethod
     def create(cls, path: Path) -> Store:
-        """A new, empty store, inside a block of `new_index`. `finish` makes it whole; a crash before that loses it."""
+        """Create an empty store inside a block of `new_index`. It is lost on a crash before `finish`."""
         connection = connect(path, "rwc")
-        # The folder is written aside and renamed when it is whole: a journal would guard nothing.
+        # The folder is temporary until it is complete, so a journal would protect nothing.
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(_SCHEMA)
@@ -77,11 +77,11 @@ class Store:
 
     @classmethod
     def open_snapshot(cls, path: Path) -> Store:
-        """The store as it is now; what is written later is not seen, until it is closed.
+        """Open the present state of the store; later changes are not visible.
 
         Raises:
-            NotFound: there is none.
-            FormatError: it is no store.
+            NotFound: the store does not exist.
+            FormatError: the file is not a store.
         """
         while True:
             _require(path)
@@ -95,8 +95,8 @@ class Store:
             else:
                 if connection.is_current:
                     return store
-            # The index was exchanged for another between the opening and the first read, which opens SQLite's log by
-            # its path: the file may have met the other's log.
+            # The index was replaced after the file was opened and before the first read. That read opens SQLite's log
+            # by its path, so the log may belong to the other file.
             connection.close()
 
     @classmethod
@@ -115,10 +115,10 @@ class Store:
 
     @classmethod
     def open_for_writing(cls, path: Path) -> Store:
-        """The store, to be changed in transactions by whoever holds the writer's lock.
+        """Open the store for changes by transactions; requires the writer lock.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the store does not exist.
             WriteFailed: the folder or its medium is read-only.
         """
         require_writable(path)
@@ -128,18 +128,18 @@ class Store:
             return cls(path, connection)
 
     def is_same(self, other: Store) -> bool:
-        """Whether both have the same file open."""
+        """Return whether both stores have the same file open."""
         return self._opened.file == other._opened.file
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Store the index's record and make the file one that readers and a writer can share."""
+        """Store the record of the index, and switch to the mode in which readers and a writer share the file."""
         self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
         self._connection.execute("COMMIT")
         self._connection.execute("PRAGMA journal_mode = WAL")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All changes inside, or none.
+        """Make all changes inside the block, or none.
 
         Raises:
             WriteFailed: the disk is full or broken; nothing has changed.
@@ -154,13 +154,13 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.OperationalError):
-                    raise WriteFailed(f"{self.path} cannot be changed: {error}; it is as it was before") from error
+                    raise WriteFailed(f"cannot change {self.path}: {error}; it is unchanged") from error
                 raise
 
     # Reading
 
     def record(self) -> dict[str, Any]:
-        """What `finish` stored."""
+        """Return the record of the index."""
         rows = self._select("SELECT value FROM record")
         if len(rows) != 1:
             raise FormatError(f"{self.path} has {len(rows)} index records; expected one")
@@ -171,14 +171,14 @@ class Store:
         return value
 
     def generation(self) -> int:
-        """The number of changes so far."""
+        """Return the number of changes so far."""
         rows = self._select("SELECT number FROM generation")
         if len(rows) != 1 or not isinstance(rows[0][0], int):
-            raise FormatError(f"{self.path} is damaged: it does not say how often it was changed")
+            raise FormatError(f"{self.path} is damaged: it has no number of changes")
         return int(rows[0][0])
 
     def segments(self) -> list[StoredSegment]:
-        """The live segments in the order they were made."""
+        """Return the live segments in the order of creation."""
         rows = self._select("SELECT number, documents, manifest_sha256, deleted FROM segments ORDER BY number")
         try:
             return [
@@ -188,13 +188,13 @@ class Store:
             raise FormatError(f"{self.path} is damaged: its list of segments cannot be read: {error}") from error
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """The documents with the given ids, in the order of the ids.
+        """Return the documents with the given ids, in that order.
 
         Raises:
-            NotFound: there is no such document.
+            NotFound: a document does not exist.
         """
         require_list(doc_ids, "doc_ids")
-        found = []
+        documents = []
         for doc_id in doc_ids:
             rows = self._select(
                 "SELECT doc_id, text, title, value FROM documents JOIN metadata USING (doc_key) WHERE doc_id = ?",
@@ -202,9 +202,9 @@ class Store:
             )
             if not rows:
                 raise NotFound(f"there is no document {doc_id!r}")
-            found_id, text, title, metadata = rows[0]
-            found.append(Document(found_id, text, title, self._metadata(found_id, metadata)))
-        return found
+            stored_id, text, title, metadata = rows[0]
+            documents.append(Document(stored_id, text, title, self._metadata(stored_id, metadata)))
+        return documents
 
     def _metadata(self, doc_id: str, value: Any) -> dict[str, Any]:
         try:
@@ -214,71 +214,72 @@ class Store:
         return metadata
 
     def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
-        """The keys of those documents that are there."""
-        found = {}
+        """Return the keys of the documents that exist, by id."""
+        keys = {}
         with self._opened.lock:
             for doc_id in doc_ids:
                 row = self._connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
                 if row is not None:
-                    found[doc_id] = int(row[0])
-        return found
+                    keys[doc_id] = int(row[0])
+        return keys
 
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
-        """What a field holds in each document that has it; of a list its elements too.
+        """Yield the values of a field, and the elements of lists.
 
         Args:
-            path: the field's JSON path.
-            keys: of the documents.
+            path: JSON path of the field.
+            keys: keys of documents.
 
         Yields:
-            The place of the document's key, JSON's name of the type, and the value; of lists and objects None.
+            The position of the document's key, SQLite's name of the JSON type, and the value (None for lists and
+            objects).
         """
         chosen = "json_each(?) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
         whole = f"SELECT wanted.key, json_type(metadata.value, ?), json_extract(metadata.value, ?) FROM {chosen}"
         elements = f"SELECT wanted.key, each.type, each.atom FROM {chosen}, json_each(metadata.value, ?) AS each"
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some, lists = keys[first : first + KEYS_AT_ONCE].tolist(), []
-            for place, kind, value in self._select(whole, (path, path, json.dumps(some))):
+            for i, kind, value in self._select(whole, (path, path, json.dumps(some))):
                 if kind in ("array", "object"):
-                    yield first + place, kind, None
-                    lists += [place] if kind == "array" else []
+                    yield first + i, kind, None
+                    lists += [i] if kind == "array" else []
                 elif kind is not None:
-                    yield first + place, kind, value
-            for at, kind, atom in self._select(elements, (json.dumps([some[place] for place in lists]), path)):
-                yield first + lists[at], kind, atom
+                    yield first + i, kind, value
+            for i, kind, atom in self._select(elements, (json.dumps([some[position] for position in lists]), path)):
+                yield first + lists[i], kind, atom
 
     def described(self) -> int:
-        """How often stored documents were given other metadata."""
+        """Return the number of times that the metadata of stored documents were replaced."""
         return int(self._select("PRAGMA user_version")[0][0])
 
     def documents_of(self, keys: Iterable[int]) -> dict[int, Document]:
-        """The documents with the given keys, by key; those that are gone are left out."""
-        found = {}
+        """Return the documents with the given keys, by key; deleted ones are omitted."""
+        documents = {}
         for key in keys:
             rows = self._select(
                 "SELECT doc_id, text, title, value FROM documents JOIN metadata USING (doc_key) WHERE doc_key = ?",
                 (key,),
             )
             for doc_id, text, title, metadata in rows:
-                found[key] = Document(doc_id, text, title, self._metadata(doc_id, metadata))
-        return found
+                documents[key] = Document(doc_id, text, title, self._metadata(doc_id, metadata))
+        return documents
 
     def documents_by_key(self) -> list[tuple[int, str]]:
-        """Every document's key and id, by key."""
+        """Return the key and the id of every document, by key."""
         return self._select("SELECT doc_key, doc_id FROM documents JOIN metadata USING (doc_key) ORDER BY doc_key")
 
     def check(self) -> None:
-        """Let SQLite read everything.
+        """Run SQLite's integrity check.
 
         Raises:
             FormatError: the file is damaged.
         """
-        found = self._select("PRAGMA integrity_check")
-        if found != [("ok",)]:
-            raise FormatError(f"{self.path} is damaged: {found[0][0]}")
+        problems = self._select("PRAGMA integrity_check")
+        if problems != [("ok",)]:
+            raise FormatError(f"{self.path} is damaged: {problems[0][0]}")
 
     def backup(self, path: Path) -> None:
-        """Write the store as this connection sees it to another file, in a block of `new_index`."""
+        """Write the state that this connection sees to another file, in a block of `new_index`."""
         with self._opened.lock:
             target = sqlite3.connect(path)
             try:
@@ -290,14 +291,14 @@ class Store:
     # Writing
 
     def set_record(self, record: dict[str, Any]) -> None:
-        """Store another record in place of the index's."""
+        """Replace the record of the index."""
         self._connection.execute("UPDATE record SET value = ?", (json.dumps(record, ensure_ascii=False),))
 
     def insert(self, rows: Sequence[StoreRow]) -> DocKeys:
-        """Store documents; returns their keys.
+        """Store documents and return their keys.
 
         Raises:
-            InvalidInput: an id is there already.
+            InvalidInput: an id exists.
         """
         keys = np.zeros(len(rows), dtype=np.int64)
         for i, (doc_id, title, text, metadata) in enumerate(rows):
@@ -306,18 +307,21 @@ class Store:
                     "INSERT INTO documents (doc_id, title, text) VALUES (?, ?, ?)", (doc_id, title, text)
                 )
             except sqlite3.IntegrityError:
-                raise InvalidInput(f"document {doc_id!r} comes twice; doc_ids must differ") from None
+                raise InvalidInput(f"duplicate document {doc_id!r}; doc_ids must be distinct") from None
             assert cursor.lastrowid is not None  # it is after every insert
             keys[i] = cursor.lastrowid
             self._connection.execute("INSERT INTO metadata VALUES (?, ?)", (cursor.lastrowid, metadata))
         return keys
 
     def same_texts(self, rows: Sequence[StoreRow], keys: Mapping[str, int]) -> tuple[set[str], dict[int, str]]:
-        """The ids of those rows whose title and text are stored, and those of them with other metadata: these, by key.
+        """Return the ids of documents whose title and text are stored, and the new metadata of those that differ in it.
 
         Args:
             rows: documents.
-            keys: the stored ones' among them, by id.
+            keys: keys of the stored documents by id.
+
+        Returns:
+            A set of ids, and metadata as JSON by key.
         """
         same: set[str] = set()
         described: dict[int, str] = {}
@@ -335,40 +339,44 @@ class Store:
         return same, described
 
     def describe(self, metadata: Mapping[int, str]) -> None:
-        """Give stored documents, named by their keys, other metadata."""
+        """Replace the metadata of stored documents.
+
+        Args:
+            metadata: metadata as JSON by key.
+        """
         if not metadata:
             return
-        # A part of the change, as rows are.
+        # The number is part of the transaction, as rows are.
         self._connection.execute(f"PRAGMA user_version = {(self.described() + 1) % 2**31}")
         arguments = [(value, key) for key, value in metadata.items()]
         self._connection.executemany("UPDATE metadata SET value = ? WHERE doc_key = ?", arguments)
 
     def remove(self, keys: DocKeys) -> None:
-        """Take documents and their metadata out; keys that are not there are passed over."""
+        """Delete documents and their metadata; unknown keys are ignored."""
         arguments = [(key,) for key in keys.tolist()]
         self._connection.executemany("DELETE FROM documents WHERE doc_key = ?", arguments)
         self._connection.executemany("DELETE FROM metadata WHERE doc_key = ?", arguments)
 
     def next_segment(self) -> int:
-        """The number of the segment that is added next."""
+        """Return the number of the next segment."""
         rows = self._select("SELECT seq FROM sqlite_sequence WHERE name = 'segments'")
         return int(rows[0][0]) + 1 if rows else 1
 
     def add_segment(self, segment: StoredSegment) -> None:
-        """List a segment as live."""
+        """Add a segment to the list of live segments."""
         row = (segment.number, segment.documents, segment.manifest_sha256, _pack(segment.deleted))
         self._connection.execute("INSERT INTO segments VALUES (?, ?, ?, ?)", row)
 
     def remove_segments(self, numbers: Iterable[int]) -> None:
-        """Take segments off the list of the live ones."""
+        """Remove segments from the list of live segments."""
         self._connection.executemany("DELETE FROM segments WHERE number = ?", [(number,) for number in numbers])
 
     def set_deleted(self, number: int, deleted: npt.NDArray[np.bool_]) -> None:
-        """Replace a segment's tombstones."""
+        """Replace the tombstones of a segment."""
         self._connection.execute("UPDATE segments SET deleted = ? WHERE number = ?", (_pack(deleted), number))
 
     def close(self) -> None:
-        """Close the file. A snapshot ends; a new store that was not finished is lost."""
+        """Close the file. An unfinished new store is lost."""
         with self._opened.lock:
             self._opened.close()
 
@@ -383,25 +391,25 @@ def _require(path: Path) -> None:
     if path.is_file():
         return
     if not path.parent.is_dir():
-        said = "is a file" if path.parent.exists() else "does not exist"
-        raise NotFound(f"{path.parent} {said}; expected an index, the folder that `lightir index` writes")
-    raise NotFound(f"{path.parent} is not an index: it has no {path.name}; `lightir index` makes one")
+        problem = "is a file" if path.parent.exists() else "does not exist"
+        raise NotFound(f"{path.parent} {problem}; expected an index folder, as `lightir index` writes it")
+    raise NotFound(f"{path.parent} is not an index: it has no {path.name}. Create one with `lightir index`")
 
 
 def require_writable(path: Path) -> None:
-    """Nothing, or why the store cannot be changed.
+    """Raise an error if the store cannot be changed.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the store does not exist.
         WriteFailed: the folder or its medium is read-only.
     """
     _require(path)
     if not _writable(path):
-        raise WriteFailed(f"{path.parent} is read-only here; it can be searched, not changed")
+        raise WriteFailed(f"{path.parent} is read-only; it can be searched but not changed")
 
 
 def read_mode(path: Path) -> str:
-    """The mode to read a file in: "rw" joins the writer's shared memory; read-only where nobody can write."""
+    """Return the mode to read a file in: "rw", which shares memory with the writer, unless the folder is read-only."""
     if _writable(path):
         return "rw"
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
@@ -413,32 +421,31 @@ def _writable(path: Path) -> bool:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Inside, SQLite's errors become ours, with the file's name."""
+    """Turn SQLite's errors inside the block into errors that name the file."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         if _is_refusal(error):
             raise WriteFailed(
-                f"{path} cannot be used: {error}; look at the disk, the file need not be damaged"
+                f"cannot use {path}: {error}; check the disk, the file is not necessarily damaged"
             ) from error
-        raise FormatError(f"{path} is damaged or no index store: {error}") from error
+        raise FormatError(f"{path} is damaged or not an index store: {error}") from error
 
 
 def _is_refusal(error: sqlite3.DatabaseError) -> bool:
-    name = getattr(error, "sqlite_errorname", "")  # SQLITE_IOERR_SHMSIZE and its like
-    return name.startswith(tuple(f"SQLITE_{each}" for each in REFUSED))
+    name = getattr(error, "sqlite_errorname", "")  # such as SQLITE_IOERR_SHMSIZE
+    return name.startswith(tuple(f"SQLITE_{code}" for code in REFUSED))
 
 
 @contextmanager
 def new_index(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder to fill, which becomes an index when the block ends well, in place of one that nobody writes meanwhile.
+    """Yield a temporary folder that becomes an index when the block ends without an error.
 
-    Whoever had the replaced index open for writing would go on writing into the new one's folder, so its writer's lock
-    is held till the end.
+    The writer lock of a replaced index is held to the end, because its writer would continue in the new folder.
 
     Raises:
-        AlreadyExists: `out` is there and overwrite is off, or it is no index.
-        IndexLocked: the index that would be replaced has a writer; the text names the process.
+        AlreadyExists: `out` exists and overwrite is off, or it is not an index.
+        IndexLocked: the index to replace has a writer; the message names its process.
         WriteFailed: the disk is full or broken; nothing is left behind.
     """
     try:
@@ -447,7 +454,7 @@ def new_index(out: Path, *, overwrite: bool) -> Iterator[Path]:
                 stack.callback(WriterLock(out).release)
             yield stack.enter_context(atomic_folder(out, overwrite=overwrite, replaces=STORE_FILE))
     except sqlite3.OperationalError as error:
-        raise WriteFailed(f"{out} cannot be written: {error}") from error
+        raise WriteFailed(f"cannot write {out}: {error}") from error
 
 
 def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:

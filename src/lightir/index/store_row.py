@@ -1,4 +1,4 @@
-"""A document as the store keeps it, and what of it is refused."""
+"""Checking documents and converting them to rows of the store."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lightir.types import Document
 
 MAX_DOC_ID_BYTES = 10_000
 MAX_METADATA_DEPTH = 500
-"""SQLite's JSON functions refuse deeper texts, from 1,000 or 2,000 levels on, and every filter would fail by one."""
+"""SQLite's JSON functions reject more than 1,000 or 2,000 levels, so one deeper document would break every filter."""
 
 StoreRow = tuple[str, str, str, str]
 """doc_id, title, text, metadata as JSON."""
 
 
 def store_row(document: Document) -> StoreRow:
-    """The document as the store keeps it.
+    """Return the row of a document.
 
     Raises:
-        InvalidInput: the id is empty or too long; text that is not UTF-8; metadata that is not JSON.
+        InvalidInput: the id is empty or too long, a text is not UTF-8, or the metadata are not JSON.
     """
     doc_id = check_text(document.doc_id, "a doc_id")
     if not doc_id or len(doc_id.encode()) > MAX_DOC_ID_BYTES:
@@ -32,19 +32,19 @@ def store_row(document: Document) -> StoreRow:
     try:
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"the metadata of document {doc_id!r} is no JSON object: {error}") from None
+        raise InvalidInput(f"the metadata of document {doc_id!r} is not a JSON object: {error}") from None
     if _is_nested_deeper(document.metadata, metadata):
         raise InvalidInput(f"the metadata of document {doc_id!r} is nested deeper than {MAX_METADATA_DEPTH}")
     return doc_id, title, text, check_text(metadata, f"the metadata of document {doc_id!r}")
 
 
 def _is_nested_deeper(value: Any, written: str) -> bool:
-    """Whether a JSON value has more than MAX_METADATA_DEPTH levels; `written` is its text."""
+    """Return whether a JSON value, whose text is `written`, has more than MAX_METADATA_DEPTH levels."""
     if written.count("[") + written.count("{") <= MAX_METADATA_DEPTH:
         return False
     level, depth = [value], 0
     while level and depth <= MAX_METADATA_DEPTH:
-        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
-        level = [each for values in inside for each in values if isinstance(each, Mapping | list | tuple)]
+        inside = [parent.values() if isinstance(parent, Mapping) else parent for parent in level]
+        level = [child for children in inside for child in children if isinstance(child, Mapping | list | tuple)]
         depth += 1
     return depth > MAX_METADATA_DEPTH

@@ -1,4 +1,4 @@
-"""Queries for the tokens branch: terms of a batch, their weights, and their places in each segment's dictionary."""
+"""Queries for the tokens branch: the terms of a batch, their weights, and their ids in each segment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightir.vectors import SparseVectors
 
 @dataclass(frozen=True, slots=True)
 class QueryTerms:
-    """A batch of queries over the term ids of one segment, as SparseVectors but not checked again.
+    """A batch of queries over the term ids of one segment; SparseVectors without their checks.
 
     Attributes:
-        indptr: (n + 1,) int64.
+        indptr: (n + 1,) int64, start of each query.
         term_ids: (nnz,) uint32, ascending within a query.
-        weights: (nnz,) float32.
+        weights: (nnz,) float32, weight of each term.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ class QueryTerms:
     weights: npt.NDArray[np.float32]
 
     def row(self, position: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-        """Term ids and weights of one query."""
+        """Return the term ids and weights of one query."""
         span = slice(self.indptr[position], self.indptr[position + 1])
         return self.term_ids[span], self.weights[span]
 
@@ -36,10 +36,10 @@ class TokenQueries:
     """A batch of queries for the tokens branch.
 
     Attributes:
-        terms: the batch's distinct terms, ascending: words, or the model's term ids; of BM25 those that occur.
-        vectors: one row a query over places in terms; a weight is count x idf over the whole collection, or the count
-            alone, or for bags what the query encoder gave the term.
-        places: one array a segment: each term's place in its dictionary, or -1.
+        terms: distinct terms of the batch, ascending: words, or term ids of the model. For BM25 those that occur.
+        vectors: one row per query over positions in terms. A weight is count x idf over the whole collection, the count
+            alone, or for bags the weight by the query encoder.
+        places: ids of the terms in the dictionary of each segment, -1 for a missing term.
     """
 
     terms: Sequence[str | int]
@@ -47,7 +47,7 @@ class TokenQueries:
     places: Sequence[npt.NDArray[np.int64]]
 
     def of_segment(self, position: int) -> QueryTerms:
-        """The queries in the term ids of one segment; terms that it lacks are left out."""
+        """Return the queries over the term ids of one segment; terms that it lacks are omitted."""
         places = self.places[position][self.vectors.term_ids]
         weights = self.vectors.weights.astype(np.float32, copy=False)
         known = places >= 0

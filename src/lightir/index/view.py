@@ -1,4 +1,4 @@
-"""A view: one state of an index, which never changes; what the writer does meanwhile is seen by later views."""
+"""A view: an immutable state of an index. Later changes appear in later views."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from lightir.vectors import Ragged, SparseVectors
 
 INDEX_VERSION = 2
 FILTERS_KEPT = 16
-"""Bitmaps of so many filters are kept with a view."""
+"""Maximum number of filters whose bitmaps a view caches."""
 
 TERMS_KEPT = 100_000
-"""So many query terms' places in the segments are kept with a view."""
+"""Maximum number of query terms whose positions in the segments a view caches."""
 
 
 class View:
-    """One state of an index: its segments, tombstones and counts. It never changes, so a search takes it once.
+    """An immutable state of an index: its segments, tombstones and counts. A search uses one view from start to end.
 
-    Every document has a number in it, its doc_ord, which counts through the segments, deleted documents too. Within a
-    segment doc_ords ascend with doc_ids; over several segments they do not, see `break_ties`.
+    Every document has a number in the view, its doc_ord, which counts through the segments, deleted documents included.
+    Within a segment doc_ords ascend with doc_ids; across segments they do not, see `break_ties`.
     """
 
     def __init__(
         self, folder: Path, store: Store, *, before: View | None = None, skip_damaged: bool = False, exact: bool = False
     ) -> None:
-        """Open the state that a store shows; the view owns the store's connection.
+        """Open the state of a store; the view owns the store's connection.
 
         Args:
-            folder: of the index.
-            store: a snapshot, or the writer's connection.
-            before: an earlier view, whose segments need not be opened again if it is of this process and this store:
-                another index has others by the same numbers, or other metadata for the same ones.
-            skip_damaged: leave segments out that cannot be opened, and list them in `damaged`.
-            exact: leave graphs over dense rows alone.
+            folder: index folder.
+            store: snapshot of the store, or the connection of the writer.
+            before: earlier view, whose open segments are reused if it belongs to this process and this store. Another
+                store may use the same numbers for other segments and other metadata.
+            skip_damaged: skip segments that cannot be opened, and list them in `damaged`.
+            exact: ignore graphs over dense rows.
 
         Raises:
-            FormatError: a file is missing, damaged or of another version; the file is named.
+            FormatError: a file is missing, damaged or of another version; the message names the file.
         """
         self.folder = folder
         self.store = store
@@ -71,46 +71,49 @@ class View:
         self.analyzer: Analyzer | None = None if analyzer is None else from_json(Analyzer, analyzer, where)
         self.options = _stored_options(self.record, where)
         self.damaged: list[str] = []
-        """What is wrong with each segment that was left out."""
+        """Error message of each segment that was skipped."""
         opened: dict[int, LiveSegment] = {}
         if before is not None and not before.store.inherited and store.is_same(before.store):
-            opened = {each.number: each for each in before.segments}
+            opened = {live.number: live for live in before.segments}
         self.segments: tuple[LiveSegment, ...] = tuple(self._open(store.segments(), opened, skip_damaged))
-        self._first_ords = np.array([each.first_ord for each in self.segments], dtype=np.int64)
+        self._first_ords = np.array([live.first_ord for live in self.segments], dtype=np.int64)
         self._terms: dict[str | int, tuple[int, tuple[int, ...]]] = {}
         self._matching: OrderedDict[metadata_filters.Node, list[Mask]] = OrderedDict()
         self.prepared: dict[Any, Any] = {}
-        """What searches made ready for more of their kind; it goes with the view."""
+        """Prepared searches by key, cached for the life of the view."""
 
     def _open(
         self, stored: Sequence[StoredSegment], opened: Mapping[int, LiveSegment], skip_damaged: bool
     ) -> Iterator[LiveSegment]:
         first_ord = 0
-        for each in stored:
-            known = opened.get(each.number)
+        for entry in stored:
+            known = opened.get(entry.number)
             try:
-                folder = self.folder / SEGMENTS_FOLDER / each.name
-                segment = Segment(folder, each.manifest_sha256) if known is None else known.segment
+                folder = self.folder / SEGMENTS_FOLDER / entry.name
+                segment = Segment(folder, entry.manifest_sha256) if known is None else known.segment
             except FormatError as error:
                 if not skip_damaged:
                     raise
                 self.damaged.append(str(error))
                 continue
-            live = LiveSegment(each.number, segment, each.deleted, first_ord)
-            # What an earlier view has counted of a segment that is still the same need not be counted again.
+            live = LiveSegment(entry.number, segment, entry.deleted, first_ord)
+            # An unchanged segment keeps what an earlier view has counted.
             yield live if known is None or not known.equals(live) else known
-            first_ord += each.documents
+            first_ord += entry.documents
 
     def missing(self) -> list[str]:
-        """The ids of the documents whose segments were left out as damaged; their texts are still in the store."""
+        """Return the ids of the documents of skipped segments; their texts are still in the store."""
         if not self.damaged:
             return []
-        keys = np.concatenate([np.zeros(0, np.int64), *(each.segment.doc_keys[each.places] for each in self.segments)])
-        there = set(keys.tolist())
-        return [doc_id for key, doc_id in self.store.documents_by_key() if key not in there]
+        readable = set(self.live_keys().tolist())
+        return [doc_id for key, doc_id in self.store.documents_by_key() if key not in readable]
+
+    def live_keys(self) -> DocKeys:
+        """Return the keys of the live documents, segment by segment."""
+        return np.concatenate([np.zeros(0, np.int64), *(live.segment.doc_keys[live.places] for live in self.segments)])
 
     def problems(self) -> list[str]:
-        """What is wrong with the segments that were left out, and then how many documents are missing for it."""
+        """Return the error messages of skipped segments, and then the number of documents that are missing."""
         if not self.damaged:
             return []
         return [
@@ -120,54 +123,54 @@ class View:
 
     def __len__(self) -> int:
         """Number of documents."""
-        return sum(each.n_live for each in self.segments)
+        return sum(live.n_live for live in self.segments)
 
     @cached_property
     def branches(self) -> tuple[Branch, ...]:
-        """The branches that can be searched: those with vectors of one document at least, and tokens."""
-        found = [branch for branch in BRANCHES if any(_fills(each, branch) for each in self.segments)]
-        if self.analyzer is not None and "tokens" not in found:
-            found.append("tokens")
-        return tuple(found)
+        """The branches that can be searched: those with vectors of at least one document, and tokens."""
+        branches = [branch for branch in BRANCHES if any(_fills(live, branch) for live in self.segments)]
+        if self.analyzer is not None and "tokens" not in branches:
+            branches.append("tokens")
+        return tuple(branches)
 
     @property
     def counts_model_terms(self) -> bool:
-        """Whether the tokens branch is over the model's term ids, counted or as bags."""
+        """Whether the terms of the tokens branch are term ids of the model, counted or as bags."""
         return self.analyzer is not None and self.analyzer.name in OF_A_MODEL
 
     @property
     def holds_bags(self) -> bool:
-        """Whether the tokens branch holds bags of the model's terms, for queries that the encoder weights."""
+        """Whether the tokens branch holds bags of the model's terms, for queries weighted by the encoder."""
         return self.analyzer is not None and self.analyzer.name == BAG
 
     @cached_property
     def dense_dim(self) -> int | None:
-        """Width of the dense rows; None where there are none."""
-        widths = [each.segment.dense[0].shape[1] for each in self.segments if each.segment.dense is not None]
+        """Width of the dense rows; None without dense rows."""
+        widths = [live.segment.dense[0].shape[1] for live in self.segments if live.segment.dense is not None]
         return int(widths[0]) if widths else None
 
     @cached_property
     def n_pending(self) -> int:
-        """Number of documents that wait for their vectors."""
-        return sum(each.n_pending for each in self.segments)
+        """Number of pending documents."""
+        return sum(live.n_pending for live in self.segments)
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every document of every segment may be found in every branch: none is deleted, none waits."""
-        return self.n_pending == 0 and all(each.deleted is None for each in self.segments)
+        """Whether no document of any segment is deleted or pending, so that every branch may return each of them."""
+        return self.n_pending == 0 and all(live.deleted is None for live in self.segments)
 
     @cached_property
     def waits(self) -> Mask:
-        """By doc_ord, whether a document waits for its vectors; deleted ones too."""
-        return np.concatenate([np.zeros(0, np.bool_), *(each.segment.pending for each in self.segments)])
+        """(n,) bool by doc_ord, whether a document is pending, deleted documents included."""
+        return np.concatenate([np.zeros(0, np.bool_), *(live.segment.pending for live in self.segments)])
 
     @cached_property
     def mean_length(self) -> float:
-        """The mean number of terms of the documents."""
-        return mean_length(sum(each.total_length for each in self.segments), len(self))
+        """Mean number of terms per document."""
+        return mean_length(sum(live.total_length for live in self.segments), len(self))
 
     def require(self, branch: Branch) -> None:
-        """Nothing, or InvalidInput where the branch cannot be searched."""
+        """Raise InvalidInput if the branch cannot be searched."""
         if branch not in self.branches:
             raise InvalidInput(f"{self.folder} has no {branch} branch; it has {', '.join(self.branches)}")
 
@@ -176,21 +179,21 @@ class View:
     @cached_property
     def dense_rows(self) -> DenseSegments:
         """The dense rows of all segments."""
-        return DenseSegments([_dense_rows(each.segment) for each in self.segments], self._sizes)
+        return DenseSegments([_dense_rows(live.segment) for live in self.segments], self._sizes)
 
     @cached_property
     def graphless_rows(self) -> DenseSegments | None:
-        """The dense rows of the segments without a graph; None where all have one."""
-        rows = [None if each.segment.graph is not None else _dense_rows(each.segment) for each in self.segments]
-        return DenseSegments(rows, self._sizes) if any(each is not None for each in rows) else None
+        """The dense rows of the segments without a graph; None if every segment has one."""
+        rows = [None if live.segment.graph is not None else _dense_rows(live.segment) for live in self.segments]
+        return DenseSegments(rows, self._sizes) if any(dense is not None for dense in rows) else None
 
     @cached_property
     def sparse_rows(self) -> SparseSegments:
         """The learned sparse rows of all segments."""
-        found = [each.segment.sparse for each in self.segments]
+        branches = [live.segment.sparse for live in self.segments]
         rows = [
-            None if each is None else SparseRows(each.indptr, each.term_ids, each.weights, each.postings)
-            for each in found
+            None if branch is None else SparseRows(branch.indptr, branch.term_ids, branch.weights, branch.postings)
+            for branch in branches
         ]
         return SparseSegments(rows, self._sizes)
 
@@ -198,8 +201,8 @@ class View:
     def token_rows(self) -> SparseSegments:
         """The term counts, or bags, of all segments."""
         rows: list[SparseRows | None] = []
-        for each in self.segments:
-            tokens, bags = each.segment.tokens, each.segment.holds_bags
+        for live in self.segments:
+            tokens, bags = live.segment.tokens, live.segment.holds_bags
             if tokens is None:
                 rows.append(None)
                 continue
@@ -207,59 +210,63 @@ class View:
             rows.append(
                 SparseRows(*parts, binary=True)
                 if bags
-                else SparseRows(*parts, each.segment.lengths, each.segment.mean_length)
+                else SparseRows(*parts, live.segment.lengths, live.segment.mean_length)
             )
         return SparseSegments(rows, self._sizes, k1=K1, b=B)
 
     @property
     def _sizes(self) -> list[int]:
-        return [len(each.segment) for each in self.segments]
+        return [len(live.segment) for live in self.segments]
 
     # Documents
 
     def locate(self, doc_ords: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Each document's segment and its place there."""
-        at = np.searchsorted(self._first_ords, doc_ords, side="right") - 1
-        return at, doc_ords - self._first_ords[at]
+        """Return the segment of each document, and its row number there."""
+        segment_of = np.searchsorted(self._first_ords, doc_ords, side="right") - 1
+        return segment_of, doc_ords - self._first_ords[segment_of]
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
-        """The ids of documents."""
+        """Return the ids of documents."""
         return self.ids.texts(doc_ords)
 
     def doc_ord(self, doc_id: str) -> int | None:
-        """A document's number, or None.
+        """Return the doc_ord of a document, or None.
 
         Raises:
-            InvalidInput: the id is no str.
+            InvalidInput: the id is not a string.
         """
         if not isinstance(doc_id, str):
             raise InvalidInput(f"a doc_id is {type(doc_id).__name__}; expected str")
-        for each in self.segments:
-            place = each.segment.doc_ids.find(doc_id)
-            if place is not None and each.live[place]:
-                return each.first_ord + place
+        for live in self.segments:
+            row = live.segment.doc_ids.find(doc_id)
+            if row is not None and live.live[row]:
+                return live.first_ord + row
         return None
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """The documents with the given ids, in the order of the ids.
+        """Return the documents with the given ids, in the order of the ids.
 
         Raises:
-            NotFound: there is no such document.
+            NotFound: a document does not exist.
         """
         return self.store.documents(doc_ids)
 
     def pending(self) -> Iterator[str]:
-        """The ids of the documents that wait for their vectors, segment by segment."""
-        for each in self.segments:
-            if each.n_pending:
-                for place in np.flatnonzero(each.segment.pending & each.live).tolist():
-                    yield each.segment.doc_ids[place]
+        """Yield the ids of the pending documents, segment by segment."""
+        for live in self.segments:
+            if live.n_pending:
+                for row in np.flatnonzero(live.segment.pending & live.live).tolist():
+                    yield live.segment.doc_ids[row]
 
     def break_ties(self, doc_ords: npt.NDArray[np.uint32], scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """The order of the total ranking, score down, then doc_id up, for documents whose scores fall already.
+        """Return the total order, score descending then doc_id ascending, of documents whose scores already descend.
+
+        Args:
+            doc_ords: (n,) uint32, documents.
+            scores: (n,) scores, descending.
 
         Returns:
-            (n,) places.
+            (n,) positions.
         """
         if self.ids_ascend or len(doc_ords) < 2:
             return np.arange(len(doc_ords))
@@ -267,19 +274,19 @@ class View:
 
     @cached_property
     def ids_ascend(self) -> bool:
-        """Whether ids ascend with doc_ords over all segments, so that ties, whose doc_ords ascend, are in order."""
-        ends = [each.segment.doc_ids.ends() for each in self.segments]
+        """Whether ids ascend with doc_ords across all segments, so that ties in doc_ord order are in id order."""
+        ends = [live.segment.doc_ids.ends() for live in self.segments]
         return all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
     @cached_property
     def ids(self) -> DocumentIds:
-        """The ids of all documents, deleted ones too."""
-        return DocumentIds([each.segment.doc_ids.arrays for each in self.segments])
+        """The ids of all documents, deleted ones included."""
+        return DocumentIds([live.segment.doc_ids.arrays for live in self.segments])
 
     # Searching
 
     def matching(self, wanted: Filter | None) -> list[Mask] | None:
-        """For each segment which documents a filter matches; None without a filter.
+        """Return for each segment the mask of the live documents that match a filter; None without a filter.
 
         Raises:
             InvalidInput: the filter is malformed.
@@ -307,11 +314,11 @@ class View:
         return np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
 
     def token_queries(self, rows: Sequence[Sequence[str | int]], *, idfs: bool = True) -> TokenQueries:
-        """Queries that were cut into words, or into the model's term ids, for the tokens branch.
+        """Return analyzed queries for the tokens branch.
 
         Args:
-            rows: each query's terms.
-            idfs: weights are count x idf, as BM25 wants them; otherwise counts.
+            rows: the terms of each query: words, or term ids of the model.
+            idfs: whether weights are count x idf, for BM25, or counts.
 
         Raises:
             InvalidInput: the index has no tokens branch.
@@ -320,46 +327,45 @@ class View:
         distinct = sorted({term for row in rows for term in row})
         facts = {term: self._facts(term) for term in distinct}
         terms = [term for term in distinct if facts[term][0]]
-        at = {term: place for place, term in enumerate(terms)}
-        counts = SparseVectors.count(
-            Ragged.from_lists([[at[term] for term in row if term in at] for row in rows]), vocab_size=len(terms)
-        )
-        rarities = np.array([idf(len(self), facts[term][0]) if idfs else 1.0 for term in terms], dtype=np.float64)
-        weights = (counts.weights.astype(np.float64) * rarities[counts.term_ids]).astype(np.float32)
-        places = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, counts.with_weights(weights), list(places.T))
+        position_of = {term: position for position, term in enumerate(terms)}
+        positions = [[position_of[term] for term in row if term in position_of] for row in rows]
+        counts = SparseVectors.count(Ragged.from_lists(positions), vocab_size=len(terms))
+        factors = np.array([idf(len(self), facts[term][0]) if idfs else 1.0 for term in terms], dtype=np.float64)
+        weights = (counts.weights.astype(np.float64) * factors[counts.term_ids]).astype(np.float32)
+        ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
+        return TokenQueries(terms, counts.with_weights(weights), list(ids.T))
 
     def bag_queries(self, queries: SparseVectors) -> TokenQueries:
-        """Queries with weights over the model's vocabulary, for a tokens branch of bags; they are taken as they are.
+        """Return queries with weights over the model's vocabulary for a tokens branch of bags; weights are unchanged.
 
         Raises:
             InvalidInput: the index has no tokens branch.
         """
         self.require("tokens")
-        distinct, places = np.unique(queries.term_ids, return_inverse=True)
-        found = [each.segment.term_positions(distinct) for each in self.segments]
-        vectors = SparseVectors(queries.indptr, places.astype(np.uint32), queries.weights, max(len(distinct), 1))
-        return TokenQueries(distinct.tolist(), vectors, found)
+        distinct, positions = np.unique(queries.term_ids, return_inverse=True)
+        ids = [live.segment.term_positions(distinct) for live in self.segments]
+        vectors = SparseVectors(queries.indptr, positions.astype(np.uint32), queries.weights, max(len(distinct), 1))
+        return TokenQueries(distinct.tolist(), vectors, ids)
 
     def _facts(self, term: str | int) -> tuple[int, tuple[int, ...]]:
-        """In how many documents a term occurs, and its place in each segment's dictionary, or -1."""
-        found = self._terms.get(term)
-        if found is None:
-            places = [each.segment.terms.find(term) for each in self.segments]  # type: ignore[arg-type]
-            pairs = zip(self.segments, places, strict=True)
-            df = sum(each.df(place) for each, place in pairs if place is not None)
-            found = df, tuple(-1 if place is None else place for place in places)
+        """Return the document frequency of a term, and its position in the dictionary of each segment, or -1."""
+        facts = self._terms.get(term)
+        if facts is None:
+            positions = [live.segment.terms.find(term) for live in self.segments]  # type: ignore[arg-type]
+            pairs = zip(self.segments, positions, strict=True)
+            df = sum(live.df(position) for live, position in pairs if position is not None)
+            facts = df, tuple(-1 if position is None else position for position in positions)
             if len(self._terms) >= TERMS_KEPT:
                 self._terms.clear()
-            self._terms[term] = found
-        return found
+            self._terms[term] = facts
+        return facts
 
 
 def checked_record(folder: Path, store: Store) -> dict[str, Any]:
-    """What the store says of the index as a whole.
+    """Return the record of the index from its store.
 
     Raises:
-        FormatError: it is of a version that this release does not read.
+        FormatError: the format has another version, or the record is damaged.
     """
     record = store.record()
     if not isinstance(record, dict):
@@ -368,7 +374,7 @@ def checked_record(folder: Path, store: Store) -> dict[str, Any]:
         raise FormatError(
             f"{folder} has index format {record.get('format_version')!r}, written by lightir "
             f"{record.get('written_by')!r}; this release reads {INDEX_VERSION}; "
-            "build it again with `lightir index`"
+            "rebuild it with `lightir index`"
         )
     if lacking := {"contract", "analyzer", "sizes", "segment_documents"} - record.keys():
         raise FormatError(f"{folder / STORE_FILE} is damaged: its record lacks {', '.join(sorted(lacking))}")
@@ -389,5 +395,5 @@ def _dense_rows(segment: Segment) -> DenseRows | None:
     return None if segment.dense is None else (*segment.dense, segment.dense_copies)
 
 
-def _fills(each: LiveSegment, branch: Branch) -> bool:
-    return each.segment.has(branch) and (branch == "tokens" or each.n_pending < each.n_live)
+def _fills(live: LiveSegment, branch: Branch) -> bool:
+    return live.segment.has(branch) and (branch == "tokens" or live.n_pending < live.n_live)

@@ -1,4 +1,4 @@
-"""IndexWriter: documents come, change and go, one transaction a change; segments merge as they gather."""
+"""Adds, updates and deletes of documents, one transaction per change."""
 
 from __future__ import annotations
 
@@ -49,32 +49,33 @@ from lightir.vectors import SparseVectors
 
 @dataclass(slots=True)
 class _Change:
-    """What one transaction does to the segments.
+    """The effect of one transaction on the segments.
 
     Attributes:
-        buried: keys of documents that get tombstones in the segments that hold them.
-        added: documents for new segments, at most GATHERED_DOCUMENTS each.
-        compact: write all segments again.
+        deleted: keys of documents to mark with tombstones in their segments.
+        added: documents of each new segment, at most GATHERED_DOCUMENTS.
+        compact: whether to rewrite all segments.
     """
 
-    buried: list[DocKeys] = field(default_factory=list)
+    deleted: list[DocKeys] = field(default_factory=list)
     added: list[DocumentRows] = field(default_factory=list)
     compact: bool = False
 
 
 class IndexWriter:
-    """The one writer of an index. When a method returns, its change is on the disk; when it fails, nothing changed.
+    """The only writer of an index. When a method returns, its change is durable; when it fails, nothing has changed.
 
-    A change is: new segments are written aside, flushed and renamed; then one SQLite transaction lists them, drops
-    others, and sets tombstones. Segments that a crash left unlisted are ignored by readers and removed by the next
-    writer. Readers that have a segment mapped go on with it after it was removed, as Linux keeps mapped files.
+    A change writes new segments to temporary folders, flushes and renames them. Then one SQLite transaction adds them
+    to the list of live segments, removes merged segments from it, and sets tombstones. Readers ignore segments that a
+    crash left unlisted, and the next writer removes them. A reader that has mapped a segment keeps it after its
+    removal, because Linux keeps mapped files.
 
-    A new segment absorbs those that are not larger than itself, so their number grows with the logarithm of the number
-    of changes; `compact` is for the rest: tombstones, and BM25's mean length (see lightir.search.branches).
+    A new segment is merged with those that are not larger, so the number of segments grows with the logarithm of the
+    number of changes. `compact` removes tombstones and updates BM25's mean length (see lightir.search.branches).
     """
 
     def __init__(self, folder: Path, lock: WriterLock, store: Store, view: View) -> None:
-        """For `open`."""
+        """Take over the parts of an opened index; use `open`."""
         self.folder = folder
         self._lock = lock
         self._store = store
@@ -95,7 +96,7 @@ class IndexWriter:
         query_encoder: Path | str | None = None,
         overwrite: bool = False,
     ) -> IndexWriter:
-        """Make an empty index and open it; arguments and errors are those of `build_index`."""
+        """Create an empty index and open it. Arguments and errors are those of `build_index`."""
         build_index(
             (),
             folder,
@@ -109,22 +110,22 @@ class IndexWriter:
 
     @classmethod
     def open(cls, folder: Path | str, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> IndexWriter:
-        """Become the writer of an index, and remove what a crashed one left behind.
+        """Open an index for writing and remove what a crashed writer left behind.
 
         Args:
-            folder: the index.
-            brief: it is for one short change, so that others who want to write meanwhile wait for it.
-            wait_s: how long to wait for another writer that is brief.
+            folder: index folder.
+            brief: whether the writer makes one short change, so that other writers wait for it.
+            wait_s: maximum time to wait for brief writers.
 
         Raises:
-            NotFound: the folder is no index.
-            IndexLocked: another writer has it; the text names the process.
-            FormatError: a file is missing, damaged or of another version; the file is named.
+            NotFound: the folder is not an index.
+            IndexLocked: another writer has opened the index; the message names its process.
+            FormatError: a file is missing, damaged or of another version; the message names the file.
             WriteFailed: the folder or its medium is read-only.
         """
         folder = Path(folder)
         require_writable(folder / STORE_FILE)
-        # First the lock, without which nobody replaces the index: the store is then the one that lies in the folder.
+        # The lock comes first: replacing the index requires it, so the store opened next is that of this folder.
         lock = WriterLock(folder, brief=brief, wait_s=wait_s)
         try:
             store = Store.open_for_writing(folder / STORE_FILE)
@@ -140,7 +141,7 @@ class IndexWriter:
             raise
 
     def close(self) -> None:
-        """Let the next writer in."""
+        """Close the index and release the writer lock."""
         with self._threads:
             self._store.close()
             self._lock.release()
@@ -157,7 +158,7 @@ class IndexWriter:
 
     @property
     def view(self) -> View:
-        """The index as this writer last left it; a view that was taken before a change is stale after it."""
+        """The state of the index after the last change of this writer."""
         return self._view
 
     def info(self) -> IndexInfo:
@@ -171,21 +172,21 @@ class IndexWriter:
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
     ) -> int:
-        """Put new documents in; returns their number.
+        """Add new documents in one change and return their number.
 
-        Without vectors a document is found by the tokens branch at once, and waits for `set_vectors` where the index
-        has a contract. Vectors of zeros are taken: dense, they score 0 for every query; sparse, they are never found.
+        The tokens branch finds a document without vectors at once. If the index has a contract, the document is pending
+        until `set_vectors`. Vectors of zeros are valid: a dense one scores 0 for every query, a sparse one never
+        matches.
 
         Args:
-            documents: n documents, all of which go in by one change; a doc_id must not be there yet, nor twice in the
-                batch. For a stream that is larger than memory there is `add_shards`.
-            dense: (n, dim) float16, as the contract says.
-            sparse: n rows of uint8 impacts.
+            documents: n documents with new, distinct ids. For a stream larger than memory use `add_shards`.
+            dense: (n, dim) float16 dense vectors, with the width of the contract.
+            sparse: n rows of uint8 impacts, over the vocabulary of the contract.
 
         Raises:
-            InvalidInput: a doc_id that is there, comes twice, is empty or too long; text that is not UTF-8; vectors
-                with NaN or infinity, of another number, or not of the kinds that the index has.
-            ContractMismatch: vectors of another width or vocabulary.
+            InvalidInput: a doc_id exists, is repeated, empty or too long; a text is not UTF-8; vectors contain NaN or
+                infinity, or differ in number or kind from the documents and the index.
+            ContractMismatch: vectors have another width or vocabulary than the contract.
             WriteFailed: the disk is full or broken.
         """
         return self._put(Shard(_listed(documents), dense, sparse), replace=False)
@@ -197,33 +198,33 @@ class IndexWriter:
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
     ) -> int:
-        """Put documents in, each in place of the whole document that has its id; see `add`.
+        """Add documents in one change; each replaces the document with its id. Arguments and errors are those of `add`.
 
-        A document that comes without vectors, and whose title and text are there already, keeps those that it has: its
-        metadata alone are replaced. So a whole corpus may be put in again after a few of its documents have changed.
+        A document without vectors whose title and text are unchanged keeps its stored vectors; only its metadata are
+        replaced. So a whole corpus can be upserted after a few of its documents have changed.
 
         Returns:
-            The number of documents that are new or changed; all of them where they come with vectors.
+            The number of new or changed documents; documents with vectors always count.
         """
         return self._put(Shard(_listed(documents), dense, sparse), replace=True)
 
     def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
-        """Put the documents of all shards in, `size` at a time, each time one change.
+        """Add the documents of all shards, `size` per change.
 
         Args:
-            shards: documents with vectors or without, see `add`.
-            replace: as `upsert` does; otherwise as `add`.
-            size: the most documents of a change.
-            progress: show a bar when standard error is a terminal.
+            shards: documents with or without vectors, see `add`.
+            replace: upsert documents instead of adding them.
+            size: maximum number of documents per change.
+            progress: show a progress bar if standard error is a terminal.
 
         Returns:
-            Their number; with replace, that of those that are new or changed, see `upsert`.
+            The number of documents; with replace, the number of new or changed ones.
 
         Raises:
-            As `add`; and InvalidInput for what is no shard, or a size below 1. Changes before that one stay.
+            InvalidInput: an element is not a shard, or size is below 1. Also the errors of `add`. Earlier changes stay.
         """
         if size < 1:
-            raise InvalidInput(f"size is {size}; at least 1 is needed")
+            raise InvalidInput(f"size is {size}; expected at least 1")
         n_put = 0
         with tqdm(desc="add", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
@@ -234,10 +235,10 @@ class IndexWriter:
         return n_put
 
     def delete(self, doc_ids: Iterable[str]) -> int:
-        """Take documents out; returns how many of them were there.
+        """Delete documents and return the number of those that existed.
 
         Raises:
-            InvalidInput: an id is no text.
+            InvalidInput: an id is not a string.
         """
         wanted = _checked_ids(doc_ids)
         with self._threads:
@@ -245,18 +246,18 @@ class IndexWriter:
             return self._remove(np.array(sorted(known.values()), dtype=np.int64))
 
     def keep_only(self, doc_ids: Collection[str]) -> int:
-        """Take out all documents but those with the given ids; returns how many they were.
+        """Delete all documents except those with the given ids, and return the number of deleted documents.
 
         Raises:
-            InvalidInput: an id is no text.
+            InvalidInput: an id is not a string.
         """
         kept = _checked_ids(doc_ids)
         with self._threads:
-            gone = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
-            return self._remove(np.array(gone, dtype=np.int64))
+            others = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
+            return self._remove(np.array(others, dtype=np.int64))
 
     def delete_where(self, wanted: Filter) -> int:
-        """Take out the documents whose metadata match a filter; returns how many they were.
+        """Delete the documents whose metadata match a filter, and return their number.
 
         Raises:
             InvalidInput: the filter is malformed.
@@ -271,64 +272,69 @@ class IndexWriter:
         dense: npt.NDArray[np.float16] | None = None,
         sparse: SparseVectors | None = None,
     ) -> list[str]:
-        """Give documents that are in the index their vectors; returns the ids of those that were left alone.
+        """Store vectors of documents of the index, and return the ids of the documents that were skipped.
 
-        A document is left alone when it is gone, or when its title or text is no longer the one that was encoded.
+        A document is skipped if it was deleted, or if its title or text has changed since it was encoded.
 
         Args:
-            documents: n documents as they were encoded, each once.
-            dense: see `add`.
-            sparse: see `add`.
+            documents: n distinct documents as they were encoded.
+            dense: (n, dim) float16 dense vectors, with the width of the contract.
+            sparse: n rows of uint8 impacts, over the vocabulary of the contract.
 
         Raises:
-            As `add`; and InvalidInput without any vectors.
+            InvalidInput: no vectors are given. Also the errors of `add`.
         """
         shard = Shard(_listed(documents), dense, sparse)
         if dense is None and sparse is None:
-            raise InvalidInput("set_vectors was given no vectors")
+            raise InvalidInput("set_vectors requires vectors: dense, sparse or both")
         refuse_repeated(shard)
         with self._threads:
             _require_same_kinds(self._view, shard)
-            same, left = self._unchanged(shard.documents)
-            pieces = [self._intake.vectors(piece) for piece in sliced(selected(shard, same), self._added_documents)]
-            if same:
-                keys = self._store.keys(shard.documents[i].doc_id for i in same)
+            unchanged, skipped = self._unchanged(shard.documents)
+            pieces = [
+                self._intake.vectors(piece) for piece in sliced(selected(shard, unchanged), self._added_documents)
+            ]
+            if unchanged:
+                keys = self._store.keys(shard.documents[i].doc_id for i in unchanged)
                 with self._changing() as change:
                     change.added += [with_stored_tokens(self._view.segments, rows, keys) for rows in pieces]
-                    change.buried.append(np.array(list(keys.values()), dtype=np.int64))
-            return left
+                    change.deleted.append(np.array(list(keys.values()), dtype=np.int64))
+            return skipped
 
     def set_fusion(self, fusion: Fusion) -> None:
-        """Make this the index's default fusion, for searches that name none.
+        """Store the default fusion of the index.
 
         Raises:
-            InvalidInput: the index has no contract, which holds it: it has tokens alone.
+            InvalidInput: the index has no contract, so it has the tokens branch alone.
         """
         with self._threads:
             if self._view.contract is None:
-                raise InvalidInput(f"{self.folder} has no model's contract, so there is nothing to join")
+                raise InvalidInput(f"{self.folder} has no model contract, so there are no branches to fuse")
             contract = dataclasses.replace(self._view.contract, fusion=fusion)
             with self._changing():
                 self._store.set_record({**self._store.record(), "contract": to_json(contract)})
 
     def compact(self, *, progress: bool = True) -> IndexInfo:
-        """Write all segments again, full and without tombstones; readers search on meanwhile. Returns what is there.
+        """Rewrite all segments without tombstones, as few as possible, and return the new info.
 
-        Memory holds GATHERED_DOCUMENTS documents and their graph, if there is one; the disk for a while both the old
-        and the new segments. An index that is compact already is left as it is.
+        Readers are not blocked. Memory holds GATHERED_DOCUMENTS documents at a time, and the graph of a segment if the
+        index has graphs. The disk holds the old and the new segments for a while. A compact index is left unchanged.
+
+        Args:
+            progress: show a progress bar if standard error is a terminal.
         """
         with self._threads:
             segments = self._view.segments
             fewest = -(-len(self._view) // self._view.options.segment_documents)
-            exact = all(each.segment.mean_length == self._view.mean_length for each in segments)
-            if len(segments) > fewest or any(each.deleted is not None for each in segments) or not exact:
+            exact = all(live.segment.mean_length == self._view.mean_length for live in segments)
+            if len(segments) > fewest or any(live.deleted is not None for live in segments) or not exact:
                 with self._changing(progress=progress) as change:
                     change.compact = True
             return self.info()
 
     @property
     def _added_documents(self) -> int:
-        """The most documents of a segment that a change other than compaction writes."""
+        """Maximum number of documents of a segment written by a change other than compaction."""
         return min(self._view.options.segment_documents, GATHERED_DOCUMENTS)
 
     # One change
@@ -340,47 +346,47 @@ class IndexWriter:
             _require_same_kinds(self._view, shard)
             known = self._store.keys(row[0] for row in stored)
             if known and not replace:
-                there = next(iter(known))
-                raise InvalidInput(f"document {there!r} is in the index already; upsert (add --replace) replaces it")
+                existing = next(iter(known))
+                raise InvalidInput(f"document {existing!r} is in the index; to replace it, use upsert (add --replace)")
             described: dict[int, str] = {}
             if known and shard.dense is None and shard.sparse is None:
                 same, described = self._store.same_texts(stored, known)
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
-                shard = Shard([each for each in shard.documents if each.doc_id not in same], None, None)
+                shard = Shard([document for document in shard.documents if document.doc_id not in same], None, None)
                 stored = [row for row in stored if row[0] not in same]
             rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)] if stored else []
             if not stored and not described:
                 return 0
             with self._changing() as change:
                 self._store.describe(described)
-                gone = np.array(sorted(known.values()), dtype=np.int64)
-                self._store.remove(gone)
-                change.buried.append(gone)
+                replaced = np.array(sorted(known.values()), dtype=np.int64)
+                self._store.remove(replaced)
+                change.deleted.append(replaced)
                 first = 0
-                for each in rows:
-                    keys = self._store.insert(stored[first : first + len(each)])
-                    change.added.append(dataclasses.replace(each, doc_keys=keys))
-                    first += len(each)
+                for piece in rows:
+                    keys = self._store.insert(stored[first : first + len(piece)])
+                    change.added.append(dataclasses.replace(piece, doc_keys=keys))
+                    first += len(piece)
             return len(stored) + len(described)
 
     def _remove(self, keys: DocKeys) -> int:
         if len(keys):
             with self._changing() as change:
                 self._store.remove(keys)
-                change.buried.append(keys)
+                change.deleted.append(keys)
         return len(keys)
 
     def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
-        """The positions of the documents that are stored with this title and text, and the ids of the others."""
+        """Return the positions of documents that are stored with the same title and text, and the ids of the others."""
         known = self._store.keys(document.doc_id for document in documents)
-        same, left = [], []
+        unchanged, others = [], []
         for i, document in enumerate(documents):
             stored = self._store.documents([document.doc_id])[0] if document.doc_id in known else None
             if stored is not None and (stored.title, stored.text) == (document.title, document.text):
-                same.append(i)
+                unchanged.append(i)
             else:
-                left.append(document.doc_id)
-        return same, left
+                others.append(document.doc_id)
+        return unchanged, others
 
     @contextmanager
     def _changing(self, *, progress: bool = False) -> Iterator[_Change]:
@@ -388,53 +394,53 @@ class IndexWriter:
         try:
             with self._store.transaction():
                 if not self._lock.is_current:
-                    raise WriteFailed(f"{self.folder} was removed or replaced by another index; open it again")
+                    raise WriteFailed(f"{self.folder} was removed or replaced by another index; open the index again")
                 yield change
                 self._apply(change, progress)
         except OSError as error:
             if isinstance(error, LightirError):
                 raise
-            raise WriteFailed(f"{self.folder} cannot be changed: {error}; it is as it was before") from error
+            raise WriteFailed(f"cannot change {self.folder}: {error}; the index is unchanged") from error
         finally:
-            # Also after a failure: what was written for nothing goes, what is listed stays, whatever went wrong.
+            # After a failure too: remove the segments that the store does not list.
             self._view = View(self.folder, self._store, before=self._view)
             if self._lock.is_current:
                 _sweep(self.folder, self._view)
 
     def _apply(self, change: _Change, progress: bool) -> None:
-        buried = np.concatenate([np.zeros(0, np.int64), *change.buried])
-        segments = [with_tombstones(each, buried) for each in self._view.segments]
-        n_documents = sum(each.n_live for each in segments) + sum(map(len, change.added))
-        total = sum(each.total_length for each in segments) + sum(each.total_length for each in change.added)
+        deleted = np.concatenate([np.zeros(0, np.int64), *change.deleted])
+        segments = [with_tombstones(live, deleted) for live in self._view.segments]
+        n_documents = sum(live.n_live for live in segments) + sum(map(len, change.added))
+        total = sum(live.total_length for live in segments) + sum(rows.total_length for rows in change.added)
         mean = mean_length(total, n_documents)
         kept: list[LiveSegment] = []
         if change.compact:
             self._join(segments, mean, progress)
         else:
             absorbed = absorbed_segments(segments, change.added, self._added_documents)
-            kept = [each for each in segments if each.n_live and each not in absorbed]
+            kept = [live for live in segments if live.n_live and live not in absorbed]
             new: list[list[Part]] = [[(rows, np.arange(len(rows)))] for rows in change.added]
             for live in absorbed:
-                live.segment.verify()  # written again, its damage would have a good checksum
+                live.segment.verify()  # rewriting damage would give it a valid checksum
                 new[-1].append((live.segment.rows(), live.places))
             for parts in new:
                 self._write(parts, mean)
-        staying = {each.number for each in kept}
-        self._store.remove_segments(each.number for each in segments if each.number not in staying)
-        before = {each.number: each.deleted for each in self._view.segments}
-        for each in kept:
-            if each.deleted is not None and each.deleted is not before[each.number]:
-                self._store.set_deleted(each.number, each.deleted)
+        kept_numbers = {live.number for live in kept}
+        self._store.remove_segments(live.number for live in segments if live.number not in kept_numbers)
+        before = {live.number: live.deleted for live in self._view.segments}
+        for live in kept:
+            if live.deleted is not None and live.deleted is not before[live.number]:
+                self._store.set_deleted(live.number, live.deleted)
 
     def _join(self, segments: Sequence[LiveSegment], mean: float, progress: bool) -> None:
-        """Write the documents of all segments as few new ones.
+        """Write the documents of all segments into as few new ones as possible.
 
         Raises:
-            FormatError: a segment is damaged; written again, its damage would have a good checksum.
+            FormatError: a segment is damaged; rewriting it would give the damage a valid checksum.
         """
-        for each in segments:
-            each.segment.verify()
-        groups = packed([(each.segment.rows(), each.places) for each in segments], self._view.options.segment_documents)
+        for live in segments:
+            live.segment.verify()
+        groups = packed([(live.segment.rows(), live.places) for live in segments], self._view.options.segment_documents)
         with joining_bar("compact", progress) as bar:
             for parts in groups:
                 self._write(parts, mean, on_bytes=bar.update)
@@ -447,9 +453,9 @@ class IndexWriter:
 
 
 def _listed(documents: Iterable[Document]) -> list[Document]:
-    """The documents as a list, for they are looked at more than once, which a generator would not bear."""
+    """Return the documents as a list, because they are read more than once and may come from a generator."""
     if isinstance(documents, Document):
-        raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of them")
+        raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of documents")
     require_list(documents, "documents")
     return list(documents)
 
@@ -460,19 +466,19 @@ def _checked_ids(doc_ids: Iterable[str]) -> frozenset[str]:
 
 
 def _require_same_kinds(view: View, shard: Shard) -> None:
-    """Refuse vectors of other branches than the index's encoded documents have."""
+    """Raise InvalidInput for vectors of other branches than those of the encoded documents of the index."""
     has = (shard.dense is not None, shard.sparse is not None)
     if view.contract is None or not any(has):
         return
-    encoded = [each.segment for each in view.segments if each.n_pending < each.n_live]
+    encoded = [live.segment for live in view.segments if live.n_pending < live.n_live]
     kinds = {(segment.has("dense"), segment.has("sparse")) for segment in encoded}
     if kinds - {has}:
-        raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index {kinds.pop()}")
+        raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index have {kinds.pop()}")
 
 
 def _sweep(folder: Path, view: View) -> None:
-    """Remove the segments that the store does not list, and what was half-written."""
-    live = {each.segment.folder.name for each in view.segments}
+    """Remove the segments that the store does not list, and partly written ones."""
+    listed = {live.segment.folder.name for live in view.segments}
     for path in (folder / SEGMENTS_FOLDER).iterdir():
-        if path.name not in live:
+        if path.name not in listed:
             shutil.rmtree(path, ignore_errors=True)

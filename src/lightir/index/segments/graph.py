@@ -1,8 +1,8 @@
-"""A graph over a segment's dense rows, for approximate search of large collections: HNSW (Malkov & Yashunin, 2018).
+"""A graph over the dense rows of a segment, for approximate search: HNSW (Malkov & Yashunin, 2018).
 
-usearch builds and walks it. Of the two kept libraries that have one, it was chosen over faiss because its graphs can be
-searched as they lie in a memory-mapped file, so that many readers share them and opening an index stays quick. The
-graph only names candidates; their scores are the exact scan's, to the bit, computed from the segment's own rows.
+usearch builds and searches the graph. Its graphs can be searched in a memory-mapped file, unlike those of faiss, so
+readers share them and an index opens quickly. The graph only proposes candidates. Their scores are computed from the
+segment's rows and equal those of the exact scan to the bit.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lightir.vectors import Floats
 NEIGHBOURS = 16
 BUILD_CANDIDATES = 128
 SEARCH_CANDIDATES = 128
-"""usearch's connectivity, expansion_add and expansion_search; a search for more than the last keeps that many."""
+"""Values of usearch's connectivity, expansion_add and expansion_search; a search for more results keeps as many."""
 
 CANDIDATE_COST = 200
-"""Rows of int8 that are scanned in the time that the graph takes for a candidate, with AVX-512 at 256 columns."""
+"""Number of int8 rows scanned in the time that the graph takes per candidate, with AVX-512 at 256 columns."""
 
 LEAST_DOCUMENTS = CANDIDATE_COST * SEARCH_CANDIDATES
-"""Smaller segments get no graph: scanning them costs no more."""
+"""Minimum number of documents for a graph; scanning a smaller segment costs no more."""
 
 ROWS_AT_ONCE = 65_536
-"""Rows that a graph is given at a time, as float32."""
+"""Number of rows added to a graph at a time, as float32."""
 
 RECALL_K = 10
 RECALL_QUERIES = 100
@@ -39,14 +39,14 @@ RECALL_QUERIES = 100
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What a segment's manifest says of its graph.
+    """Properties of a graph in the manifest of its segment.
 
     Attributes:
-        documents: how many rows are in it.
-        recall: the share of the exact ten best rows that it finds, for `queries` of the segment's own rows.
-        queries: see recall.
-        element: "i8" where all rows have length 1, else "f16".
-        library: what built it.
+        documents: number of rows in the graph.
+        recall: recall of the exact top ten, for queries that are rows of the segment.
+        queries: number of these queries.
+        element: "i8" if all rows have length 1, else "f16".
+        library: name and version of the library that built the graph.
     """
 
     documents: int
@@ -57,7 +57,7 @@ class GraphFacts:
 
 
 def require_usearch() -> Any:
-    """The package's index class.
+    """Return usearch's index class.
 
     Raises:
         MissingExtra: usearch is not installed.
@@ -65,7 +65,7 @@ def require_usearch() -> Any:
     if importlib.util.find_spec("usearch") is None:
         raise MissingExtra(
             "usearch is needed for the graph over dense rows: pip install 'lightir[ann]'; "
-            "an index that has one is searched without it by Index.open(exact=True) or --exact"
+            "to search without the graph, use Index.open(exact=True) or --exact"
         )
     from usearch.index import Index
 
@@ -75,12 +75,12 @@ def require_usearch() -> Any:
 def build_graph(
     rows: npt.NDArray[Any], scales: Floats | None, wanted: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.uint8], GraphFacts]:
-    """A graph over some rows, as bytes, and what is known of it. The same rows give the same bytes.
+    """Build a graph over some rows; return its bytes and properties. The same rows give the same bytes.
 
     Args:
         rows: (n, dim) float16 or int8.
-        scales: (n,) float32 for int8 rows.
-        wanted: (n,) bool, the rows that go in.
+        scales: (n,) float32 scales of int8 rows.
+        wanted: (n,) bool, rows to include.
 
     Raises:
         MissingExtra: usearch is not installed.
@@ -94,37 +94,37 @@ def build_graph(
     for batch in batches:
         graph.add(batch.astype(np.uint64), _floats(rows, scales, batch), threads=1)
     stored = np.frombuffer(graph.save(), dtype=np.uint8)
-    del graph  # it is as large as what was saved
+    del graph  # it is as large as the saved bytes
     asked = np.linspace(0, len(keys) - 1, min(RECALL_QUERIES, len(keys))).astype(np.int64)
     queries = _floats(rows, scales, keys[asked])
     library = f"usearch {usearch.__version__}"
     facts = GraphFacts(len(keys), 0.0, len(asked), element, library)
-    found = Graph(stored, rows, scales, facts).top_k(queries, RECALL_K, n_allowed=len(keys))
+    approximate = Graph(stored, rows, scales, facts).top_k(queries, RECALL_K, n_allowed=len(keys))
     allowed = kernel.pack_bitmap(wanted)
     best, _ = kernel.dense_top_k(rows, queries, k=RECALL_K, scales=scales, allowed=allowed)
-    hit = [len(np.intersect1d(mine[0], true)) / len(true) for mine, true in zip(found, best, strict=True)]
+    hit = [len(np.intersect1d(mine[0], true)) / len(true) for mine, true in zip(approximate, best, strict=True)]
     return stored, GraphFacts(len(keys), round(float(np.mean(hit)), 4), len(asked), element, library)
 
 
 class Graph:
-    """A segment's graph, searched where it lies."""
+    """The graph of a segment, searched in its memory-mapped file."""
 
     def __init__(
         self, stored: npt.NDArray[np.uint8], rows: npt.NDArray[Any], scales: Floats | None, facts: GraphFacts
     ) -> None:
-        """Open what `build_graph` gave; the arrays may be memory-mapped.
+        """Open the bytes of `build_graph`; the arrays may be memory-mapped.
 
         Raises:
             MissingExtra: usearch is not installed.
         """
         self.facts = facts
         self._rows, self._scales = rows, scales
-        self._stored = stored  # the view below does not keep it
+        self._stored = stored  # the view below does not keep a reference
         self._index = _new(rows.shape[1], facts.element)
         self._index.view(memoryview(stored))  # type: ignore[arg-type]
 
     def serves(self, k: int, n_allowed: int) -> bool:
-        """Whether a search for k of n_allowed documents should walk the graph; if not, a scan costs no more."""
+        """Return whether a search for k of n_allowed documents should use the graph; if not, a scan costs no more."""
         return n_allowed > 0 and CANDIDATE_COST * self._candidates(k, n_allowed) < self.facts.documents
 
     def top_k(
@@ -136,28 +136,28 @@ class Graph:
         allowed: npt.NDArray[np.uint8] | None = None,
         threads: int = 1,
     ) -> list[tuple[npt.NDArray[np.uint32], Floats]]:
-        """For each query k rows with large inner products, and their exact scores: score down, then row up.
+        """Return k rows with large inner products per query, and their exact scores: score descending, then row.
 
-        Where fewer than k allowed rows are among the candidates, all rows are scanned: k come back when there are k.
+        If the candidates contain fewer than k allowed rows, all rows are scanned.
 
         Args:
             queries: (n, dim) float32.
-            k: number wanted.
-            n_allowed: how many rows `allowed` lets through.
-            allowed: bitmap of the rows that may come back; None for all of the graph's.
-            threads: at most this many work at the same time, each on whole queries.
+            k: maximum number of rows per query.
+            n_allowed: number of allowed rows.
+            allowed: bitmap of allowed rows; None for all rows of the graph.
+            threads: maximum number of threads; each searches whole queries.
         """
         wanted = min(self._candidates(k, n_allowed), self.facts.documents)
-        found = self._index.search(queries, wanted, threads=threads)
-        keys, counts = np.atleast_2d(found.keys), np.atleast_1d(getattr(found, "counts", wanted))
+        result = self._index.search(queries, wanted, threads=threads)
+        keys, counts = np.atleast_2d(result.keys), np.atleast_1d(getattr(result, "counts", wanted))
         lists = []
         for i, query in enumerate(queries):
             rows = keys[i][: int(counts[i])].astype(np.uint32)
-            lists.append(self._best(query, _let_through(rows, allowed), min(k, n_allowed), allowed))
+            lists.append(self._best(query, _only_allowed(rows, allowed), min(k, n_allowed), allowed))
         return lists
 
     def _candidates(self, k: int, n_allowed: int) -> int:
-        """How many to ask the graph for: the fewer are allowed, the more, since it finds others as often."""
+        """Return the number of candidates to request; it grows as fewer rows are allowed."""
         return max(SEARCH_CANDIDATES, k + k // 4) * self.facts.documents // max(n_allowed, 1)
 
     def _best(
@@ -172,9 +172,9 @@ class Graph:
 
 
 def mean_recall(facts: Sequence[Mapping[str, Any]]) -> float:
-    """The graphs' recall, each counting for its documents."""
-    counts = [each["documents"] for each in facts]
-    return round(float(np.average([each["recall"] for each in facts], weights=counts)), 4)
+    """Return the mean recall of graphs, weighted by their numbers of documents."""
+    counts = [graph["documents"] for graph in facts]
+    return round(float(np.average([graph["recall"] for graph in facts], weights=counts)), 4)
 
 
 def _new(dim: int, element: str) -> Any:
@@ -194,14 +194,14 @@ def _floats(rows: npt.NDArray[Any], scales: Floats | None, keys: npt.NDArray[np.
 
 
 def _have_length_1(values: Floats) -> bool:
-    """usearch scales a row to length 1 when it makes bytes of it, so other rows would change their order."""
+    """Return whether all rows have length 1. usearch normalizes rows for "i8", which would reorder other rows."""
     squares = np.einsum("ij,ij->i", values, values)
     return bool(np.all(np.abs(squares - 1) < 0.02))
 
 
-def _let_through(rows: npt.NDArray[np.uint32], allowed: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint32]:
+def _only_allowed(rows: npt.NDArray[np.uint32], allowed: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint32]:
     if allowed is None:
         return rows
     bits = allowed[rows // 8] >> (rows % 8).astype(np.uint8) & 1
-    let_through: npt.NDArray[np.uint32] = rows[bits == 1]
-    return let_through
+    kept: npt.NDArray[np.uint32] = rows[bits == 1]
+    return kept

@@ -252,7 +252,7 @@ class _JoinedTerms:
         Args:
             documents: the join.
             sources: rows of each source; None for empty rows.
-            new_ids: for each source, the new term id of each of its term ids; None to keep term ids.
+            new_ids: new term ids of each source, by old term id; None to keep term ids.
             vocab_size: upper bound of the new term ids.
             dtype: type of the weights.
         """

@@ -1,4 +1,4 @@
-"""A segment as a view sees it: with its tombstones, and its place among the view's documents."""
+"""A segment in a view: with its tombstones and its first doc_ord."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from lightir.types import Branch
 from lightir.vectors import row_entries
 
 Allowed = npt.NDArray[np.uint8] | None
-"""A bitmap for the kernel; None for all documents."""
+"""Bitmap of allowed documents for the kernel; None for all documents."""
 
 
 class LiveSegment:
-    """A segment with its tombstones and its place among the doc_ords of a view."""
+    """A segment with its tombstones and its first doc_ord in a view."""
 
     def __init__(self, number: int, segment: Segment, deleted: Mask | None, first_ord: int) -> None:
-        """Put the parts together."""
+        """Combine the parts.
+
+        Args:
+            number: number of the segment.
+            segment: segment itself.
+            deleted: (n,) bool, tombstones; None for none.
+            first_ord: doc_ord of the first document.
+        """
         self.number = number
         self.segment = segment
         self.deleted = deleted
         self.first_ord = first_ord
 
     def equals(self, other: LiveSegment) -> bool:
-        """Whether number, tombstones and place are the same."""
+        """Return whether number, tombstones and first doc_ord are equal."""
         if (self.number, self.first_ord) != (other.number, other.first_ord):
             return False
         if self.deleted is None or other.deleted is None:
@@ -38,34 +45,34 @@ class LiveSegment:
 
     @cached_property
     def live(self) -> Mask:
-        """(n,) whether a document is there."""
+        """(n,) bool, whether a document is live."""
         return np.ones(len(self.segment), dtype=np.bool_) if self.deleted is None else ~self.deleted
 
     @cached_property
     def places(self) -> npt.NDArray[np.int64]:
-        """The places of the documents that are there."""
+        """Row numbers of the live documents."""
         return np.flatnonzero(self.live)
 
     @cached_property
     def n_live(self) -> int:
-        """Number of documents that are there."""
+        """Number of live documents."""
         return len(self.segment) if self.deleted is None else int(self.live.sum())
 
     @cached_property
     def n_pending(self) -> int:
-        """Number of documents that are there and wait for vectors."""
+        """Number of live documents that are pending."""
         return int((self.segment.pending & self.live).sum())
 
     @cached_property
     def total_length(self) -> int:
-        """The number of terms of the documents that are there."""
+        """Number of terms of the live documents."""
         if self.deleted is None or self.segment.tokens is None or self.segment.holds_bags:
             return self.segment.total_length
         return self.segment.total_length - int(self.segment.lengths[self.deleted].sum(dtype=np.int64))
 
-    def df(self, place: int) -> int:
-        """In how many of the documents that are there a term occurs, by its place in the dictionary."""
-        return int(self.segment.df[place]) - self._deleted_df.get(place, 0)
+    def df(self, term_id: int) -> int:
+        """Return the document frequency of a term among the live documents."""
+        return int(self.segment.df[term_id]) - self._deleted_df.get(term_id, 0)
 
     @cached_property
     def _deleted_df(self) -> Mapping[int, int]:
@@ -74,11 +81,16 @@ class LiveSegment:
             return {}
         with self.segment.naming_damage():
             _, entries = row_entries(tokens.indptr, np.flatnonzero(self.deleted))
-            places, counts = np.unique(tokens.term_ids[entries], return_counts=True)
-        return dict(zip(places.tolist(), counts.tolist(), strict=True))
+            term_ids, counts = np.unique(tokens.term_ids[entries], return_counts=True)
+        return dict(zip(term_ids.tolist(), counts.tolist(), strict=True))
 
     def searchable(self, branch: Branch, matching: Mask | None) -> Allowed:
-        """The bitmap of the documents that a branch may return."""
+        """Return the bitmap of the documents that a branch may return.
+
+        Args:
+            branch: branch to search.
+            matching: (n,) bool, documents that match a filter; None for all.
+        """
         mask = None if self.deleted is None else self.live
         if branch == "dense" and self.n_pending:
             mask = self.live & ~self.segment.pending

@@ -1,4 +1,4 @@
-"""A segment: an immutable folder of raw arrays with a manifest of sizes and checksums, memory-mapped when read."""
+"""A segment: an immutable folder of memory-mapped raw arrays with a manifest of sizes and checksums."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DenseArray = npt.NDArray[np.float16] | npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class SparseBranch:
-    """One sparse branch twice: term by term for searching, document by document for single scores.
+    """A sparse branch, both inverted for searching and by document for single scores.
 
     Attributes:
-        postings: the inverted file.
-        indptr: (n_docs + 1,) int64.
+        postings: inverted file.
+        indptr: (n_docs + 1,) int64, start of each document.
         term_ids: (nnz,) uint32, ascending within a document.
         weights: (nnz,) uint8 impacts or float32 weights.
     """
@@ -52,19 +52,23 @@ class SparseBranch:
         return self.postings.vocab_size
 
     def row(self, doc_ord: int) -> tuple[npt.NDArray[np.uint32], kernel.Weights]:
-        """One document's term ids and weights."""
+        """Return the term ids and weights of a document."""
         span = slice(self.indptr[doc_ord], self.indptr[doc_ord + 1])
         return self.term_ids[span], self.weights[span]
 
 
 class Segment:
-    """A segment's arrays, memory-mapped as a whole when it is opened; nothing is read before it is used.
+    """The arrays of a segment, memory-mapped when it is opened and read on use.
 
-    On Linux mapped files live on when they are removed, so a reader may go on with a segment that was merged away.
+    On Linux a mapped file remains readable after its removal, so a reader keeps segments that were merged meanwhile.
     """
 
     def __init__(self, folder: Path, manifest_sha256: str) -> None:
         """Open a segment and check the sizes of its files.
+
+        Args:
+            folder: folder of the segment.
+            manifest_sha256: expected checksum of the manifest.
 
         Raises:
             FormatError: a file is missing, damaged or of another version.
@@ -73,7 +77,7 @@ class Segment:
         path = folder / MANIFEST
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
-            raise FormatError(f"{path} is missing or not the one that the index was saved with")
+            raise FormatError(f"{path} is missing, or its checksum differs from that in the store")
         self._manifest_bytes = content
         self.manifest = _checked_manifest(path, content)
         self.buffers = {
@@ -83,57 +87,57 @@ class Segment:
         self._ask_for_huge_pages()
 
     def _ask_for_huge_pages(self) -> None:
-        """For dense rows, of which a search without a graph reads all; nothing where the system has none."""
+        """Ask for huge pages for dense rows that searches read whole; ignored where the system has none."""
         dense = self.buffers.get("dense.bin")
         if isinstance(dense, mmap.mmap) and "graph" not in self.manifest and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 dense.madvise(mmap.MADV_HUGEPAGE)
 
     def __len__(self) -> int:
-        """Number of documents, deleted ones too."""
+        """Number of documents, deleted ones included."""
         return int(self.manifest["documents"])
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """One array, memory-mapped, read-only."""
-        place = self.manifest["arrays"].get(name)
-        if place is None:
-            raise FormatError(f"{self.folder / MANIFEST} lists no {name}, which belongs to what it lists")
-        dtype, shape = np.dtype(place["dtype"]), tuple(place["shape"])
+        """Return a memory-mapped, read-only array."""
+        entry = self.manifest["arrays"].get(name)
+        if entry is None:
+            raise FormatError(f"{self.folder / MANIFEST} lacks the array {name}, which its other arrays require")
+        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
         count = math.prod(shape)
         if not count:
             return np.zeros(shape, dtype)
         buffer = self.buffers[file_of(name)]
-        return np.frombuffer(buffer, dtype, count, offset=int(place["offset"])).reshape(shape)
+        return np.frombuffer(buffer, dtype, count, offset=int(entry["offset"])).reshape(shape)
 
     def has(self, branch: str) -> bool:
-        """Whether the segment holds the branch."""
+        """Return whether the segment has a branch."""
         return f"{branch}.bin" in self.manifest["files"]
 
     @cached_property
     def doc_ids(self) -> SortedStrings:
-        """The documents' ids, ascending."""
+        """Ids of the documents, ascending."""
         return SortedStrings(self.array("documents.ids.text"), self.array("documents.ids.indptr"))
 
     @cached_property
     def doc_keys(self) -> npt.NDArray[np.int64]:
-        """(n,) the documents' keys in the store."""
+        """(n,) keys of the documents in the store."""
         return self.array("documents.keys")
 
     @cached_property
     def columns(self) -> Columns:
-        """The documents' metadata, as far as filters have asked for it."""
+        """Metadata of the documents, for filters; read on demand."""
         return Columns(self.doc_keys)
 
     @cached_property
     def pending(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether a document waits for its vectors."""
+        """(n,) bool, whether a document is pending."""
         if "documents.pending" not in self.manifest["arrays"]:
             return np.zeros(len(self), dtype=np.bool_)
         return self.array("documents.pending")
 
     @cached_property
     def dense(self) -> tuple[DenseArray, npt.NDArray[np.float32] | None] | None:
-        """The dense rows (n, dim), and their scales where they are int8; None where all are pending."""
+        """The (n, dim) dense rows, and the scales of int8 rows; None if all documents are pending."""
         if not self.has("dense"):
             return None
         rows = self.array("dense.rows")
@@ -141,46 +145,47 @@ class Segment:
 
     @cached_property
     def dense_copies(self) -> kernel.Copies | None:
-        """int8 copies of the dense rows, which are scanned first; None without them."""
+        """int8 copies of the dense rows, which are scanned first; None without copies."""
         if "dense.copies" not in self.manifest["arrays"]:
             return None
         return kernel.Copies(*(self.array(f"dense.{name}") for name in ("copies", "copy_scales", "copy_errors")))
 
     @cached_property
     def graph(self) -> Graph | None:
-        """The graph over the dense rows; None where the index has none, or the segment is small.
+        """The graph over the dense rows; None without graphs, or for a small segment.
 
-        Its file is read against its checksum first, once a process: usearch follows a damaged graph out of memory.
+        The checksum of its file is verified first, once per process, because usearch does not check bounds.
 
         Raises:
-            FormatError: it is damaged.
-            MissingExtra: there is one, but usearch is not installed.
+            FormatError: the graph is damaged.
+            MissingExtra: the graph requires usearch, which is not installed.
         """
         if "graph" not in self.manifest or self.dense is None:
             return None
         try:
             self._verify_file("graph.bin")
         except FormatError as error:
-            raise FormatError(f"{error}; Index.open(exact=True) or --exact searches without it") from None
+            raise FormatError(f"{error}; to search without the graph, use Index.open(exact=True) or --exact") from None
         rows, scales = self.dense
         return Graph(self.array("graph.hnsw"), rows, scales, GraphFacts(**self.manifest["graph"]))
 
     @cached_property
     def sparse(self) -> SparseBranch | None:
-        """The learned sparse branch; None where all are pending."""
+        """The learned sparse branch; None if all documents are pending."""
         return self.sparse_branch("sparse") if self.has("sparse") else None
 
     @cached_property
     def tokens(self) -> SparseBranch | None:
         """The tokens branch.
 
-        BM25's: the postings' weights are saturations for `mean_length`, the documents' weights counts. Of bags: all 1.
+        For BM25, weights of postings are saturations for `mean_length`, and weights by document are counts. For bags
+        all weights are 1.
         """
         return self.sparse_branch("tokens") if self.has("tokens") else None
 
     @cached_property
     def counts(self) -> kernel.Postings | None:
-        """The inverted file of how often each term occurs, made in memory when it is first asked for; None of bags."""
+        """The inverted file of term counts, computed in memory on first use; None for bags."""
         tokens = self.tokens
         if tokens is None or self.holds_bags:
             return None
@@ -189,44 +194,44 @@ class Segment:
 
     @property
     def holds_bags(self) -> bool:
-        """Whether the tokens branch says only which terms stand in a document: no counts, no lengths."""
+        """Whether the tokens branch holds bags: which terms occur in a document, without counts and lengths."""
         return self.has("tokens") and "tokens.lengths" not in self.manifest["arrays"]
 
     @cached_property
     def terms(self) -> SortedStrings | SortedIds:
-        """The dictionary of the tokens branch; a term's place in it is its id there."""
+        """The dictionary of the tokens branch; the position of a term is its id."""
         if "tokens.terms.ids" in self.manifest["arrays"]:
             return SortedIds(self.array("tokens.terms.ids"))
         return SortedStrings(self.array("tokens.terms.text"), self.array("tokens.terms.indptr"))
 
     def term_positions(self, term_ids: TermIds) -> npt.NDArray[np.int64]:
-        """(n,) the places of the model's term ids in a dictionary of such; -1 for a term that no document has."""
+        """Return the (n,) positions of the model's term ids in the dictionary; -1 for a term that does not occur."""
         if not self.has("tokens"):
             return np.full(len(term_ids), -1, dtype=np.int64)
         return SortedIds(self.array("tokens.terms.ids")).positions(term_ids)
 
     @cached_property
     def df(self) -> npt.NDArray[np.uint32]:
-        """(n_terms,) in how many documents each term of the tokens branch occurs, deleted ones too."""
+        """(n_terms,) document frequency of each term of the tokens branch, deleted documents included."""
         return self.array("tokens.df")
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.uint32]:
-        """(n,) the documents' numbers of terms, repeats counted."""
+        """(n,) number of terms of each document, including repetitions."""
         return self.array("tokens.lengths")
 
     @property
     def mean_length(self) -> float:
-        """What the tokens branch's postings are computed for."""
+        """Mean document length for which the postings of the tokens branch are computed."""
         return float(self.manifest["mean_length"])
 
     @property
     def total_length(self) -> int:
-        """The sum of lengths, deleted documents too."""
+        """Sum of the lengths, deleted documents included."""
         return int(self.manifest["total_length"])
 
     def sparse_branch(self, name: str) -> SparseBranch:
-        """A sparse branch's arrays."""
+        """Return the arrays of a sparse branch."""
         fields = ("term_ids", "term_indptr", "run_blocks", "run_indptr", "offsets", "weights")
         postings = kernel.Postings(
             int(self.manifest["vocab_sizes"][name]),
@@ -244,29 +249,29 @@ class Segment:
         return DocumentRows(self.doc_ids, self.doc_keys, self.pending, dense, self.sparse, tokens)
 
     def n_bytes(self, branch: str) -> int:
-        """Bytes on the disk of a branch's file; 0 where the segment lacks it."""
+        """Return the size in bytes of the file of a branch; 0 without the branch."""
         entry = self.manifest["files"].get(f"{branch}.bin")
         return 0 if entry is None else int(entry["bytes"])
 
     def verify(self) -> None:
-        """Read every file against its checksum.
+        """Verify the checksum of every file.
 
         Raises:
-            FormatError: names the file that is damaged.
+            FormatError: a file is damaged; the message names it.
         """
         for name in self.manifest["files"]:
             self._verify_file(name)
 
     def _verify_file(self, name: str) -> None:
         if hashlib.sha256(self.buffers[name]).hexdigest() != self.manifest["files"][name]["sha256"]:
-            raise FormatError(f"{self.folder / name} is damaged: its checksum is not the manifest's")
+            raise FormatError(f"{self.folder / name} is damaged: its checksum differs from the manifest")
 
     @contextlib.contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Inside, what numpy says of arrays that cannot be right becomes the name of the file that is damaged.
+        """Turn numpy's errors on inconsistent arrays inside the block into the name of the damaged file.
 
         Raises:
-            FormatError: as `verify`.
+            FormatError: a file is damaged; the message names it.
         """
         try:
             yield
@@ -277,7 +282,7 @@ class Segment:
             raise
 
     def copy(self, folder: Path) -> None:
-        """Write the same segment elsewhere, out of the mapped files, even when they were removed meanwhile."""
+        """Write a copy of the segment to a new folder, from the mapped files, which may have been removed."""
         folder.mkdir(parents=True)
         for name, buffer in self.buffers.items():
             (folder / name).write_bytes(buffer)
@@ -285,26 +290,26 @@ class Segment:
 
 
 def _checked_manifest(path: Path, content: bytes) -> dict[str, Any]:
-    """The manifest, whose arrays lie in its files, so that nothing that is read of a segment lies outside them."""
+    """Return the manifest after checking that all arrays are inside its files."""
     try:
         manifest: dict[str, Any] = json.loads(content)
         if (version := manifest["format_version"]) != SEGMENT_VERSION:
             raise FormatError(f"{path} has segment format {version}; this release reads {SEGMENT_VERSION}")
         sizes = {name: int(entry["bytes"]) for name, entry in manifest["files"].items()}
-        for name, place in manifest["arrays"].items():
-            dtype, offset, shape = np.dtype(place["dtype"]), place["offset"], place["shape"]
+        for name, entry in manifest["arrays"].items():
+            dtype, offset, shape = np.dtype(entry["dtype"]), entry["offset"], entry["shape"]
             numbers = (offset, *shape)
-            if not all(type(each) is int and each >= 0 for each in numbers) or dtype.kind not in "biuf":
-                raise ValueError(f"{name} is {place}")
+            if not all(type(number) is int and number >= 0 for number in numbers) or dtype.kind not in "biuf":
+                raise ValueError(f"{name} is {entry}")
             if offset % dtype.itemsize or offset + math.prod(shape) * dtype.itemsize > sizes[file_of(name)]:
-                raise ValueError(f"{name} does not lie in its file")
+                raise ValueError(f"{name} exceeds its file")
         if manifest["arrays"]["documents.keys"]["shape"] != [manifest["documents"]]:
-            raise ValueError("there are not as many keys as documents")
+            raise ValueError("the numbers of keys and documents differ")
         if lacking := {name.split(".")[0] for name in sizes} & {"sparse", "tokens"} - manifest["vocab_sizes"].keys():
-            raise ValueError(f"no vocabulary size of {lacking}")
+            raise ValueError(f"missing vocabulary size: {lacking}")
         for number in (manifest["mean_length"], manifest["total_length"], *manifest["vocab_sizes"].values()):
             if not 0 <= number < math.inf:
-                raise ValueError(f"{number} is no length or size")
+                raise ValueError(f"{number} is not a length or size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path} is damaged: {error!r}") from error
     return manifest
@@ -314,7 +319,7 @@ def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:
     if not path.is_file():
         raise FormatError(f"{path} is missing")
     with path.open("rb") as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != n_bytes:
-            raise FormatError(f"{path} has {found} bytes; expected {n_bytes}")
+        actual = os.fstat(file.fileno()).st_size
+        if actual != n_bytes:
+            raise FormatError(f"{path} has {actual} bytes; expected {n_bytes}")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if n_bytes else b""
