@@ -296,7 +296,7 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
     with (
         Index.open(tmp_path / "index") as index,
         pytest.raises(
-            FormatError, match=r"graph\.bin is damaged: its checksum .*; Index\.open\(exact=True\) or --exact"
+            FormatError, match=r"graph\.bin is damaged: its checksum .* Index\.open\(exact=True\) or --exact"
         ),
     ):
         dense_top(index, query, 5)

@@ -162,7 +162,7 @@ def with_documents(*documents: Document) -> Shard:
         ([with_documents(Document("x", ""))], {"analyzer": None}, "nothing to search"),
         ([with_documents(Document("x", ""))], {"analyzer": "klingon"}, "klingon"),
         ([animal_shard(), dataclasses.replace(animal_shard(), sparse=None)], {}, "shard"),
-        ([animal_shard()], {"contract": None}, "no contract"),
+        ([animal_shard()], {"contract": None}, "contract is missing"),
         ([animal_shard()], {"contract": word_contract(sparse=None)}, "sparse vectors"),
         ([animal_shard()], {"contract": word_contract(dense=None)}, "dense vectors"),
         ([animal_shard()], {"contract": word_contract(dense=DenseHead(dims=(8, 4)))}, "width 8"),

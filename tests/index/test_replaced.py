@@ -132,7 +132,7 @@ def test_a_writer_whose_index_was_replaced_by_hand_changes_nothing_of_the_new_on
         shutil.rmtree(folder)
         build(folder, NEW)
         before = {path: path.read_bytes() for path in folder.rglob("*.bin")}
-        with pytest.raises(WriteFailed, match="was removed or replaced by another index; open it again"):
+        with pytest.raises(WriteFailed, match="was removed or replaced by another index; open the index again"):
             {
                 "add": lambda: writer.add([Document("x", "a text")]),
                 "delete": lambda: writer.delete(["old2"]),

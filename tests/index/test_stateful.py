@@ -93,7 +93,7 @@ class AnyHistory(RuleBasedStateMachine):
         batch = batch if encoded else [dataclasses.replace(each, dense=None, sparse=None) for each in batch]
         known = [each for each in batch if each.document.doc_id in self.model]
         if known:
-            with pytest.raises(InvalidInput, match="already"):
+            with pytest.raises(InvalidInput, match="is in the index"):
                 self._write(self.writer.add, batch, encoded)
         batch = [each for each in batch if each not in known]
         self._write(self.writer.add, batch, encoded)
