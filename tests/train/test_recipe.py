@@ -94,7 +94,7 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: ContrastiveRecipe, tmp_path: 
         (MINIMAL + "1: 2\nx: 3\n", "unknown key 1;"),
         (MINIMAL + "optimisation: {learning_rate: .nan}\n", "learning_rate is nan; expected a finite number"),
         (MINIMAL + "optimisation: {learning_rate: -.inf}\n", "learning_rate is -inf; expected a finite number"),
-        (MINIMAL + f"optimisation: {{learning_rate: {10**400}}}\n", "learning_rate is 1000.*; expected a number that"),
+        (MINIMAL + f"optimisation: {{learning_rate: {10**400}}}\n", "learning_rate is 1000.*; expected a number"),
         (MINIMAL + f"optimisation: {{learning_rate: 0x{'f' * 5000}}}\n", "learning_rate is a very long int; expected"),
         (MINIMAL + f"losses: [{'[x, x], ' * 1000}]\n", r"losses: \[.{,200}\]; expected an object"),
         *((MINIMAL + f"heads: {value}\n", "not valid YAML") for value in ODD_YAML),

@@ -131,7 +131,7 @@ def test_a_runs_scores_are_a_teachers(recipe: ContrastiveRecipe, tmp_path: Path)
     (scored,), _ = open_sets(dataclasses.replace(recipe, data=data), negatives=[None])
     assert scored.examples[0].scores[0] == 3.5
     assert all(math.isnan(score) for example in scored.examples[1:] for score in example.scores)
-    with pytest.raises(InvalidInput, match="none of the scores"):
+    with pytest.raises(InvalidInput, match="no score belongs"):
         plain.scored({"no such query": {"a": 1.0}})
 
 
