@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def seconds(began: float, used: float) -> float:
-    """Time since then: of the processor, which a busy neighbour does not stretch, as both ways run on one thread."""
+    """Time since then: of the processor, which a busy neighbor does not stretch, as both ways run on one thread."""
     wall, processor = time.perf_counter() - began, time.process_time() - used
     return min(wall, processor)
 

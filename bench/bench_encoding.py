@@ -1,7 +1,7 @@
 """Document encoding against sentence-transformers on the same model, documents and thread: tokens a second.
 
 Seconds are those of the processor (this process, one thread): on a quiet core the same as by the clock, and a busy
-neighbour stretches them little. Systems take turns; the best turn counts. What compiling took is given by itself.
+neighbor stretches them little. Systems take turns; the best turn counts. What compiling took is given by itself.
 """
 
 from __future__ import annotations

@@ -174,13 +174,13 @@ def draw_queries(
 
 
 def dense_task(n: int, dim: int, n_queries: int, *, seed: int) -> DenseTask:
-    """Vectors around 2,000 centres, and queries near some of them."""
+    """Vectors around 2,000 centers, and queries near some of them."""
     rng = np.random.default_rng(seed)
     spectrum = (1 / np.arange(1, dim + 1) ** 0.4).astype(np.float32)
-    centres = rng.standard_normal((2000, dim), dtype=np.float32) * spectrum
+    centers = rng.standard_normal((2000, dim), dtype=np.float32) * spectrum
     vectors = np.empty((n, dim), np.float32)
     for first in range(0, n, BATCH):
-        rows = centres[rng.integers(0, 2000, min(BATCH, n - first))]
+        rows = centers[rng.integers(0, 2000, min(BATCH, n - first))]
         rows += 0.8 * rng.standard_normal(rows.shape, dtype=np.float32) * spectrum
         vectors[first : first + BATCH] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     noise = 0.6 * rng.standard_normal((n_queries, dim), dtype=np.float32) * spectrum / np.linalg.norm(spectrum)

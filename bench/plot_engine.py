@@ -35,9 +35,9 @@ def main() -> None:
     panels = figure.subplots(len(tables), 1, height_ratios=[len(table) + 0.6 for table in tables.values()])
     for axes, (title, table) in zip(panels, tables.items(), strict=True):
         names = sorted(table, key=lambda name: -table[name])
-        colours = [OURS if name.startswith("lightir") else PEERS for name in names]
+        colors = [OURS if name.startswith("lightir") else PEERS for name in names]
         labels = [f"{name}, approximate" if name in APPROXIMATE else name for name in names]
-        drawn = axes.barh(labels, [table[name] for name in names], color=colours)
+        drawn = axes.barh(labels, [table[name] for name in names], color=colors)
         axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=8)
         axes.set_title(PANELS[title][1], loc="left", fontsize=10)
         axes.margins(x=0.12)
