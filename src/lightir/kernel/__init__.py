@@ -1,9 +1,9 @@
-"""The compiled functions over plain numpy arrays: inverting, exact top k, means of dense and sparse rows, pair scores.
+"""Compiled functions over plain numpy arrays: inversion, exact top k, means of dense and sparse rows, pair scores.
 
-Every function has a slow readable twin of the same name in `lightir.kernel.reference`. The processor's best
-instruction set is picked when this module is loaded; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512)
-picks another. All of them return the same bits, with any number of threads. The GIL is released throughout.
-Arguments are checked at the border: a wrong dtype, shape, order or id is an InvalidInput, never a crash.
+Every function has a slow, readable twin of the same name in `lightir.kernel.reference`. Loading this module selects
+the best instruction set of the processor; the environment variable LIGHTIR_KERNEL (scalar, avx2, avx512) overrides
+the choice. All instruction sets return the same bits, with any number of threads. The functions release the GIL.
+They check their arguments: a wrong dtype, shape, order or id raises InvalidInput and never crashes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Rows = npt.NDArray[np.float16] | npt.NDArray[np.float32] | npt.NDArray[np.int8]
 DocOrds = npt.NDArray[np.uint32]
 Scores = npt.NDArray[np.float32]
 
-BLOCK_SIZE = 65_536  # documents in a block: their offsets fit 16 bits
+BLOCK_SIZE = 65_536  # documents per block, so that an offset fits 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """An inverted file as plain arrays, term after term; they can be saved, and memory-mapped when read again.
+    """An inverted file as plain arrays, ordered by term. The arrays can be saved and memory-mapped.
 
     A run is the postings of one term in one block of 65,536 documents.
 
     Attributes:
-        vocab_size: every term id is below it.
-        n_docs: every doc_ord is below it.
-        term_ids: (n_terms,) uint32, the terms that occur, ascending.
-        term_indptr: (n_terms + 1,) int64; term i has runs term_indptr[i] to term_indptr[i + 1].
-        run_blocks: (n_runs,) uint32, ascending within a term.
-        run_indptr: (n_runs + 1,) int64; run j has postings run_indptr[j] to run_indptr[j + 1].
+        vocab_size: exclusive upper bound of the term ids.
+        n_docs: number of documents; each doc_ord is below it.
+        term_ids: (n_terms,) uint32 ids of the terms that occur, ascending.
+        term_indptr: (n_terms + 1,) int64; term i has the runs term_indptr[i] to term_indptr[i + 1].
+        run_blocks: (n_runs,) uint32 block numbers, ascending within a term.
+        run_indptr: (n_runs + 1,) int64; run j has the postings run_indptr[j] to run_indptr[j + 1].
         offsets: (n_postings,) uint16, doc_ord - 65,536 * block, ascending within a run.
         weights: (n_postings,) uint8 impacts or float32 weights.
     """
@@ -54,19 +54,19 @@ class Postings:
     weights: Weights
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by name, in a fixed order: what a file of postings holds beside vocab_size and n_docs."""
+        """Return the arrays by name, in the order in which files of postings store them."""
         names = ("term_ids", "term_indptr", "run_blocks", "run_indptr", "offsets", "weights")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """int8 copies of float16 or float32 rows, which a scan reads in their place: see `copy_rows`.
+    """int8 copies of float16 or float32 rows, which a scan reads before the rows (`copy_rows`).
 
     Attributes:
-        rows: (n, width) int8.
-        scales: (n,) float32, a row's largest magnitude / 127; copy i stands for scales[i] * rows[i].
-        errors: (n,) float32, at least the length of what row i differs from that.
+        rows: (n, width) int8 values.
+        scales: (n,) float32 largest magnitude of each row / 127; copy i represents scales[i] * rows[i].
+        errors: (n,) float32 upper bounds of the Euclidean distance between row i and its copy.
     """
 
     rows: npt.NDArray[np.int8]
@@ -75,23 +75,23 @@ class Copies:
 
 
 def dispatch() -> str:
-    """Name of the instruction set in use: "scalar", "avx2" or "avx512"."""
+    """Return the name of the instruction set in use: "scalar", "avx2" or "avx512"."""
     return _native.dispatch()
 
 
 def available() -> list[str]:
-    """Names of the instruction sets that this processor has, lowest first."""
+    """Return the names of the instruction sets that this processor supports, lowest first."""
     return _native.available()
 
 
 def pack_bitmap(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """The bitmap of a mask over documents, as `allowed` takes it.
+    """Return the bitmap of a mask over documents, for the `allowed` arguments.
 
     Args:
-        mask: (n_docs,) bool.
+        mask: (n_docs,) bool, True for documents that may be returned.
 
     Returns:
-        (ceil(n_docs / 8),) uint8, document i in bit i % 8 (least significant first) of byte i // 8.
+        (ceil(n_docs / 8),) uint8; document i is bit i % 8 (least significant first) of byte i // 8.
     """
     return np.packbits(mask, bitorder="little")
 
@@ -99,14 +99,14 @@ def pack_bitmap(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
 def invert(
     indptr: npt.NDArray[np.int64], term_ids: npt.NDArray[np.uint32], impacts: Weights, *, vocab_size: int, n_docs: int
 ) -> Postings:
-    """The postings of documents' sparse vectors; the same input gives the same bytes.
+    """Return the postings of sparse document vectors; the same input gives the same bytes.
 
     Args:
-        indptr: (n_docs + 1,) int64.
-        term_ids: (nnz,) uint32, ascending and different within a document, below vocab_size.
-        impacts: (nnz,) uint8 impacts, or float32 weights that are finite and not negative. Zeros are kept.
-        vocab_size: scratch memory is 24 bytes times this.
-        n_docs: may be 0.
+        indptr: (n_docs + 1,) int64; document i has the entries indptr[i] to indptr[i + 1].
+        term_ids: (nnz,) uint32 below vocab_size, strictly ascending within a document.
+        impacts: (nnz,) uint8 impacts, or finite, non-negative float32 weights. Zeros are kept.
+        vocab_size: size of the vocabulary; the call needs 24 bytes of scratch memory per term.
+        n_docs: number of documents, 0 or more.
     """
     vocab_size, n_docs = _count("vocab_size", vocab_size), _count("n_docs", n_docs)
     return Postings(vocab_size, n_docs, *_native.invert(indptr, term_ids, impacts, vocab_size, n_docs))
@@ -120,25 +120,25 @@ def sparse_top_k(
     k: int,
     allowed: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[DocOrds, Scores]:
-    """The k documents with the largest inner product with one query, exact: score down, then doc_ord up.
+    """Return the k documents with the largest inner product with one query, exactly; ties go to the smaller doc_ord.
 
-    A score is the float32 sum of query weight * impact in ascending order of term ids, each product and each sum
-    rounded: exact for whole numbers below 2 ** 24. Only documents with a score above 0 come back.
+    A score is the float32 sum of query weight * impact in ascending order of term ids. Each product and each sum is
+    rounded, which is exact for whole numbers below 2 ** 24. Only documents with a score above 0 are returned.
 
     Args:
-        postings: see `invert`.
-        query_term_ids: (n,) uint32 in any order, each once (a term that occurs twice is refused: sum it first),
-            below the postings' vocab_size. Empty: nothing comes back.
-        query_weights: (n,) float32, finite and not negative.
-        k: number wanted; fewer come back when fewer match.
-        allowed: bitmap of the documents that may come back (`pack_bitmap`); None for all.
+        postings: inverted file to search.
+        query_term_ids: (n,) uint32 below the postings' vocab_size, in any order, without duplicates. An empty query
+            returns nothing.
+        query_weights: (n,) float32, finite and non-negative.
+        k: maximum number of documents; fewer are returned when fewer match.
+        allowed: bitmap of the documents that may be returned (`pack_bitmap`); None for all.
 
     Returns:
         doc_ords (m,) uint32 and scores (m,) float32, m <= k.
 
     Raises:
-        InvalidInput: for arguments that break the above.
-        FormatError: if the postings point outside themselves.
+        InvalidInput: an argument has a wrong dtype, shape, order or value.
+        FormatError: the postings are damaged: an index is out of bounds.
     """
     query_indptr = np.array([0, len(query_term_ids)], dtype=np.int64)
     _, doc_ords, scores = sparse_top_k_batch(
@@ -158,15 +158,20 @@ def sparse_top_k_batch(
     allowed: npt.NDArray[np.uint8] | None = None,
     floors: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
-    """`sparse_top_k` of many queries, given and returned one after the other.
+    """Return the k best documents of each of a batch of queries, as `sparse_top_k` ranks them.
 
     Args:
-        query_indptr: (n_queries + 1,) int64; query i has terms query_indptr[i] to query_indptr[i + 1].
-        threads: at most this many work at the same time, each on whole queries.
-        floors: (n_queries,) float32; documents that score less than a query's are left out. None for all.
+        postings: inverted file to search.
+        query_indptr: (n_queries + 1,) int64; query i has the terms query_indptr[i] to query_indptr[i + 1].
+        query_term_ids: (n_terms,) uint32 of all queries, without duplicates within a query.
+        query_weights: (n_terms,) float32 of all queries, finite and non-negative.
+        k: maximum number of documents per query.
+        threads: maximum number of threads; each works on whole queries.
+        allowed: bitmap of the documents that may be returned (`pack_bitmap`); None for all.
+        floors: (n_queries,) float32 minimum score of each query's documents; None for no minimum.
 
     Returns:
-        indptr (n_queries + 1,) int64, doc_ords uint32, scores float32; query i has hits indptr[i] to indptr[i + 1].
+        indptr (n_queries + 1,) int64, doc_ords uint32, scores float32; query i has the hits indptr[i] to indptr[i + 1].
     """
     return _native.sparse_top_k(
         (
@@ -197,12 +202,17 @@ def sparse_pair_scores(
     query_term_ids: npt.NDArray[np.uint32],
     query_weights: npt.NDArray[np.float32],
 ) -> Scores:
-    """The sparse scores of some documents for one query, to the bit as `sparse_top_k` has them; 0 without a match.
+    """Return the sparse scores of given documents for one query, bit-identical to those of `sparse_top_k`.
+
+    A document that shares no term with the query scores 0.
 
     Args:
-        indptr, term_ids, impacts: the documents, as `invert` takes them.
-        doc_ords: (n,) uint32, any order, repeats allowed.
-        query_term_ids, query_weights: as in `sparse_top_k`; an id that no document holds counts nothing.
+        indptr: (n_docs + 1,) int64; document i has the entries indptr[i] to indptr[i + 1].
+        term_ids: (nnz,) uint32, strictly ascending within a document.
+        impacts: (nnz,) uint8 impacts or float32 weights.
+        doc_ords: (n,) uint32, in any order; duplicates are allowed.
+        query_term_ids: (n_terms,) uint32; ids that no document has are ignored.
+        query_weights: (n_terms,) float32.
 
     Returns:
         (n,) float32.
@@ -220,27 +230,28 @@ def dense_top_k(
     allowed: npt.NDArray[np.uint8] | None = None,
     copies: Copies | None = None,
 ) -> tuple[DocOrds, Scores]:
-    """For each query the k rows with the largest inner product, exact: score down, then row up.
+    """Return the k rows with the largest inner product per query, exactly; ties go to the smaller row.
 
-    A query that is narrower than the rows meets their first columns (a Matryoshka prefix, as it is stored: rows
-    that should have length 1 at that width have to be scaled by the caller).
+    A query that is narrower than the rows is compared with their first columns (a Matryoshka prefix). The prefix is
+    not normalized again; a caller that needs unit length at this width must scale the rows.
 
     Args:
         rows: (n_docs, width) float16, float32 or int8.
         queries: (n, dim) float32, finite, dim <= width.
-        k: number wanted; fewer come back when fewer rows are allowed.
-        scales: (n_docs,) float32 for int8 rows, else None; row i stands for scales[i] * rows[i].
-        threads: at most this many work at the same time.
-        allowed: bitmap of the rows that may come back (`pack_bitmap`); None for all.
-        copies: of these very rows; only rows whose copy's score is near enough are then read. The result is the same.
+        k: maximum number of rows per query; fewer are returned when fewer are allowed.
+        scales: (n_docs,) float32 for int8 rows, else None; row i represents scales[i] * rows[i].
+        threads: maximum number of threads.
+        allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
+        copies: int8 copies of the rows (`copy_rows`). The scan then reads only the rows whose copies score high
+            enough; the result is the same.
 
     Returns:
-        doc_ords (n, m) uint32 and scores (n, m) float32, m = min(k, number of allowed rows), (0, 0)
-        without queries. Products are summed in
-        float32 (32 partial sums, then a tree): within about 1e-6 * |row| * |query| of the exact value.
+        doc_ords (n, m) uint32 and scores (n, m) float32 with m = min(k, number of allowed rows); both are (0, 0)
+        without queries. Products are summed in float32 (32 partial sums, then a tree), which is within about
+        1e-6 * |row| * |query| of the exact value.
 
     Raises:
-        InvalidInput: also when an allowed row scores NaN.
+        InvalidInput: an argument has a wrong dtype or shape, or an allowed row scores NaN.
     """
     indptr, doc_ords, scores = dense_top_k_batch(
         rows, queries, k=k, scales=scales, threads=threads, allowed=allowed, copies=copies
@@ -261,32 +272,39 @@ def dense_top_k_batch(
     copies: Copies | None = None,
     floors: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
-    """`dense_top_k`, with the queries' rows one after the other, since floors may leave different numbers of them.
+    """Return the hits of `dense_top_k` as ragged arrays; floors may leave the queries different numbers of hits.
 
     Args:
-        floors: (n,) float32; rows that score less than a query's are left out. None for all.
+        rows: (n_docs, width) float16, float32 or int8.
+        queries: (n, dim) float32, finite, dim <= width.
+        k: maximum number of rows per query.
+        scales: (n_docs,) float32 for int8 rows, else None.
+        threads: maximum number of threads.
+        allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
+        copies: int8 copies of the rows (`copy_rows`), or None.
+        floors: (n,) float32 minimum score of each query's rows; None for no minimum.
 
     Returns:
-        indptr (n + 1,) int64, doc_ords uint32, scores float32; query i has hits indptr[i] to indptr[i + 1].
+        indptr (n + 1,) int64, doc_ords uint32, scores float32; query i has the hits indptr[i] to indptr[i + 1].
     """
-    bytes_of = None if copies is None else (copies.rows, copies.scales, copies.errors)
-    return _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed, bytes_of, floors)
+    arrays = None if copies is None else (copies.rows, copies.scales, copies.errors)
+    return _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed, arrays, floors)
 
 
 def copy_rows(rows: Rows) -> Copies:
-    """int8 copies of finite float16 or float32 rows, a scale each, and bounds on what they lose."""
+    """Return int8 copies of finite float16 or float32 rows, with a scale and an error bound per row."""
     if rows.dtype == np.int8:
-        raise InvalidInput("int8 rows need no copies: they are bounded as they are")
+        raise InvalidInput("rows are int8 and need no copies; copy_rows requires float16 or float32")
     copies = Copies(np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32), np.empty(len(rows), np.float32))
-    for first in range(0, len(rows), 4096):  # so that the float64 values below stay small
+    for first in range(0, len(rows), 4096):  # bounds the memory of the float64 values below
         span = slice(first, first + 4096)
         values = rows[span].astype(np.float32)
         scales = np.abs(values).max(axis=1, initial=0.0) / np.float32(127)
         divisors = np.where(scales > 0, scales, np.float32(1))
-        near = np.rint(values / divisors[:, None])
-        lost = values.astype(np.float64) - scales[:, None].astype(np.float64) * near
-        errors = (np.sqrt(np.einsum("ij,ij->i", lost, lost)) * (1 + 1e-6)).astype(np.float32)
-        copies.rows[span], copies.scales[span] = near, scales
+        rounded = np.rint(values / divisors[:, None])
+        residuals = values.astype(np.float64) - scales[:, None].astype(np.float64) * rounded
+        errors = (np.sqrt(np.einsum("ij,ij->i", residuals, residuals)) * (1 + 1e-6)).astype(np.float32)
+        copies.rows[span], copies.scales[span] = rounded, scales
         copies.errors[span] = np.nextafter(errors, np.float32(np.inf))
     return copies
 
@@ -298,12 +316,13 @@ def dense_pair_scores(
     *,
     scales: npt.NDArray[np.float32] | None = None,
 ) -> Scores:
-    """The inner products of one query with some rows, to the bit as `dense_top_k` has them.
+    """Return the inner products of one query with given rows, bit-identical to those of `dense_top_k`.
 
     Args:
-        rows, scales: as in `dense_top_k`.
-        doc_ords: (n,) uint32, any order, repeats allowed.
+        rows: (n_docs, width) float16, float32 or int8.
+        doc_ords: (n,) uint32, in any order; duplicates are allowed.
         query: (dim,) float32, dim <= width.
+        scales: (n_docs,) float32 for int8 rows, else None.
 
     Returns:
         (n,) float32.
@@ -321,16 +340,16 @@ def mean_rows(
     dim: int | None = None,
     threads: int = 1,
 ) -> npt.NDArray[np.float32]:
-    """The mean of each query's table rows (LightRetriever, Eq. 6), then scaled to length 1 if asked: in this order.
+    """Return the mean of each query's table rows (LightRetriever, Eq. 6), optionally L2-normalized.
 
     Args:
-        table: (vocab_size, width) float16, float32 or int8, or uint16, which is taken as bfloat16.
-        token_ids: (total,) uint32, all queries' tokens one after the other, repeats counted each time.
-        indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
-        normalize: L2-normalise the mean. A mean of zeros stays zeros.
+        table: (vocab_size, width) float16, float32, int8, or bfloat16 stored as uint16.
+        token_ids: (total,) uint32 tokens of all queries; a repeated token counts each time.
+        indptr: (n + 1,) int64; query i has the tokens indptr[i] to indptr[i + 1].
+        normalize: L2-normalize the mean. A mean of zeros stays zero.
         scales: (vocab_size,) float32 for int8 tables, else None.
-        dim: width of the prefix taken, before normalising; None for all of it.
-        threads: at most this many work at the same time.
+        dim: number of leading columns to average, before normalization; None for all.
+        threads: maximum number of threads.
 
     Returns:
         (n, dim) float32; zeros for a query without tokens.
@@ -353,22 +372,22 @@ def mean_expansions(
     vocab_size: int,
     threads: int = 1,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """The mean of each query's rows of a sparse table (SiDR's queries without a model), as sparse rows.
+    """Return the mean of each query's rows of a sparse table (SiDR's model-free queries), as sparse rows.
 
     Args:
-        row_ids: (n_rows, width) uint32 below vocab_size, in any order; the same id twice counts twice.
+        row_ids: (n_rows, width) uint32 below vocab_size, in any order; a repeated id counts each time.
         row_weights: (n_rows, width) float16 or float32.
-        token_ids: (total,) uint32 below n_rows, all queries' tokens one after the other, repeats counted each time.
-        indptr: (n + 1,) int64; query i has tokens indptr[i] to indptr[i + 1].
+        token_ids: (total,) uint32 below n_rows, tokens of all queries; a repeated token counts each time.
+        indptr: (n + 1,) int64; query i has the tokens indptr[i] to indptr[i + 1].
         vocab_size: width of the result.
-        threads: at most this many work at the same time.
+        threads: maximum number of threads.
 
     Returns:
-        indptr (n + 1,) int64, term ids uint32 that ascend within a row, and weights float32, none of them 0. Sums are
-        in float64 and in the order of the tokens, so a row depends on its query alone.
+        indptr (n + 1,) int64, term ids uint32 ascending within a row, and non-zero weights float32. Sums are in float64
+        in the order of the tokens, so a row depends only on its query.
 
     Raises:
-        InvalidInput: a token without a row, or a term id outside the vocabulary.
+        InvalidInput: a token has no row, or a term id is outside the vocabulary.
     """
     return _native.mean_expansions(
         row_ids, row_weights, token_ids, indptr, _count("vocab_size", vocab_size), _threads(threads)
@@ -378,15 +397,14 @@ def mean_expansions(
 def split_words(
     texts: Sequence[str],
 ) -> tuple[list[str], npt.NDArray[np.uint32], npt.NDArray[np.int64], list[int]]:
-    r"""The words of ASCII texts: what `re.findall(r"\b\w\w+\b", text.lower())` gives, many times as fast.
+    r"""Return the words of ASCII texts, equal to `re.findall(r"\b\w\w+\b", text.lower())` but much faster.
 
     Args:
         texts: n texts.
 
     Returns:
-        The distinct words in the order in which they first occur; ids (total,) uint32, the texts' words as places
-        among them, one text after the other; indptr (n + 1,) int64; and the positions of the texts that are not ASCII,
-        ascending, which have no words here.
+        The distinct words in order of first occurrence; ids (total,) uint32, positions of the texts' words in that
+        list; indptr (n + 1,) int64; and the ascending positions of non-ASCII texts, which get no words.
     """
     return _native.split_words(texts)
 

@@ -1,4 +1,4 @@
-"""Queries from text to vectors in one call of the kernel: tokenise, average the terms' table rows, count the terms."""
+"""Query encoding in one call of the kernel: tokenize, average the table rows of the terms, count the terms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightir.kernel.tokenizer import TextPolicy
 from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
 ByLibrary = Callable[[Sequence[str], Sequence[int]], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
-"""From a batch and positions in it to the term ids and indptr of those texts, by the tokenizers library alone."""
+"""Function from a batch of texts and positions in it to term ids and indptr, by the tokenizers library."""
 
 
 class TextEncoder:
-    """A tokenizer, a policy, a table and term weights, ready for texts. Any number of threads may call it at a time."""
+    """A query encoder made of a tokenizer, a text policy, a query table and term weights; safe to share by threads."""
 
     def __init__(
         self,
@@ -34,21 +34,21 @@ class TextEncoder:
         """Borrow the arrays.
 
         Args:
-            tokenizer: the kernel's tokenizer; None if the library reads all texts.
+            tokenizer: the kernel's tokenizer; None if the library tokenizes all texts.
             policy: normalization of each text and of its ids.
-            by_library: function that reads the texts that the kernel's tokenizer refuses.
-            table: (vocab_size, width) float16, float32, int8 or bfloat16 (uint16) rows; None for no dense vectors.
+            by_library: function that tokenizes the texts that the kernel's tokenizer does not support.
+            table: (vocab_size, width) float16, float32, int8 or bfloat16 (uint16) rows; None to make no dense vectors.
             scales: (vocab_size,) float32 scales of int8 rows, else None.
-            dim: width of the dense vectors; None for the table's.
-            vocab_size: width of the sparse vectors; None for none.
+            dim: width of the dense vectors; None for the width of the table.
+            vocab_size: width of the sparse vectors; None to make no sparse vectors.
             binary: whether a term's weight is 1 instead of its count.
-            term_weights: (vocab_size,) float32 that the weights are multiplied by, or None.
+            term_weights: (vocab_size,) float32 factors of the weights, or None.
         """
         width = 0 if table is None else int(table.shape[1])
         self.dim = (width if dim is None else dim) if table is not None else None
-        """Width of the dense vectors; None without them."""
+        """Width of the dense vectors; None if there are none."""
         self.counts_terms = vocab_size is not None
-        """Whether there are sparse vectors."""
+        """Whether the encoder makes sparse vectors."""
         self.by_library = by_library
         self.native = _native.QueryEncoder(
             tokenizer,
@@ -63,14 +63,14 @@ class TextEncoder:
         )
 
     def encode(self, texts: Sequence[str], *, threads: int, out: npt.NDArray[np.float32] | None = None) -> QueryVectors:
-        """Return the texts' terms and vectors; the GIL is released for all but a few short texts.
+        """Return the terms and vectors of texts; the GIL is released except for a few short texts.
 
         Args:
             texts: n texts.
             threads: maximum number of threads; the result does not depend on it.
-            out: (n, dim) float32, C-contiguous, that the dense vectors are written to; None for a new array.
+            out: (n, dim) float32, C-contiguous, to write the dense vectors to; None for a new array.
 
         Raises:
-            InvalidInput: a term id beyond the table or the vocabulary, or an out that does not fit.
+            InvalidInput: a term id is outside the table or the vocabulary, or `out` has a wrong shape or dtype.
         """
         return self.native.encode(texts, threads, self.by_library, out)

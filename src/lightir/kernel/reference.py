@@ -1,4 +1,4 @@
-"""The kernel's functions again, slow and readable, in plain Python and numpy: what the fast ones are tested against."""
+"""Slow, readable twins of the kernel's functions in plain Python and numpy, against which the fast ones are tested."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightir.kernel import BLOCK_SIZE, DocOrds, Postings, Rows, Scores, Weights
 def invert(
     indptr: npt.NDArray[np.int64], term_ids: npt.NDArray[np.uint32], impacts: Weights, *, vocab_size: int, n_docs: int
 ) -> Postings:
-    """See `lightir.kernel.invert`."""
-    runs: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (term, block) -> [(offset, place of the impact)]
+    """Return the postings of documents, as `lightir.kernel.invert` does."""
+    runs: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (term, block) -> [(offset, position of the impact)]
     for doc in range(n_docs):
-        for place in range(indptr[doc], indptr[doc + 1]):
-            runs.setdefault((int(term_ids[place]), doc // BLOCK_SIZE), []).append((doc % BLOCK_SIZE, place))
+        for entry in range(indptr[doc], indptr[doc + 1]):
+            runs.setdefault((int(term_ids[entry]), doc // BLOCK_SIZE), []).append((doc % BLOCK_SIZE, entry))
     keys = sorted(runs)
     terms = sorted({term for term, _ in keys})
     runs_of = [sum(term == key[0] for key in keys) for term in terms]
@@ -34,7 +34,7 @@ def invert(
         run_blocks=np.array([block for _, block in keys], dtype=np.uint32),
         run_indptr=np.cumsum([0, *(len(runs[key]) for key in keys)], dtype=np.int64),
         offsets=np.array([offset for offset, _ in postings], dtype=np.uint16),
-        weights=impacts[np.array([place for _, place in postings], dtype=np.int64)],
+        weights=impacts[np.array([entry for _, entry in postings], dtype=np.int64)],
     )
 
 
@@ -46,14 +46,14 @@ def sparse_top_k(
     k: int,
     allowed: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[DocOrds, Scores]:
-    """See `lightir.kernel.sparse_top_k`."""
+    """Return the k best documents of one query, as `lightir.kernel.sparse_top_k` does."""
     scores: dict[int, np.float32] = {}
     for term_id, weight in sorted(zip(query_term_ids.tolist(), query_weights, strict=True)):
-        for place in np.flatnonzero(postings.term_ids == term_id):
-            for run in range(postings.term_indptr[place], postings.term_indptr[place + 1]):
-                for at in range(postings.run_indptr[run], postings.run_indptr[run + 1]):
-                    doc = int(postings.run_blocks[run]) * BLOCK_SIZE + int(postings.offsets[at])
-                    scores[doc] = scores.get(doc, np.float32(0)) + weight * np.float32(postings.weights[at])
+        for term in np.flatnonzero(postings.term_ids == term_id):
+            for run in range(postings.term_indptr[term], postings.term_indptr[term + 1]):
+                for posting in range(postings.run_indptr[run], postings.run_indptr[run + 1]):
+                    doc = int(postings.run_blocks[run]) * BLOCK_SIZE + int(postings.offsets[posting])
+                    scores[doc] = scores.get(doc, np.float32(0)) + weight * np.float32(postings.weights[posting])
     keep = _mask(allowed, postings.n_docs)
     ranked = sorted((-score, doc) for doc, score in scores.items() if score > 0 and keep[doc])[:k]
     return (
@@ -70,12 +70,12 @@ def sparse_pair_scores(
     query_term_ids: npt.NDArray[np.uint32],
     query_weights: npt.NDArray[np.float32],
 ) -> Scores:
-    """See `lightir.kernel.sparse_pair_scores`."""
+    """Return the sparse scores of given documents, as `lightir.kernel.sparse_pair_scores` does."""
     weights = dict(zip(query_term_ids.tolist(), query_weights, strict=True))
     scores = np.zeros(len(doc_ords), dtype=np.float32)
     for i, doc in enumerate(doc_ords):
-        for place in range(indptr[doc], indptr[doc + 1]):
-            scores[i] += weights.get(int(term_ids[place]), np.float32(0)) * np.float32(impacts[place])
+        for entry in range(indptr[doc], indptr[doc + 1]):
+            scores[i] += weights.get(int(term_ids[entry]), np.float32(0)) * np.float32(impacts[entry])
     return scores
 
 
@@ -87,7 +87,7 @@ def dense_top_k(
     scales: npt.NDArray[np.float32] | None = None,
     allowed: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[DocOrds, Scores]:
-    """See `lightir.kernel.dense_top_k`; sums in float64."""
+    """Return the k best rows of each query, as `lightir.kernel.dense_top_k` does, with sums in float64."""
     docs = np.flatnonzero(_mask(allowed, len(rows)))
     scores = (_values(rows, scales)[docs, : queries.shape[1]] @ queries.T.astype(np.float64)).T
     best = np.array([np.lexsort((docs, -row))[:k] for row in scores], dtype=np.int64)
@@ -102,7 +102,7 @@ def dense_pair_scores(
     *,
     scales: npt.NDArray[np.float32] | None = None,
 ) -> Scores:
-    """See `lightir.kernel.dense_pair_scores`; sums in float64."""
+    """Return the scores of given rows, as `lightir.kernel.dense_pair_scores` does, with sums in float64."""
     return (_values(rows, scales)[doc_ords, : len(query)] @ query.astype(np.float64)).astype(np.float32)
 
 
@@ -115,7 +115,7 @@ def fuse(
     k: int,
     rrf_k: float = 60.0,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
-    """Join given lists, as `lightir.kernel.candidates` says; `scores` gives each branch's scores of all documents."""
+    """Fuse given lists, as `lightir.kernel.candidates` does; `scores` holds each branch's scores of all documents."""
     sums: dict[int, float] = {int(doc): 0.0 for doc_ords, _ in lists for doc in doc_ords}
     columns: list[dict[int, tuple[float, float, int]]] = []
     for (doc_ords, listed), outside, weight in zip(lists, scores, weights, strict=True):
@@ -123,9 +123,9 @@ def fuse(
         column = {}
         for doc in sums:
             score = float(listed[ranks[doc] - 1]) if doc in ranks else float(np.float32(outside[doc]))
-            said = _normalized(score, ranks.get(doc, 0), listed.tolist(), scale, rrf_k)
-            column[doc] = (score, said, ranks.get(doc, 0))
-            sums[doc] += weight * said
+            normalized = _normalized(score, ranks.get(doc, 0), listed.tolist(), scale, rrf_k)
+            column[doc] = (score, normalized, ranks.get(doc, 0))
+            sums[doc] += weight * normalized
         columns.append(column)
     best = sorted(sums, key=lambda doc: (-sums[doc], doc))[:k]
     return best, [sums[doc] for doc in best], [[column[doc] for doc in best] for column in columns]
@@ -147,17 +147,17 @@ def _normalized(score: float, rank: int, listed: list[float], scale: str, rrf_k:
     if scale == "min-max":
         return min(max((score - least) / (most - least), 0.0), 1.0)
     total = squares = 0.0
-    for each in listed:
-        total += each
+    for value in listed:
+        total += value
     mean = total / len(listed)
-    for each in listed:
-        squares += (each - mean) * (each - mean)
+    for value in listed:
+        squares += (value - mean) * (value - mean)
     z = (score - mean) / math.sqrt(squares / (len(listed) - 1))
     return z if scale == "z-score" else max(0.5 + z / 6.0, 0.0)
 
 
 def search(
-    found: Sequence[Mapping[int, float]],
+    matches: Sequence[Mapping[int, float]],
     scores: Sequence[Mapping[int, float]],
     ids: list[bytes],
     *,
@@ -167,27 +167,27 @@ def search(
     depth: int,
     rrf_k: float = 60.0,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
-    """See `lightir.kernel.candidates.CandidateSearch.search`.
+    """Return the k best documents of one query, as `lightir.kernel.candidates.CandidateSearch.search` does.
 
-    `found` gives the scores of the documents that a branch finds, `scores` those of all.
+    For each branch, `matches` holds the scores of the matching documents and `scores` those of all documents.
     """
-    n_listed = k if len(found) == 1 else depth
+    n_listed = k if len(matches) == 1 else depth
     lists = []
-    for each in found:
-        best = sorted(each, key=lambda doc: (-each[doc], ids[doc]))[:n_listed]
-        lists.append((np.array(best, np.uint32), np.array([each[doc] for doc in best], np.float32)))
-    if len(found) == 1:
-        ((only, said),) = lists
-        column = [(score, score, rank) for rank, score in enumerate(said.tolist(), 1)]
-        return only.tolist(), said.tolist(), [column]
-    every = sum(len(docs) for docs, _ in lists)
-    docs, sums, columns = fuse(lists, scores, weights=weights, scale=scale, k=every, rrf_k=rrf_k)
+    for match in matches:
+        best = sorted(match, key=lambda doc: (-match[doc], ids[doc]))[:n_listed]
+        lists.append((np.array(best, np.uint32), np.array([match[doc] for doc in best], np.float32)))
+    if len(matches) == 1:
+        ((listed, listed_scores),) = lists
+        column = [(score, score, rank) for rank, score in enumerate(listed_scores.tolist(), 1)]
+        return listed.tolist(), listed_scores.tolist(), [column]
+    n_candidates = sum(len(docs) for docs, _ in lists)
+    docs, sums, columns = fuse(lists, scores, weights=weights, scale=scale, k=n_candidates, rrf_k=rrf_k)
     order = order_of_ids(docs, sums, ids)[:k]
     return [docs[i] for i in order], [sums[i] for i in order], [[column[i] for i in order] for column in columns]
 
 
 def order_of_ids(doc_ords: list[int], scores: list[float], ids: list[bytes]) -> list[int]:
-    """See `lightir.kernel.segments.DocumentIds.order`; ids by doc_ord."""
+    """Return the positions in the total order, as `DocumentIds.order` does; `ids` is indexed by doc_ord."""
     return sorted(range(len(doc_ords)), key=lambda i: (-scores[i], ids[doc_ords[i]]))
 
 
@@ -200,7 +200,7 @@ def mean_rows(
     scales: npt.NDArray[np.float32] | None = None,
     dim: int | None = None,
 ) -> npt.NDArray[np.float32]:
-    """See `lightir.kernel.mean_rows`; the same bits, since it rounds the same sums in the same order."""
+    """Return the bits of `lightir.kernel.mean_rows`: it rounds the same sums in the same order."""
     width = table.shape[1] if dim is None else dim
     out = np.zeros((len(indptr) - 1, width), dtype=np.float32)
     for i, row in enumerate(out):
@@ -224,7 +224,7 @@ def mean_expansions(
     *,
     vocab_size: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """See `lightir.kernel.mean_expansions`; the same bits, since it rounds the same sums in the same order."""
+    """Return the bits of `lightir.kernel.mean_expansions`: it rounds the same sums in the same order."""
     means: list[list[tuple[int, np.float32]]] = []
     for first, last in itertools.pairwise(indptr.tolist()):
         sums: dict[int, float] = {}
@@ -243,12 +243,12 @@ def mean_expansions(
 
 
 def _floats(row: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """A table's row as floats: uint16 is bfloat16, the upper half of a float."""
+    """Return a row of a table as floats; uint16 is bfloat16, the upper half of a float."""
     return (row.astype(np.uint32) << 16).view(np.float32) if row.dtype == np.uint16 else row.astype(np.float32)
 
 
 def _sum_of_squares(row: npt.NDArray[np.float32]) -> np.float32:
-    """32 lanes, each summed in order, then added in a tree."""
+    """Return the sum of squares in 32 lanes, each summed in order and then added in a tree."""
     lanes = np.zeros(32, dtype=np.float32)
     for strip in np.pad(row, (0, -len(row) % 32)).reshape(-1, 32):
         lanes += strip * strip
@@ -271,9 +271,9 @@ def _mask(allowed: npt.NDArray[np.uint8] | None, n: int) -> npt.NDArray[np.bool_
 def split_words(
     texts: Sequence[str],
 ) -> tuple[list[str], npt.NDArray[np.uint32], npt.NDArray[np.int64], list[int]]:
-    """See `lightir.kernel.split_words`."""
-    found: dict[str, int] = {}
+    """Return the words of ASCII texts, as `lightir.kernel.split_words` does."""
+    positions: dict[str, int] = {}
     rows = [re.findall(r"\b\w\w+\b", text.lower()) if text.isascii() else [] for text in texts]
-    ids = [found.setdefault(word, len(found)) for row in rows for word in row]
+    ids = [positions.setdefault(word, len(positions)) for row in rows for word in row]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return list(found), np.array(ids, np.uint32), indptr, [i for i, text in enumerate(texts) if not text.isascii()]
+    return list(positions), np.array(ids, np.uint32), indptr, [i for i, text in enumerate(texts) if not text.isascii()]

@@ -1,8 +1,8 @@
-"""Which tokenizers the kernel reads by itself, decided from tokenizer.json; the `tokenizers` library has the rest.
+"""Selection of the kernel's own tokenizer or the `tokenizers` library, decided from tokenizer.json.
 
-The kernel's own path is for ASCII texts, whose normalisers and patterns can be held in one's head: it knows no Unicode
-classes. A tokenizer with any setting that is not understood here is left to the library altogether, and a text with
-any byte that is not, text by text.
+The kernel tokenizes ASCII texts only, where normalizers and patterns need no Unicode classes. A tokenizer with any
+setting that is unsupported here is left to the library for all texts. A supported tokenizer leaves to the library the
+texts with unsupported bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from lightir.kernel import _native
 
 REFUSED, DROPPED = 0xFF, 0xFE
-"""Marks in a byte map: a text with this byte goes to the library; this byte vanishes."""
+"""Marks in a byte map: the library tokenizes texts with a REFUSED byte; DROPPED bytes are removed."""
 
 TextPolicy = _native.TextPolicy
-"""What is done to a text before it is tokenised, and to its ids; `text_policy` makes one."""
+"""Changes to a text before tokenization and to its ids afterward; `text_policy` makes one."""
 
 _REST = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _MARKS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,9 +27,9 @@ SPLITS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _REST % r"\p{N}{1,3}": "llama3",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _REST % r"\p{N}": "qwen2",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _MARKS: "qwen2",  # Qwen 3.5's: combining marks are no ASCII
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _MARKS: "qwen2",  # Qwen 3.5; combining marks are not ASCII
 }
-"""Patterns of pre-tokenisers, as tokenizer.json has them, and the kernel's name for how each cuts ASCII."""
+"""Patterns of pre-tokenizers in tokenizer.json, with the kernel's name of the equivalent split of ASCII."""
 
 _ASCII = range(0x80)
 _SAME_IN_ASCII = ("NFC", "NFD", "NFKC", "NFKD")
@@ -37,11 +37,11 @@ _SAME_IN_ASCII = ("NFC", "NFD", "NFKC", "NFKD")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPath:
-    """How texts become ids.
+    """The way from texts to ids.
 
     Attributes:
-        native: the kernel's tokenizer for ASCII texts; None where all texts go to the library.
-        description: which path it is, and why no other.
+        native: the kernel's tokenizer for ASCII texts; None if the library tokenizes all texts.
+        description: name of the path, with the reason if it is the library's.
     """
 
     native: _native.Tokenizer | None
@@ -56,27 +56,28 @@ def text_policy(
     max_tokens: int | None = None,
     drop: Sequence[int] = (),
 ) -> TextPolicy:
-    """A policy for texts: strip, lower-case, put a blank in front of what is left, cut after max_tokens, then drop ids.
+    """Return a policy that strips, lower-cases, prepends a blank, truncates to max_tokens and drops ids, in this order.
 
     Args:
-        strip, lower_case: as Python's str methods do it.
-        leading_blank: not in front of an empty text.
-        max_tokens: None for no limit.
-        drop: ids that are left out.
+        strip: whether to apply `str.strip`.
+        lower_case: whether to apply `str.lower`.
+        leading_blank: whether to put a blank in front of a text that is not empty.
+        max_tokens: maximum number of tokens of a text; None for no limit.
+        drop: ids to remove from the result.
     """
     limit = np.iinfo(np.int64).max if max_tokens is None else max_tokens
     return TextPolicy(strip, lower_case, leading_blank, int(limit), np.asarray(drop, dtype=np.uint32))
 
 
-class _NotUnderstoodError(Exception):
-    """Something that the kernel's path does not know."""
+class _UnsupportedError(Exception):
+    """A setting that the kernel's tokenizer does not support."""
 
 
 def tokenizer_path(content: Mapping[str, Any]) -> TokenizerPath:
-    """The path for a tokenizer.json whose special tokens are plain text when they stand in a text.
+    """Return the path for a tokenizer.json; special tokens in a text are tokenized as plain text.
 
     Args:
-        content: the parsed file, as the installed `tokenizers` writes it.
+        content: parsed file, as the installed `tokenizers` writes it.
     """
     try:
         _check_post_processor(content.get("post_processor"))
@@ -85,9 +86,9 @@ def tokenizer_path(content: Mapping[str, Any]) -> TokenizerPath:
             return _byte_pairs(content)
         if kind == "WordPiece":
             return _word_pieces(content)
-        raise _NotUnderstoodError(f"model {kind}")
-    except _NotUnderstoodError as reason:
-        return TokenizerPath(None, f"the tokenizers library: {reason} is not known to the kernel's own path")
+        raise _UnsupportedError(f"model {kind}")
+    except _UnsupportedError as reason:
+        return TokenizerPath(None, f"the tokenizers library: the kernel does not support {reason}")
 
 
 def _byte_pairs(content: Mapping[str, Any]) -> TokenizerPath:
@@ -124,12 +125,12 @@ def _word_pieces(content: Mapping[str, Any]) -> TokenizerPath:
     byte_map = _bert_byte_map(content.get("normalizer"))
     _expect(content.get("pre_tokenizer"), type=("BertPreTokenizer",))
     if added := _plain_added_tokens(content):
-        raise _NotUnderstoodError(f"added token {added[0]['content']!r} beside WordPiece")
+        raise _UnsupportedError(f"added token {added[0]['content']!r} beside WordPiece")
     model = content["model"]
     _expect(model, unk_token=..., continuing_subword_prefix=..., max_input_chars_per_word=..., vocab=...)
     vocab: dict[str, int] = model["vocab"]
     if model["unk_token"] not in vocab:
-        raise _NotUnderstoodError("WordPiece without an unknown token")
+        raise _UnsupportedError("WordPiece without an unknown token")
     prefix = model["continuing_subword_prefix"]
     first = {token: term_id for token, term_id in vocab.items() if token.isascii()}
     further = {token[len(prefix) :]: term_id for token, term_id in first.items() if token.startswith(prefix)}
@@ -138,19 +139,19 @@ def _word_pieces(content: Mapping[str, Any]) -> TokenizerPath:
 
 
 def _expect(part: Any, **allowed: Any) -> None:
-    """Refuse a part whose keys are not exactly these, or whose values are none of those allowed (... is any)."""
+    """Raise an error unless a part has exactly these keys with allowed values (... allows any value)."""
     if not isinstance(part, Mapping):
-        raise _NotUnderstoodError(f"{part!r} where {allowed.get('type', 'settings')} would be")
+        raise _UnsupportedError(f"{part!r} instead of {allowed.get('type', 'settings')}")
     kind = part.get("type")
     if unknown := set(part) ^ set(allowed) ^ ({"type"} - set(allowed)):
-        raise _NotUnderstoodError(f"{kind} with {', '.join(sorted(unknown))} there or not there")
+        raise _UnsupportedError(f"{kind} with missing or unexpected {', '.join(sorted(unknown))}")
     for key, values in allowed.items():
         if values is not ... and part[key] not in values:
-            raise _NotUnderstoodError(f"{part[key]}" if key == "type" else f"{kind} with {key}={part[key]!r}")
+            raise _UnsupportedError(f"{part[key]}" if key == "type" else f"{kind} with {key}={part[key]!r}")
 
 
 def _parts(part: Any, key: str) -> list[Any]:
-    """A part's members: none, itself, or those of a Sequence."""
+    """Return the members of a part: none for None, those of a Sequence, or else the part itself."""
     if part is None:
         return []
     return list(part[key]) if part.get("type") == "Sequence" else [part]
@@ -162,13 +163,13 @@ def _check_unicode_normalizer(normalizer: Any) -> None:
 
 
 def _check_post_processor(processor: Any) -> None:
-    """Without special tokens these leave the ids as they are, a template if it names the text exactly once."""
+    """Accept processors that only add special tokens; a template must contain the text exactly once."""
     for part in _parts(processor, "processors"):
         if part["type"] == "TemplateProcessing":
             if sum("Sequence" in piece for piece in part["single"]) != 1:
-                raise _NotUnderstoodError("a template that does not hold the text once")
+                raise _UnsupportedError("a template that does not contain the text exactly once")
         elif part["type"] not in ("ByteLevel", "BertProcessing", "RobertaProcessing"):
-            raise _NotUnderstoodError(f"post-processor {part['type']}")
+            raise _UnsupportedError(f"post-processor {part['type']}")
 
 
 def _byte_level_split(pre_tokenizer: Any) -> str:
@@ -180,17 +181,17 @@ def _byte_level_split(pre_tokenizer: Any) -> str:
     if not by_pattern:
         _expect(before[0], type=("Digits",), individual_digits=(True,))
         if len(before) > 1:
-            raise _NotUnderstoodError(f"a sequence of {len(before) + 1} pre-tokenisers")
+            raise _UnsupportedError(f"a sequence of {len(before) + 1} pre-tokenizers")
         return "gpt2_digits"
     _expect(before[0], pattern=..., behavior=("Isolated",), invert=(False,))
     pattern = before[0]["pattern"].get("Regex")
     if pattern not in SPLITS:
-        raise _NotUnderstoodError(f"pattern {pattern!r}")
+        raise _UnsupportedError(f"pattern {pattern!r}")
     return SPLITS[pattern]
 
 
 def _bert_byte_map(normalizer: Any) -> bytes:
-    """BertNormalizer on ASCII: control characters vanish if it cleans, letters fall; it has no more to do."""
+    """Return BertNormalizer's effect on ASCII: it may remove control characters and lower-case letters."""
     flags = (False, True)
     _expect(
         normalizer,
@@ -210,12 +211,12 @@ def _bert_byte_map(normalizer: Any) -> bytes:
 
 
 def _plain_added_tokens(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Added tokens that are not special: they are cut out of the text before anything else sees it."""
+    """Return the added tokens that are not special; they are split off before normalization."""
     return [token for token in content.get("added_tokens") or [] if not token["special"] and token["content"]]
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2): itself if it can be printed."""
+    """Return the character of each byte in a byte-level vocabulary (GPT-2): itself if it is printable."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {byte: chr(byte) for byte in printed}
     alphabet |= {byte: chr(0x100 + i) for i, byte in enumerate(b for b in range(256) if b not in alphabet)}
@@ -223,7 +224,7 @@ def _byte_alphabet() -> list[str]:
 
 
 def _ascii_words(vocab: Mapping[str, int], alphabet: list[str]) -> dict[str, int]:
-    """The vocabulary's words of ASCII bytes only, as text."""
+    """Return the words of the vocabulary that consist of ASCII bytes, as text."""
     text_of = {alphabet[byte]: chr(byte) for byte in _ASCII}
     return {
         "".join(text_of[char] for char in word): term_id
