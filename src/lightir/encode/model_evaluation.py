@@ -24,7 +24,7 @@ from lightir.encode.model_modes import (
     searched_mode,
     stages,
 )
-from lightir.encode.prepared import PreparedModel
+from lightir.encode.prepared_model import PreparedModel
 from lightir.encode.two_stage import TwoStageSearcher
 from lightir.eval import DEFAULT_MEASURES
 from lightir.index import Index, IndexOptions, build_index

@@ -38,7 +38,7 @@ N_RESAMPLES = 10_000
 _STEPS = {2: 20, 3: 10}
 """Steps between 0 and 1 of a weight, by the number of branches."""
 
-Scores = npt.NDArray[np.float64]
+Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def fusion_values(
     *,
     options: SearchOptions = DEFAULT_OPTIONS,
     progress: bool = True,
-) -> Scores:
+) -> Doubles:
     """Return (n_queries, n_fusions) nDCG@10 of every query under every fusion, from one search.
 
     Args:
@@ -196,7 +196,7 @@ def fusion_grid(branches: Sequence[Branch]) -> list[Fusion]:
 def _fitted(
     branches: tuple[Branch, ...],
     tried: Sequence[Fusion],
-    values: Scores,
+    values: Doubles,
     *,
     folds: int,
     rng: np.random.Generator,
@@ -229,7 +229,7 @@ def _fitted(
     )
 
 
-def _held_out(values: Scores, folds: int, rng: np.random.Generator) -> Scores:
+def _held_out(values: Doubles, folds: int, rng: np.random.Generator) -> Doubles:
     """Return (n_queries,) each query's value with the fusion that is best for the other folds."""
     fold_of = rng.permutation(len(values)) % folds
     held_out = np.zeros(len(values))
@@ -250,7 +250,7 @@ def _ndcg(
     tried: Sequence[Fusion],
     depths: Sequence[int],
     excluded: str | None,
-) -> Scores:
+) -> Doubles:
     """Return (n_fusions,) nDCG@10 of one query's candidates under each fusion."""
     relevant = {doc_id: grade for doc_id, grade in grades.items() if grade > 0}
     ranks = np.zeros((len(tried), len(relevant)), dtype=np.int64)
@@ -266,9 +266,9 @@ def _ndcg(
     return ndcg(ranks, np.array(list(relevant.values()), dtype=np.float64), k=CUTOFF)
 
 
-def _fused_scores(candidates: Candidates, tried: Sequence[Fusion], depths: Sequence[int]) -> Scores:
+def _fused_scores(candidates: Candidates, tried: Sequence[Fusion], depths: Sequence[int]) -> Doubles:
     """Return (n_fusions, n_candidates) scores, to the bit those of a search; -inf where no list has the document."""
-    normalized: dict[tuple[str, str, int], Scores] = {}
+    normalized: dict[tuple[str, str, int], Doubles] = {}
     scores = np.zeros((len(tried), len(candidates)))
     for row, fusion, depth in zip(scores, tried, depths, strict=True):
         is_listed = np.zeros(len(row), dtype=bool)

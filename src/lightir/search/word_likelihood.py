@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 from lightir.index import TokenQueries, View
 from lightir.index.segments.columns import Mask
+from lightir.index.segments.rows import RowNumbers
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings
 from lightir.kernel.candidates import BranchList
 from lightir.search.language_model import Smoothing
 from lightir.vectors import Floats
 
 Sums = npt.NDArray[np.float64]
-RowNumbers = npt.NDArray[np.int64]
 
 
 class WordLikelihood:

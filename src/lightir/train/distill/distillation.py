@@ -76,7 +76,7 @@ class FitCorpus:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryTerms:
+class TableTokenizer:
     """Tokenizer and policy that turn queries into terms of the table.
 
     Attributes:
@@ -152,7 +152,7 @@ def distill(
     return Path(out)
 
 
-def _query_terms(model: LightRetriever, path: Path | str | None) -> QueryTerms:
+def _query_terms(model: LightRetriever, path: Path | str | None) -> TableTokenizer:
     """Return tokenizer and policy of the table's queries, without the unknown term.
 
     The unknown term's row represents every word that the tokenizer lacks: with one such word in each query minilm has
@@ -176,7 +176,7 @@ def _query_terms(model: LightRetriever, path: Path | str | None) -> QueryTerms:
     unknown = tokenizer.unknown_id
     if unknown is not None and unknown not in policy.drop:
         policy = dataclasses.replace(policy, drop=(*policy.drop, unknown))
-    return QueryTerms(tokenizer, policy, own)
+    return TableTokenizer(tokenizer, policy, own)
 
 
 def _read_tokenizer(path: Path) -> TextTokenizer:
@@ -218,7 +218,7 @@ def fitted_query_table(
     model: LightRetriever,
     queries: Sequence[FitQuery],
     corpora: Sequence[FitCorpus],
-    terms: QueryTerms,
+    terms: TableTokenizer,
     options: DistillationOptions,
 ) -> FittedTable:
     """Return the fitted table, with rows for frequent bigrams if the fit has some.
@@ -266,7 +266,7 @@ def _write_model(
     teacher: str | os.PathLike[str],
     model: LightRetriever,
     table: FittedTable,
-    terms: QueryTerms,
+    terms: TableTokenizer,
     dtype: TableDtype,
 ) -> None:
     """Write the teacher's files under the contract of the table's queries, and the query encoder."""

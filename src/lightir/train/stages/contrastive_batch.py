@@ -58,7 +58,7 @@ class BatchInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class BatchDocuments:
     """The D documents of the whole batch, which each of its n queries scores.
 
     Attributes:
@@ -102,7 +102,7 @@ def batch_losses(
     if max(losses.sparse, losses.symmetric_sparse, losses.flops) > 0:
         terms = batch_terms(retriever, batch, recipe, step=step)
     dense, sparse = document_vectors(retriever, share.documents, recipe, terms)
-    candidates = Candidates(
+    candidates = BatchDocuments(
         None if dense is None else gather(dense),
         torch.from_numpy(share.positives).to(device),
         torch.from_numpy(share.excluded).to(device),
@@ -138,7 +138,7 @@ def dead_share(weights: Tensor) -> float:
 
 
 def _dense_losses(
-    inputs: BatchInputs, candidates: Candidates, full: Tensor | None
+    inputs: BatchInputs, candidates: BatchDocuments, full: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return symmetric, light and alignment losses, and the full encoder's scaled scores (n, D); None without it."""
     recipe, losses, dense = inputs.recipe, inputs.recipe.losses, candidates.dense
@@ -174,7 +174,7 @@ def _dense_losses(
     return parts, full_scores
 
 
-def _teacher_kl(teacher: Teacher, inputs: BatchInputs, candidates: Candidates, full_scores: Tensor) -> Tensor:
+def _teacher_kl(teacher: Teacher, inputs: BatchInputs, candidates: BatchDocuments, full_scores: Tensor) -> Tensor:
     """Return the KL from the teacher's scores to the full encoder's scaled scores (n, D)."""
     share = inputs.share
     scores = similarity(gather(teacher.queries(share.queries)), gather(teacher.documents(share.documents)))
@@ -185,7 +185,7 @@ def _sparse_losses(
     inputs: BatchInputs,
     sparse: Tensor,
     terms: ProjectedTerms,
-    candidates: Candidates,
+    candidates: BatchDocuments,
     full_scores: Tensor | None,
 ) -> dict[str, Tensor]:
     """Return contrast, alignment and FLOPS of the documents' weights (D, m) of the batch's terms."""
@@ -211,7 +211,7 @@ def _sparse_losses(
 
 
 def _symmetric_sparse_losses(
-    inputs: BatchInputs, queries: Tensor, documents: Tensor, candidates: Candidates
+    inputs: BatchInputs, queries: Tensor, documents: Tensor, candidates: BatchDocuments
 ) -> dict[str, Tensor]:
     """Return contrast and FLOPS of queries (n, V) against documents (D, V), both weighted by the model."""
     recipe, losses = inputs.recipe, inputs.recipe.losses
@@ -227,7 +227,7 @@ def _symmetric_sparse_losses(
 
 
 def _given_scores(inputs: BatchInputs) -> Tensor | None:
-    """Return `Candidates.scores`; all NaN, which teaches nothing, if no example of the batch has scores."""
+    """Return `BatchDocuments.scores`; all NaN, which teaches nothing, if no example of the batch has scores."""
     share, losses, device = inputs.share, inputs.recipe.losses, inputs.retriever.backbone.device
     if losses.distillation <= 0:
         return None
@@ -236,7 +236,7 @@ def _given_scores(inputs: BatchInputs) -> Tensor | None:
     return torch.from_numpy(share.scores).to(device) / losses.distillation_temperature
 
 
-def _distilled(branch: str, scores: Tensor, recipe: ContrastiveRecipe, candidates: Candidates) -> dict[str, Tensor]:
+def _distilled(branch: str, scores: Tensor, recipe: ContrastiveRecipe, candidates: BatchDocuments) -> dict[str, Tensor]:
     """Return the weighted loss of a branch's scaled scores (n, D) against the given ones; empty without given ones."""
     losses = recipe.losses
     if candidates.scores is None:
