@@ -565,7 +565,7 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert main(["add", str(index), str(more), "--batch", "6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["added"] == 20
     assert main(["add", str(index), str(more)]) == 1
-    assert "'n0' is in the index" in capsys.readouterr().err
+    assert "'n0' is already in the index" in capsys.readouterr().err
     assert main(["add", str(index), str(more), "--replace"]) == 0
     assert "0 documents added, 20 unchanged" in capsys.readouterr().err
     more.write_text(more.read_text().replace("a new river", "a newer river", 1))

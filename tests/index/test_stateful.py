@@ -1,4 +1,4 @@
-"""Whatever is done to an index in whatever order, it holds and ranks as one built at once of what should be there."""
+"""After any sequence of changes, an index holds and ranks the same documents as one built at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENCODER = GivenVectors(
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A document of the model, with its vectors or without."""
+    """A document of the model, with or without vectors."""
 
     document: Document
     dense: tuple[int, ...] | None
@@ -57,27 +57,27 @@ documents = st.builds(Document, st.sampled_from(IDS), texts, st.sampled_from([""
 dense_rows = st.tuples(*[st.integers(-1, 1)] * 4)
 sparse_rows = st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.integers(1, 3), max_size=4)
 batches = st.lists(
-    st.builds(Stored, documents, dense_rows, sparse_rows), max_size=5, unique_by=lambda each: each.document.doc_id
+    st.builds(Stored, documents, dense_rows, sparse_rows), max_size=5, unique_by=lambda stored: stored.document.doc_id
 )
 
 
 def vectors(stored: list[Stored]) -> dict[str, Any]:
-    rows = csr([each.sparse or {} for each in stored], vocab_size=VOCAB_SIZE, dtype=np.uint8)
-    return {"dense": np.array([each.dense for each in stored], np.float16).reshape(-1, 4), "sparse": rows}
+    rows = csr([one.sparse or {} for one in stored], vocab_size=VOCAB_SIZE, dtype=np.uint8)
+    return {"dense": np.array([one.dense for one in stored], np.float16).reshape(-1, 4), "sparse": rows}
 
 
 def as_told(document: Document) -> tuple[str, str, str, str]:
-    """A document as the store keeps it; the order of its metadata counts."""
+    """Return a document as the store keeps it; the order of its metadata is significant."""
     return document.doc_id, document.title, document.text, json.dumps(document.metadata)
 
 
 def matches(document: Document) -> bool:
-    """FILTER, by hand."""
+    """Return whether a document matches FILTER, without the library's filters."""
     return document.metadata.get("n", 0) >= 1 and document.metadata.get("kind") != "odd"
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """An index and a dictionary through the same changes."""
+    """State machine that makes the same changes to an index and to a dictionary."""
 
     @initialize(segment_documents=st.sampled_from([3, 65_536]))
     def begin(self, segment_documents: int) -> None:
@@ -90,12 +90,12 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(batch=batches, encoded=st.booleans())
     def add(self, batch: list[Stored], encoded: bool) -> None:
-        batch = batch if encoded else [dataclasses.replace(each, dense=None, sparse=None) for each in batch]
-        known = [each for each in batch if each.document.doc_id in self.model]
+        batch = batch if encoded else [dataclasses.replace(stored, dense=None, sparse=None) for stored in batch]
+        known = [stored for stored in batch if stored.document.doc_id in self.model]
         if known:
-            with pytest.raises(InvalidInput, match="is in the index"):
+            with pytest.raises(InvalidInput, match="is already in the index"):
                 self._write(self.writer.add, batch, encoded)
-        batch = [each for each in batch if each not in known]
+        batch = [stored for stored in batch if stored not in known]
         self._write(self.writer.add, batch, encoded)
 
     @rule(batch=batches, encoded=st.booleans())
@@ -104,18 +104,18 @@ class AnyHistory(RuleBasedStateMachine):
             self._write(self.writer.upsert, batch, encoded)
             return
         n_changed = 0
-        for document in (each.document for each in batch):
+        for document in (given.document for given in batch):
             stored = self.model.get(document.doc_id)
             same = stored is not None and as_told(stored.document)[:3] == as_told(document)[:3]
             n_changed += stored is None or as_told(stored.document) != as_told(document)
             self.model[document.doc_id] = (
                 dataclasses.replace(stored, document=document) if stored and same else Stored(document, None, None)
             )
-        assert self.writer.upsert([each.document for each in batch]) == n_changed
+        assert self.writer.upsert([stored.document for stored in batch]) == n_changed
 
     def _write(self, put: Any, batch: list[Stored], encoded: bool) -> None:
-        assert put([each.document for each in batch], **(vectors(batch) if encoded else {})) == len(batch)
-        self.model |= {each.document.doc_id: each for each in batch}
+        assert put([stored.document for stored in batch], **(vectors(batch) if encoded else {})) == len(batch)
+        self.model |= {stored.document.doc_id: stored for stored in batch}
 
     @rule(doc_ids=st.lists(st.sampled_from([*IDS, "never"]), max_size=4))
     def delete(self, doc_ids: list[str]) -> None:
@@ -132,18 +132,18 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(batch=batches)
     def set_vectors(self, batch: list[Stored]) -> None:
-        """Of a document that is there as it is told, of one whose text is another, and of one that is not there."""
-        told = [self.model.get(each.document.doc_id, each).document for each in batch[:3]]
-        told += [each.document for each in batch[3:]]
-        batch = [dataclasses.replace(each, document=document) for each, document in zip(batch, told, strict=True)]
-        left = self.writer.set_vectors([each.document for each in batch], **vectors(batch))
-        for each in batch:
-            doc_id = each.document.doc_id
+        """Set vectors of documents that are stored with the same text, with another text, and not at all."""
+        told = [self.model.get(given.document.doc_id, given).document for given in batch[:3]]
+        told += [given.document for given in batch[3:]]
+        batch = [dataclasses.replace(given, document=document) for given, document in zip(batch, told, strict=True)]
+        left = self.writer.set_vectors([given.document for given in batch], **vectors(batch))
+        for given in batch:
+            document, doc_id = given.document, given.document.doc_id
             stored = self.model.get(doc_id)
-            same = stored and (stored.document.title, stored.document.text) == (each.document.title, each.document.text)
+            same = stored and (stored.document.title, stored.document.text) == (document.title, document.text)
             assert (doc_id in left) == (not same)
             if stored and same:
-                self.model[doc_id] = dataclasses.replace(each, document=stored.document)
+                self.model[doc_id] = dataclasses.replace(given, document=stored.document)
 
     @rule()
     def compact(self) -> None:
@@ -171,9 +171,9 @@ class AnyHistory(RuleBasedStateMachine):
         self._compare_rankings()
 
     def _compare_rankings(self) -> None:
-        encoded = [each for each in self.model.values() if each.dense is not None]
-        waiting = [each.document for each in self.model.values() if each.dense is None]
-        shards = [Shard([each.document for each in encoded], **vectors(encoded))] if encoded else []
+        encoded = [stored for stored in self.model.values() if stored.dense is not None]
+        waiting = [stored.document for stored in self.model.values() if stored.dense is None]
+        shards = [Shard([stored.document for stored in encoded], **vectors(encoded))] if encoded else []
         fresh = self.folder / "fresh"
         source, options = [*shards, Shard(waiting, None, None)], IndexOptions(analyzer="words")
         build_index(source, fresh, options=options, contract=CONTRACT, progress=False, overwrite=True)
@@ -183,15 +183,15 @@ class AnyHistory(RuleBasedStateMachine):
             modes = [*at_once.branches, *(["hybrid", "hybrid+tokens"] if encoded else [])]
             for mode in modes:
                 for k, wanted in ((3, None), (100, None), (2, FILTER)):
-                    found, expected = (
-                        Searcher(each, ENCODER).search(queries, k, SearchOptions(mode=mode, filter=wanted))
-                        for each in (self.index, at_once)
+                    actual, expected = (
+                        Searcher(index, ENCODER).search(queries, k, SearchOptions(mode=mode, filter=wanted))
+                        for index in (self.index, at_once)
                     )
                     for query in QUERIES:
-                        assert list(found[query].doc_ids) == list(expected[query].doc_ids), (mode, query)
-                        np.testing.assert_array_equal(found[query].scores, expected[query].scores)
+                        assert list(actual[query].doc_ids) == list(expected[query].doc_ids), (mode, query)
+                        np.testing.assert_array_equal(actual[query].scores, expected[query].scores)
                         if wanted is not None:
-                            assert all(matches(self.model[doc_id].document) for doc_id in found[query].doc_ids)
+                            assert all(matches(self.model[doc_id].document) for doc_id in actual[query].doc_ids)
 
     @invariant()
     def old_views_stay(self) -> None:
@@ -207,7 +207,7 @@ class AnyHistory(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-def test_any_history_gives_the_index_that_is_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_history_equals_an_index_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing crashes here
     few = settings(max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(AnyHistory, settings=few)

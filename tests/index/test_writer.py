@@ -1,4 +1,4 @@
-"""What a writer takes, what it refuses, and what its documents are afterwards."""
+"""A writer's changes: accepted and refused documents, and the index afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(folder: Path) -> None:
+def test_a_document_without_vectors_is_found_at_once_and_pending(folder: Path) -> None:
     shard = animal_shard()
     assert shard.dense is not None
     encoder = GivenVectors(word_contract(), {"sleepy": np.array([1, 0, 0, 0], np.float32)}, {"sleepy": {5: 1.0}})
@@ -75,7 +75,7 @@ def test_a_document_of_text_alone_is_found_at_once_and_waits_for_its_vectors(fol
         assert index.documents(["late"]) == [late]
 
 
-def test_vectors_of_a_text_that_has_changed_are_left_alone(folder: Path) -> None:
+def test_vectors_of_a_changed_text_are_ignored(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.add([Document("x", "old text"), Document("y", "text")])
         writer.upsert([Document("x", "new text")])
@@ -86,7 +86,7 @@ def test_vectors_of_a_text_that_has_changed_are_left_alone(folder: Path) -> None
             writer.set_vectors(told)
 
 
-def test_a_corpus_that_is_put_in_again_keeps_the_vectors_of_texts_that_have_not_changed(folder: Path) -> None:
+def test_upserting_a_corpus_again_keeps_the_vectors_of_unchanged_texts(folder: Path) -> None:
     whole = [Document("x", "one", "t", {"n": 1}), Document("y", "two", "t"), Document("z", "three")]
     with IndexWriter.open(folder) as writer, Index.open(folder) as index:
         writer.add(whole, dense=ones(3), sparse=impacts(3))
@@ -99,14 +99,14 @@ def test_a_corpus_that_is_put_in_again_keeps_the_vectors_of_texts_that_have_not_
         assert index.refresh()
         assert index.documents(["x", "y", "z"]) == told[:3]
         encoder = GivenVectors(word_contract(), {"cat": np.array([1, 0, 0, 0], np.float32)}, {"cat": {1: 1.0}})
-        found = Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense", filter={"n": 2}))["0"]
-        assert list(found.doc_ids) == ["x"]
-        assert writer.upsert(whole[:1], dense=ones(1), sparse=impacts(1)) == 1  # vectors always come in
+        ranking = Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense", filter={"n": 2}))["0"]
+        assert list(ranking.doc_ids) == ["x"]
+        assert writer.upsert(whole[:1], dense=ones(1), sparse=impacts(1)) == 1  # given vectors are always stored
         index.refresh()
         index.verify()
 
 
-def test_options_of_the_build_hold_for_what_is_added_later(tmp_path: Path) -> None:
+def test_options_of_the_build_apply_to_later_documents(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((6, 4)).astype(np.float16)
     sparse = csr([{1: 3, 2: 5, 6: i + 1} for i in range(6)], vocab_size=VOCAB_SIZE, dtype=np.uint8)
@@ -152,8 +152,8 @@ def test_few_segments_remain_of_many_small_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [[3, 2000], [1, 10, 100, 1000]])
-def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, batch: list[int]) -> None:
-    """Segments written for very different mean lengths: stored saturations order documents wrongly, the result not."""
+def test_bm25_is_exact_after_any_change_of_the_mean_length(tmp_path: Path, batch: list[int]) -> None:
+    """Segments were written for very different mean lengths; stored saturations misorder documents, results do not."""
     rng = np.random.default_rng(3)
     words = [f"w{i}" for i in range(30)]
     documents = []
@@ -165,26 +165,26 @@ def test_bm25_is_exact_however_far_the_mean_length_has_moved(tmp_path: Path, bat
             ]
         )
     with IndexWriter.create(tmp_path / "grown", options=IndexOptions(analyzer="words")) as writer:
-        for each in documents:
-            writer.add(each)
-        writer.delete([each.doc_id for each in documents[0][:150]])
-        means = [each.segment.mean_length for each in writer.view.segments]
+        for added in documents:
+            writer.add(added)
+        writer.delete([document.doc_id for document in documents[0][:150]])
+        means = [live.segment.mean_length for live in writer.view.segments]
         assert len(means) > 2
         assert max(means) / min(means) > 3
-    kept = [*documents[0][150:], *(document for each in documents[1:] for document in each)]
+    kept = [*documents[0][150:], *(document for added in documents[1:] for document in added)]
     build_index(document_shards(kept), tmp_path / "once", options=IndexOptions(analyzer="words"), progress=False)
     queries = [" ".join(rng.choice(words, 4)) for _ in range(10)]
     with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
         for k in (1, 10, 100, 5000):
-            expected, found = Searcher(once).search(queries, k), Searcher(grown).search(queries, k)
+            expected, actual = Searcher(once).search(queries, k), Searcher(grown).search(queries, k)
             for query_id, ranking in expected.items():
-                assert list(found[query_id].doc_ids) == list(ranking.doc_ids)
-                np.testing.assert_array_equal(found[query_id].scores, ranking.scores)
+                assert list(actual[query_id].doc_ids) == list(ranking.doc_ids)
+                np.testing.assert_array_equal(actual[query_id].scores, ranking.scores)
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 50])
-def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
-    """Long documents, far down in the order of the day they came, are the best ones since longer ones have come."""
+def test_bm25_is_exact_though_the_stored_order_is_wrong(tmp_path: Path, k: int) -> None:
+    """Long documents ranked low when they were added; they rank first after longer ones were added."""
     short = [Document(f"short{i:03d}", "cat and dog") for i in range(200)]
     long = [Document(f"long{i}", "cat " * 3 + "fish " * 27) for i in range(5)]
     tiny = [Document(f"tiny{i:03d}", "fish") for i in range(600)]
@@ -202,16 +202,16 @@ def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
     )
     with Index.open(tmp_path / "once") as once, Index.open(tmp_path / "grown") as grown:
         assert len(grown.view.segments) == 2
-        expected, found = (Searcher(each).search(["cat"], k)["0"] for each in (once, grown))
-        assert found.doc_ids[0] == "long0"
-        assert list(found.doc_ids) == list(expected.doc_ids)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        expected, actual = (Searcher(index).search(["cat"], k)["0"] for index in (once, grown))
+        assert actual.doc_ids[0] == "long0"
+        assert list(actual.doc_ids) == list(expected.doc_ids)
+        np.testing.assert_array_equal(actual.scores, expected.scores)
 
 
 @pytest.mark.parametrize(
     ("documents", "vectors", "says"),
     [
-        ([Document("b", "there already")], {}, "'b' is in the index; to replace it, use upsert"),
+        ([Document("b", "there already")], {}, r"id 'b' is already in the index; use --replace \(upsert\) to"),
         ([Document("x", "1"), Document("x", "2")], {}, "'x' is repeated"),
         ([Document("", "text")], {}, "0 bytes"),
         ([Document("x" * 10_001, "text")], {}, "10001 bytes"),
@@ -231,7 +231,7 @@ def test_bm25_finds_what_the_stored_order_hides(tmp_path: Path, k: int) -> None:
         ([Document("x", "")], {"dense": ones(1)}, r"\(dense, sparse\) = \(True, False\)"),
     ],
 )
-def test_what_is_refused_is_named_and_changes_nothing(
+def test_refused_documents_are_named_and_change_nothing(
     folder: Path, documents: list[Document], vectors: dict[str, Any], says: str
 ) -> None:
     with IndexWriter.open(folder) as writer:
@@ -250,13 +250,13 @@ def test_what_is_refused_is_named_and_changes_nothing(
         assert len(index) == 4
 
 
-def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> None:
+def test_one_id_is_not_a_list_and_a_dict_is_not_a_document(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         for change in (writer.delete, writer.keep_only):
             with pytest.raises(InvalidInput, match="doc_ids is a str, 'ab'"):
                 change("ab")
-            for wrong_ids, said in ((None, "doc_ids is NoneType"), ([1, 2], "is int"), (["a", "\udcff"], "UTF-8")):
-                with pytest.raises(InvalidInput, match=said):  # to keep only 1 and 2 would leave nothing of "1" and "2"
+            for wrong_ids, message in ((None, "doc_ids is NoneType"), ([1, 2], "is int"), (["a", "\udcff"], "UTF-8")):
+                with pytest.raises(InvalidInput, match=message):  # keeping only 1 and 2 would delete "1" and "2"
                     change(wrong_ids)  # type: ignore[arg-type]
         for none in (lambda: writer.add_shards([], size=0), lambda: list(document_shards([Document("x", "")], size=0))):
             with pytest.raises(InvalidInput, match="size is 0"):
@@ -274,7 +274,7 @@ def test_one_id_is_no_list_of_ids_and_a_dict_is_no_document(folder: Path) -> Non
     assert not (folder.parent / "another").exists()
 
 
-def test_a_generator_of_documents_goes_in_whole(folder: Path) -> None:
+def test_a_generator_of_documents_is_added_completely(folder: Path) -> None:
     texts = {f"g{i}": f"generated zebra {i}" for i in range(5)}
     with IndexWriter.open(folder) as writer:
         before = len(writer)
@@ -287,7 +287,7 @@ def test_a_generator_of_documents_goes_in_whole(folder: Path) -> None:
             writer.add(Document("one", "cat"))  # type: ignore[arg-type]
 
 
-def test_extremes_are_taken(folder: Path) -> None:
+def test_extreme_documents_are_accepted(folder: Path) -> None:
     longest, empty, huge = Document("ü" * 5000, "cat"), Document("empty", ""), Document("huge", "cat sleeps " * 900_000)
     null = Document("null", "a\0b cat", metadata={"deep": [[{"x": [None]}]]})
     with IndexWriter.open(folder) as writer:
@@ -298,11 +298,11 @@ def test_extremes_are_taken(folder: Path) -> None:
     with Index.open(folder) as index:
         index.verify()
         everything = [longest, empty, huge, null]
-        assert index.documents([each.doc_id for each in everything]) == everything
-        found = Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids
-        assert {"ü" * 5000, "huge", "null"} <= set(found)
+        assert index.documents([document.doc_id for document in everything]) == everything
+        doc_ids = Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids
+        assert {"ü" * 5000, "huge", "null"} <= set(doc_ids)
         dense = Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense"))["0"]
-        assert (dense.doc_ids[0], dense.scores[0]) == ("null", 0.0)  # zeros score 0, the others below
+        assert (dense.doc_ids[0], dense.scores[0]) == ("null", 0.0)  # zeros score 0, the others less
         assert "null" not in Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="sparse"))["0"].doc_ids
 
 
@@ -314,12 +314,12 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_metadata_too_deep_for_sqlite_s_filters_are_refused(folder: Path) -> None:
-    """One such document would make every filter fail."""
+    """A single document of this kind would make every filter fail."""
     with IndexWriter.open(folder) as writer:
         writer.add([Document("deepest", "cat", metadata=nested(500)), Document("wide", "", metadata={"a": [[]] * 900})])
         with pytest.raises(InvalidInput, match="metadata of document 'x' is nested deeper than 500"):
             writer.add([Document("x", "cat", metadata=nested(501))])
-        # Some Pythons write it, some do not.
+        # Depending on its version, Python serializes it or raises.
         with pytest.raises(
             InvalidInput, match=r"metadata of document 'x' is (not a JSON object: maximum rec|nested deeper)"
         ):
@@ -367,7 +367,7 @@ def test_a_snapshot_is_an_index_of_its_own(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_reader_moves_on_to_the_index_that_replaced_its_own(tmp_path: Path) -> None:
-    """Both have made as many changes, and a segment of the same number: a nightly rebuild, beside a server."""
+    """Both indexes have equally many changes and a segment of the same number, like a server's nightly rebuild."""
     folder = tmp_path / "index"
 
     def build(*names: str, price: int = 1) -> None:
@@ -383,7 +383,7 @@ def test_a_reader_moves_on_to_the_index_that_replaced_its_own(tmp_path: Path) ->
         index.snapshot(tmp_path / "backup")
         assert found(searcher) == ["a of a", "b of a"]
         build("x", "b", "z")
-        assert found(searcher) == ["a of a", "b of a"]  # until it is told to look
+        assert found(searcher) == ["a of a", "b of a"]  # until it is refreshed
         assert index.refresh()
         assert found(searcher) == ["b of x", "x of x", "z of x"]
         assert not index.refresh()
@@ -397,12 +397,12 @@ def test_a_reader_moves_on_to_the_index_that_replaced_its_own(tmp_path: Path) ->
             backup.snapshot(folder, overwrite=True)
         assert index.refresh()
         assert found(searcher) == ["a of a", "b of a"]
-        for price in (1, 2, 3):  # the very same texts, and so segments, with other metadata
+        for price in (1, 2, 3):  # equal texts, and thus equal segments, with other metadata
             build("x", price=price)
             assert index.refresh()
             assert [
-                len(searcher.hits("alpha", options=SearchOptions(filter={"price": each}))) for each in (1, 2, 3)
-            ] == [int(each == price) for each in (1, 2, 3)]
+                len(searcher.hits("alpha", options=SearchOptions(filter={"price": value}))) for value in (1, 2, 3)
+            ] == [int(value == price) for value in (1, 2, 3)]
 
 
 def test_a_searcher_refuses_the_index_of_another_model_that_replaced_its_own(folder: Path) -> None:
@@ -419,7 +419,7 @@ def test_a_searcher_refuses_the_index_of_another_model_that_replaced_its_own(fol
             searcher.search(["cat"])
 
 
-def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_write_permission_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with Index.open(folder) as index:
         assert list(Searcher(index).search(["cat"], options=SearchOptions(mode="tokens"))["0"].doc_ids) == ["b", "a"]
@@ -433,10 +433,10 @@ def test_a_folder_that_nobody_can_write_is_read(folder: Path, monkeypatch: pytes
         ["UPDATE documents SET doc_key = 99 WHERE doc_key = 3", "UPDATE metadata SET doc_key = 99 WHERE doc_key = 3"],
     ],
 )
-def test_other_ids_or_other_keys_than_the_segments_are_told(folder: Path, changes: list[str]) -> None:
+def test_ids_or_keys_that_differ_from_the_segments_are_an_error(folder: Path, changes: list[str]) -> None:
     with closing(sqlite3.connect(folder / "store.sqlite")) as store, store:
-        for each in changes:
-            store.execute(each)
+        for statement in changes:
+            store.execute(statement)
     with (
         Index.open(folder) as index,
         pytest.raises(FormatError, match=r"'aa' under key 1, .* 'a' under 1|'c' under key 99, .* under 3"),
@@ -444,7 +444,7 @@ def test_other_ids_or_other_keys_than_the_segments_are_told(folder: Path, change
         index.verify()
 
 
-def test_a_store_and_segments_that_disagree_are_told(folder: Path) -> None:
+def test_disagreement_of_store_and_segments_is_an_error(folder: Path) -> None:
     with IndexWriter.open(folder) as writer, writer._store.transaction():
         writer._store.remove(np.array([2], np.int64))
     with Index.open(folder) as index, pytest.raises(FormatError, match="2 documents, but the segments hold 3"):
@@ -452,12 +452,12 @@ def test_a_store_and_segments_that_disagree_are_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("rising", [True, False])
-def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_path: Path, rising: bool) -> None:
-    """Documents with one text tie; where ids rise from segment to segment nothing has to be put in order."""
+def test_ties_are_in_id_order_whether_segments_are_or_not(tmp_path: Path, rising: bool) -> None:
+    """Documents with equal texts tie; ids that rise from segment to segment need no reordering."""
     ids = [f"d{i:02d}" for i in range(12)]
     given = ids if rising else ids[::-1]
     build_index(
-        document_shards([Document(each, "the cat runs") for each in given]),
+        document_shards([Document(doc_id, "the cat runs") for doc_id in given]),
         tmp_path / "i",
         options=IndexOptions(segment_documents=4),
     )
@@ -474,10 +474,10 @@ def test_ties_stand_in_the_order_of_their_ids_whether_segments_do_or_not(tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_compact_leaves_nothing_to_compact_whatever_came_before(tmp_path: Path, seed: int) -> None:
+def test_a_compacted_index_needs_no_compaction(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     size, n = int(rng.integers(1, 5)), 0
-    longest = (1, 9)[seed % 2]  # all of one length: the mean says nothing of what is gone
+    longest = (1, 9)[seed % 2]  # all of one length: the mean does not reveal deletions
     documents = [Document(f"d{i:02d}", "cat " * int(rng.integers(1, longest + 1))) for i in range(40)]
     build_index(
         document_shards(documents[:4]), tmp_path / "i", options=IndexOptions(segment_documents=size), progress=False
@@ -493,8 +493,8 @@ def test_compact_leaves_nothing_to_compact_whatever_came_before(tmp_path: Path, 
         view = writer.view
         assert info.documents == n - gone
         assert info.segments == -(-len(writer) // size)
-        assert all(each.deleted is None for each in view.segments)
-        assert {each.segment.mean_length for each in view.segments} == {view.mean_length}
+        assert all(live.deleted is None for live in view.segments)
+        assert {live.segment.mean_length for live in view.segments} == {view.mean_length}
         writer.compact()
         assert writer.view.generation == view.generation
 
@@ -515,7 +515,7 @@ def test_more_filters_than_are_kept_are_answered_again(folder: Path) -> None:
             assert mask.sum() == (i in (1, 2))
 
 
-def test_an_empty_index_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+def test_an_empty_index_keeps_its_options(tmp_path: Path) -> None:
     pytest.importorskip("usearch")
     options = IndexOptions(
         dense_dim=2, dense_dtype="int8", sparse_top_k=3, dense_graph=True, analyzer="words", segment_documents=7
@@ -537,7 +537,7 @@ def test_compact_fills_segments_across_their_borders_and_keeps_each_document_onc
             writer.delete([documents[i].doc_id for i in gone])
         writer.compact()
     with Index.open(tmp_path / "changed") as changed, Index.open(tmp_path / "whole") as whole:
-        sizes = [len(each.segment) for each in changed.view.segments]
+        sizes = [len(live.segment) for live in changed.view.segments]
         assert sizes == ([] if not len(whole) else [4] * ((len(whole) - 1) // 4) + [(len(whole) - 1) % 4 + 1])
         ords = np.arange(len(whole), dtype=np.uint32)
         assert len(changed) == len(whole)

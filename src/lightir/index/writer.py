@@ -347,7 +347,9 @@ class IndexWriter:
             known = self._store.keys(row[0] for row in stored)
             if known and not replace:
                 existing = next(iter(known))
-                raise InvalidInput(f"document {existing!r} is in the index; to replace it, use upsert (add --replace)")
+                raise InvalidInput(
+                    f"document id {existing!r} is already in the index; use --replace (upsert) to replace it"
+                )
             described: dict[int, str] = {}
             if known and shard.dense is None and shard.sparse is None:
                 same, described = self._store.same_texts(stored, known)
