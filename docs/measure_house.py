@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "lightir"
 NATIVE = ROOT / "native"
 QUOTING = (Path(__file__).resolve(), ROOT / "tests" / "test_prose.py")
-"""Files that quote what is banned."""
+"""Files that quote banned phrases."""
 
 MAX_LINES = 60
 MAX_PARAMETERS = 7
@@ -70,7 +70,7 @@ BAD_PHRASES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place to improve.
+    """One violation of the rules.
 
     Attributes:
         kind: name of the rule.
@@ -86,13 +86,13 @@ class Finding:
 
 
 def python_files(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the Python files of some folders, sorted; a file stands for itself."""
+    """Yield the Python files of some folders, sorted; a file is yielded unchanged."""
     for folder in folders:
         yield from [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """Return a path relative to the project's root where it is inside."""
+    """Return the path, relative to the project's root if it is inside."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
@@ -208,7 +208,7 @@ def shape_findings(path: Path) -> Iterator[Finding]:
 
 
 def repeated_names(files: Iterable[Path]) -> dict[str, list[str]]:
-    """Return file names and type names that several files define, with where they do."""
+    """Return the file and type names that several files define, with the paths of these files."""
     where: dict[str, list[str]] = defaultdict(list)
     for path in files:
         if path.stem not in ("__init__", "__main__"):
@@ -223,7 +223,7 @@ def repeated_names(files: Iterable[Path]) -> dict[str, list[str]]:
 
 
 def pages() -> Iterator[Path]:
-    """Yield every file of the project that people read: Python, C++ and Markdown, without what is built."""
+    """Yield every file of the project that people read: Python, C++ and Markdown, without build output."""
     for folder in ("src", "tests", "bench", "native", "docs", "examples", "recipes", "packages"):
         yield from (
             path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md", ".cpp", ".hpp")

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def printed(command: list[str]) -> str:
-    """What a command prints on a terminal of COLUMNS columns.
+    """Return the output of a command on a terminal of COLUMNS columns.
 
     Raises:
         CalledProcessError: it failed.

@@ -1,4 +1,4 @@
-"""Documents that change while they are searched. Argument: the name of an installed model, e.g. minilm.
+"""Change documents while they are searched. Argument: the name of an installed model, e.g. minilm.
 
 New documents are found by BM25 as soon as they are added, and by their vectors once a worker has encoded them.
 """

@@ -12,9 +12,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 import measure_house  # noqa: E402
 
 NOT_YET: tuple[str, ...] = (
-    "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/", "examples/", "native/", "recipes/",
-    "src/lightir/", "tests/base/", "tests/cli/", "tests/data/", "tests/distill/", "tests/encode/", "tests/eval/",
-    "tests/index/", "tests/kernel/", "tests/models/", "tests/query/", "tests/search/", "tests/train/",
+    "ARCHITECTURE.md", "docs/performance.md", "docs/cli.md", "native/", "recipes/", "src/lightir/", "tests/kernel/",
+    "tests/search/",
 )  # fmt: skip
 """Files and folders whose prose is still to be rewritten; the list only shrinks."""
 
@@ -26,8 +25,6 @@ MAX_LONG_FUNCTIONS = 3
 
 TWO_MEANINGS: dict[str, str] = {
     "file options.py": "each room keeps its record of options there",
-    "type Doubles": "being renamed",
-    "type Scores": "being renamed",
 }
 """File and type names that two rooms may define, each with its reason."""
 

@@ -82,7 +82,7 @@ def test_long_queries_are_cut_and_dropped_terms_left_out(tokenizer: TextTokenize
 
 
 @pytest.mark.parametrize("text", ["\ud800", 7, None, b"bytes"])
-def test_what_is_no_text_is_refused_with_its_place(tokenizer: TextTokenizer, text: object) -> None:
+def test_queries_that_are_not_text_are_refused_with_their_position(tokenizer: TextTokenizer, text: object) -> None:
     with pytest.raises(InvalidInput, match="query 1"):
         query_term_ids(tokenizer, QueryPolicy(), ["fine", text])  # type: ignore[list-item]
 

@@ -77,7 +77,7 @@ def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection
 
 
 def language_model(folder: Path, name: str) -> Path:
-    """A random causal model as training writes it: our own folder, no query table."""
+    """Return a random causal model in the form that training saves: our own folder without a query table."""
     save_tiny(name, folder / "base")
     backbone = load_backbone(str(folder / "base"), dtype=torch.float32)
     record, query = backbone_record(backbone), QueryPolicy("Find it")
@@ -90,7 +90,7 @@ def language_model(folder: Path, name: str) -> Path:
 def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
     kind: str, teacher: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the corpus is there: what it is asked with later finds what the teacher's own queries find."""
+    """Only the corpus is given; later queries find the same documents as the teacher's own queries."""
     corpus, model = tmp_path / "corpus.jsonl", tmp_path / "m"
     shutil.copy(collection / "corpus.jsonl", corpus)
     address = teacher if kind == "sentence-transformers" else language_model(tmp_path, kind)
@@ -113,7 +113,7 @@ def test_a_command_adapts_any_teacher_to_a_collection_without_labels(
 
 
 def test_a_fitted_causal_model_is_fitted_again_from_the_same_start(collection: Path, tmp_path: Path) -> None:
-    """The shipped LLM model has a fitted table: who fits it to a collection of theirs begins with the cached one."""
+    """The shipped LLM model has a fitted table; another fit starts from the cached one."""
     trained = language_model(tmp_path, "llama")
     once = distill(
         trained, [collection], out=tmp_path / "once", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp16")
@@ -143,7 +143,7 @@ def test_the_help_names_every_setting_of_a_fit() -> None:
 
 
 def word_tokenizer(folder: Path) -> Path:
-    """Whole words, lower-cased, with a special token and a term that no query has."""
+    """Write a tokenizer of lower-cased whole words, with a special token and a term that no query has."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[UNK]", "never", *WORDS])}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["[UNK]"])
@@ -265,7 +265,7 @@ def test_documents_that_are_encoded_already_serve_as_they_are(
     )
     vectors = tmp_path / "again" / collection.name
     encode_corpus(load_teacher(teacher), read_documents(collection), vectors)
-    monkeypatch.setattr(LightRetriever, "frame_documents", None)  # whoever encodes a document again fails
+    monkeypatch.setattr(LightRetriever, "frame_documents", None)  # encoding a document again would fail
     second = distill(
         teacher, [vectors], out=tmp_path / "second", options=DistillationOptions(spans=50, fit=FIT, table_dtype="fp32")
     )

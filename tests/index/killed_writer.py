@@ -1,4 +1,4 @@
-"""A program for test_survival.py: writers that are killed, readers beside a writer; it forks, so Python starts once."""
+"""A program for test_survival.py: killed writers, and readers beside a writer. It forks, so Python starts once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lightir.index import Index, IndexWriter
 from lightir.search import Searcher
 from lightir.types import Document
 
-# tqdm's own lock is a semaphore that forked processes share: a writer killed with it would stop all that come after.
+# tqdm's lock is a semaphore that forked processes share: a writer killed while it holds it would block all later ones.
 tqdm.set_lock(threading.RLock())
-tqdm.monitor_interval = 0  # nor a thread that may hold the lock at a fork
+tqdm.monitor_interval = 0  # this thread might hold the lock at a fork
 WORDS = ["cat", "dog", "fish", "runs", "sleeps", "well", "river", "stone"]
 Model = dict[str, str]
 Operation = tuple[str, Any]
 
 
 def operation(rng: random.Random, number: int) -> Operation:
-    """A random change; ids come again and again."""
+    """Return a random change of few distinct ids."""
     name = rng.choice(["upsert", "upsert", "upsert", "delete", "compact"])
     if name == "upsert":
         texts = {
@@ -66,7 +66,7 @@ def write_until_killed(folder: Path, seed: int, report: int) -> None:
 
 
 def kill_one(folder: Path, seed: int, model: Model, n_lines: int, delay_s: float) -> tuple[Model, Model, int]:
-    """What is acknowledged, what it would be with the change under way, and how many changes were acknowledged."""
+    """Kill one writer; return the acknowledged state, the state with the begun change, and the acknowledged changes."""
     reading, report = os.pipe()
     child = os.fork()
     if child == 0:
@@ -89,17 +89,17 @@ def kill_one(folder: Path, seed: int, model: Model, n_lines: int, delay_s: float
 
 
 def held(index: Index) -> Model:
-    """The documents that a search finds, with their texts: every text has the word "all"."""
+    """Return the texts of all documents by id, found by the word "all", which every text contains."""
     index.verify()
-    found = list(Searcher(index).search(["all"], 100)["0"].doc_ids) if len(index) else []
-    assert len(found) == len(index)
-    return {document.doc_id: document.text for document in index.documents(found)}
+    doc_ids = list(Searcher(index).search(["all"], 100)["0"].doc_ids) if len(index) else []
+    assert len(doc_ids) == len(index)
+    return {document.doc_id: document.text for document in index.documents(doc_ids)}
 
 
 def kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
-    """Kill writers at random moments; everything acknowledged must be there, and nothing by half."""
+    """Kill writers at random moments; require every acknowledged change and no partial one."""
     IndexWriter.create(folder).close()
-    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # what was written outlives a killed process anyway
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # written data survives a killed process anyway
     rng = random.Random(seed)
     model: Model = {}
     n_done = n_orphans = n_more = 0
@@ -108,7 +108,7 @@ def kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
         n_done += done
         with Index.open(folder) as index:
             model = held(index)
-            live = {each.segment.folder.name for each in index.view.segments}
+            live = {live.segment.folder.name for live in index.view.segments}
         assert model in (known, begun), (model, known, begun)
         n_more += model != known
         orphans = {path.name for path in (folder / "segments").iterdir()} - live
@@ -130,7 +130,7 @@ def read_on(folder: Path, expected: list[str], ready: int) -> None:
 
 
 def readers(folder: Path, n_readers: int, n_compactions: int) -> dict[str, Any]:
-    """Readers that always see the same documents, while one writer replaces and compacts them."""
+    """Require readers to see the same documents while a writer replaces and compacts them."""
     documents = [Document(f"d{i:02d}", f"all {' '.join(WORDS[: i % 8])}") for i in range(60)]
     waiting, ready = os.pipe()
     with IndexWriter.create(folder) as writer:
@@ -153,7 +153,7 @@ def readers(folder: Path, n_readers: int, n_compactions: int) -> dict[str, Any]:
             n_ready += len(os.read(waiting, n_readers))
         rng = random.Random(0)
         for i in range(n_compactions):
-            changed = [Document(each.doc_id, each.text + " ." * i) for each in rng.sample(documents, 5)]
+            changed = [Document(document.doc_id, document.text + " ." * i) for document in rng.sample(documents, 5)]
             writer.upsert(changed)
             writer.compact(progress=False)
         (folder / "stop").touch()

@@ -1,4 +1,4 @@
-"""A filter means what a loop over the metadata says it means, and a malformed one is told where it is wrong."""
+"""A filter matches the same documents as a loop over the metadata; a malformed filter is refused with its location."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def equal(value: Any, wanted: Any) -> bool:
 
 
 def look_up(metadata: Any, field: str) -> list[Any]:
-    """The value of a field in a list, or nothing."""
+    """Return the value of a field in a list, or an empty list."""
     for key in field.split("."):
         if not isinstance(metadata, dict) or key not in metadata:
             return []
@@ -45,35 +45,35 @@ def look_up(metadata: Any, field: str) -> list[Any]:
 
 
 def passes(metadata: Any, field: str, name: str, wanted: Any) -> bool:
-    found = look_up(metadata, field)
+    values = look_up(metadata, field)
     if name == "exists":
-        return bool(found) == wanted
-    values = found[0] if found and isinstance(found[0], list) else found
+        return bool(values) == wanted
+    values = values[0] if values and isinstance(values[0], list) else values
     if name in RANGES:
         return any(kind(v) == kind(wanted) and RANGES[name](v, wanted) for v in values)
     return any(equal(v, one) for v in values for one in (wanted if name == "in" else [wanted]))
 
 
 def matches(metadata: Any, wanted: dict[str, Any]) -> bool:
-    """The filter's twin."""
-    for key, each in wanted.items():
+    """Evaluate a filter on one document's metadata, by plain recursion."""
+    for key, value in wanted.items():
         if key == "and":
-            said = all(matches(metadata, one) for one in each)
+            holds = all(matches(metadata, one) for one in value)
         elif key == "or":
-            said = any(matches(metadata, one) for one in each)
+            holds = any(matches(metadata, one) for one in value)
         elif key == "not":
-            said = not matches(metadata, each)
-        elif isinstance(each, dict):
-            said = all(passes(metadata, key, name, value) for name, value in each.items())
+            holds = not matches(metadata, value)
+        elif isinstance(value, dict):
+            holds = all(passes(metadata, key, name, operand) for name, operand in value.items())
         else:
-            said = passes(metadata, key, "eq", each)
-        if not said:
+            holds = passes(metadata, key, "eq", value)
+        if not holds:
             return False
     return True
 
 
 def in_memory() -> sqlite3.Connection:
-    """A connection as stores have it, to an empty table of metadata."""
+    """Return a connection with the settings of a store, to an empty table of metadata."""
     connection = sqlite3.connect(":memory:", factory=Connection)
     connection.path, connection.lock = Path("memory"), threading.RLock()
     connection.execute("CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT)")
@@ -81,7 +81,7 @@ def in_memory() -> sqlite3.Connection:
 
 
 ODD_KEYS = ("\\", "a\\b", "\\u0061", "a\tb", "\n", "\x01", "\x7f", "\u2028", "a/b")
-"""Keys that JSON writes with escapes, and such that look as if it did."""
+"""Keys that JSON writes with escapes, and keys that only look escaped."""
 
 scalars = st.one_of(
     st.none(),
@@ -118,25 +118,25 @@ wanted_filters = st.recursive(
 @example([{"x": 1}, {"x": True}, {"x": 0}], {"x": {"in": [True]}})
 @example([{key: 1} for key in ODD_KEYS], {"or": [{key: 1} for key in ODD_KEYS]})
 @example([{"x": {"a\\b": 1}}, {"x": {"a\b": 1}}], {"x.a\\b": {"exists": True}})
-def test_a_filter_matches_what_a_loop_matches(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+def test_a_filter_matches_the_documents_of_a_loop(metadata: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
     connection = in_memory()
-    values = [(json.dumps(each, ensure_ascii=False),) for each in metadata]  # as the store writes it
+    values = [(json.dumps(record, ensure_ascii=False),) for record in metadata]  # as the store writes it
     connection.executemany("INSERT INTO metadata (value) VALUES (?)", values)
-    expected = [i for i, each in enumerate(metadata) if matches(each, wanted)]
+    expected = [i for i, record in enumerate(metadata) if matches(record, wanted)]
     assert by_columns(connection, len(metadata), wanted) == expected
     connection.close()
 
 
 def by_columns(connection: sqlite3.Connection, n: int, wanted: dict[str, Any]) -> list[int]:
-    """What the columns say, the documents' keys standing in another order than their places."""
+    """Return the documents that match by the columns; keys descend, so their order differs from that of the rows."""
     keys = np.arange(n, 0, -1)
     store = Store(Path("memory"), connection)  # type: ignore[arg-type]
-    found = Columns(keys).matching(parse(wanted), MetadataSource(store.values_of, 0, 0))
-    return sorted((keys[found] - 1).tolist())
+    rows = Columns(keys).matching(parse(wanted), MetadataSource(store.values_of, 0, 0))
+    return sorted((keys[rows] - 1).tolist())
 
 
 @pytest.mark.parametrize(
-    ("wanted", "place"),
+    ("wanted", "message"),
     [
         ([], "at its top: expected an object"),
         ({"price": {"gte": []}}, r"at price\.gte: expected a number or a string"),
@@ -166,12 +166,12 @@ def by_columns(connection: sqlite3.Connection, n: int, wanted: dict[str, Any]) -
         ({"or": [{f"f{i}": i} for i in range(501)]}, "more than 500 tests"),
     ],
 )
-def test_a_malformed_filter_is_told_where(wanted: Any, place: str) -> None:
-    with pytest.raises(InvalidInput, match=place):
+def test_a_malformed_filter_is_refused_with_its_location(wanted: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         parse(wanted)
 
 
-def test_whole_numbers_are_compared_to_the_last_digit_and_larger_ones_are_borne() -> None:
+def test_integers_are_compared_exactly_and_larger_ones_are_accepted() -> None:
     stored = [2**53, 2**53 + 1, 2**53 + 2.0, 2**63 - 1, -(2**63), 2.0**63, -(2.0**63), 1e300, 0.5, 0, -1.5]
     for wanted in (*stored, 2**63, -(2**63) - 1, 10**300, 2**53 - 1, 1.5, -1, -1.25, -1e300):
         connection = in_memory()
@@ -193,7 +193,7 @@ def test_a_column_is_read_once_until_metadata_are_replaced_and_never_from_a_late
     def source(described: int, generation: int, *, n_there: int = 3) -> MetadataSource:
         def values(path: str, keys: npt.NDArray[np.int64]) -> list[tuple[int, str, int]]:
             read.append((path, generation))
-            return [(place, "integer", described) for place in range(min(n_there, len(keys)))]
+            return [(row, "integer", described) for row in range(min(n_there, len(keys)))]
 
         return MetadataSource(values, described, generation)
 
@@ -236,11 +236,11 @@ def test_filters_follow_added_described_and_deleted_documents(tmp_path: Path) ->
             assert found({"n": 100}) == [1]
             assert found({"odd": {"exists": False}}) == [1, 77]
             assert found({"not": {"n": {"gte": 0}}}) == [77]
-            many = {f"field{i}": {"exists": False} for i in range(COLUMNS_KEPT)}
-            assert found({**many, "n": {"in": [100, -1]}}) == [1, 77]
+            many_fields = {f"field{i}": {"exists": False} for i in range(COLUMNS_KEPT)}
+            assert found({**many_fields, "n": {"in": [100, -1]}}) == [1, 77]
 
 
-def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> None:
+def test_deep_nesting_is_refused_and_allowed_nesting_runs(tmp_path: Path) -> None:
     test = {"a": {"gte": 1, "in": [1, "a", True]}}
     wanted: dict[str, Any] = test
     for _ in range(8):
@@ -265,7 +265,7 @@ def test_deep_nesting_is_refused_and_what_is_allowed_runs(tmp_path: Path) -> Non
             Searcher(index).search(["cat"], options=SearchOptions(filter={"not": wanted}))
 
 
-def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
+def test_k_results_are_returned_if_k_match(tmp_path: Path) -> None:
     documents = [Document(f"{i:03d}", "cat " * (1 + (i * 7) % 13), metadata={"rare": i % 50 == 7}) for i in range(500)]
     for size in (64, 65_536):
         build_index(
@@ -276,10 +276,10 @@ def test_k_results_come_back_whenever_k_match(tmp_path: Path) -> None:
             overwrite=True,
         )
         with Index.open(tmp_path / "i") as index:
-            found = Searcher(index).search(["cat"], 10, SearchOptions(filter={"rare": True}))["0"]
-            assert sorted(found.doc_ids) == [f"{i:03d}" for i in range(7, 500, 50)]
+            ranking = Searcher(index).search(["cat"], 10, SearchOptions(filter={"rare": True}))["0"]
+            assert sorted(ranking.doc_ids) == [f"{i:03d}" for i in range(7, 500, 50)]
             whole = [i for i in Searcher(index).search(["cat"], 500)["0"].doc_ids if int(i) % 50 == 7]
-            assert list(found.doc_ids) == whole
+            assert list(ranking.doc_ids) == whole
 
 
 def test_values_that_look_like_sql_are_values(tmp_path: Path) -> None:
@@ -289,9 +289,9 @@ def test_values_that_look_like_sql_are_values(tmp_path: Path) -> None:
         progress=False,
     )
     with Index.open(tmp_path / "i") as index:
-        found = Searcher(index).search(
+        ranking = Searcher(index).search(
             ["cat"], options=SearchOptions(filter={"a' OR 1=1 --": "'; DROP TABLE documents; --"})
         )["0"]
-        assert list(found.doc_ids) == ["x"]
+        assert list(ranking.doc_ids) == ["x"]
         assert len(Searcher(index).search(["cat"], options=SearchOptions(filter={"a": "' OR 1=1 --"}))["0"]) == 0
         index.verify()

@@ -31,12 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def in_a_child(work: Callable[[], object], *, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Run the work in a forked process; the parent does something as soon as it has begun."""
+    """Run `work` in a forked process, and `meanwhile` in the parent as soon as the child has begun."""
     begun, begin = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
-        signal.alarm(60)  # a child that waits for ever has failed
+        signal.alarm(60)  # a blocked child fails
         try:
             os.write(begin, b"1")
             work()
@@ -54,8 +54,8 @@ def found(index: Index, query: str) -> list[str]:
     return [hit.doc_id for hit in Searcher(index).hits(query, 3)]
 
 
-def test_what_a_child_writes_stays_when_the_parent_closes_the_index_meanwhile(folder: Path) -> None:
-    """SQLite believed that the child had the parent's locks, and the parent cleared the child's log away."""
+def test_a_childs_changes_survive_when_the_parent_closes_the_index(folder: Path) -> None:
+    """Regression: SQLite believed that the child held the parent's locks, and the parent deleted the child's log."""
     index = Index.open(folder)
     closed, close = os.pipe()
 
@@ -66,7 +66,7 @@ def test_what_a_child_writes_stays_when_the_parent_closes_the_index_meanwhile(fo
             writer.add([Document("second", "written")])
 
     def close_it() -> None:
-        while True:  # until the child's first change is there
+        while True:  # until the child's first change is visible
             with Index.open(folder) as other:
                 if len(other) == 21:
                     break
@@ -79,7 +79,7 @@ def test_what_a_child_writes_stays_when_the_parent_closes_the_index_meanwhile(fo
         after.verify()
 
 
-def test_a_child_searches_its_parents_index_as_it_is_by_now(folder: Path) -> None:
+def test_a_child_searches_the_current_state_of_its_parents_index(folder: Path) -> None:
     with Index.open(folder) as index:
         searcher = Searcher(index)
         view = index.view
@@ -98,7 +98,7 @@ def test_a_child_searches_its_parents_index_as_it_is_by_now(folder: Path) -> Non
         assert found(index, "word3") == ["d3"]  # the parent keeps its view
 
 
-def test_a_writer_stays_its_parents(folder: Path) -> None:
+def test_a_child_does_not_inherit_a_writer(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
 
         def write() -> None:
@@ -114,7 +114,7 @@ def test_a_writer_stays_its_parents(folder: Path) -> None:
         writer.add([Document("y", "y")])
 
 
-def test_a_child_that_lives_on_does_not_keep_the_writers_lock(folder: Path) -> None:
+def test_a_surviving_child_does_not_keep_the_writers_lock(folder: Path) -> None:
     ended, end = os.pipe()
 
     def write_meanwhile() -> None:
@@ -141,7 +141,7 @@ def test_a_fork_in_the_middle_of_a_change_leaves_the_change_alone(folder: Path) 
         index.verify()
 
 
-def test_a_fork_does_not_wait_for_ever_for_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_does_not_wait_forever_for_a_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightir.index.connections.FORK_WAIT_S", 0.01)
     with Index.open(folder) as index:
         holding, let_go = threading.Event(), threading.Event()
@@ -223,15 +223,15 @@ def test_a_closed_index_says_so(folder: Path) -> None:
         Searcher(index).hits("alpha")
 
 
-def test_what_is_open_is_not_pickled_but_says_what_to_do(folder: Path) -> None:
+def test_pickling_an_open_index_fails_with_advice(folder: Path) -> None:
     with Index.open(folder) as index:
         for opened in (index, Searcher(index)):
             with pytest.raises(TypeError, match=r"open it in each process: Index\.open"):
                 pickle.dumps(opened)
 
 
-def test_a_process_that_ends_while_a_thread_may_still_search_says_nothing(folder: Path) -> None:
-    """As a web server's daemon threads do; nanobind alone told of leaks, in two dozen lines."""
+def test_a_process_that_ends_during_a_search_prints_nothing(folder: Path) -> None:
+    """A web server's daemon threads do this; nanobind used to print two dozen lines about leaks."""
     program = (
         "import sys, threading, time; from lightir import Index, Searcher\n"
         "index = Index.open(sys.argv[1]); searcher = Searcher(index); ready = threading.Event()\n"

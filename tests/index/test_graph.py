@@ -1,4 +1,4 @@
-"""Graphs over dense rows: candidates are theirs, scores and order the exact scan's, and k come back where k match."""
+"""Graphs over dense rows: they select candidates; scores and order are the exact scan's; no match is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ without_usearch = pytest.mark.usefixtures("no_usearch")
 
 @pytest.fixture
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of any size have graphs, and these are walked; usearch has to be there."""
+    """Build and search graphs for segments of any size; skip without usearch."""
     pytest.importorskip("usearch")
     monkeypatch.setattr(segment_writer, "LEAST_DOCUMENTS", 20)
     monkeypatch.setattr(graph, "CANDIDATE_COST", 1)
@@ -41,7 +41,7 @@ def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_usearch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if usearch were not installed."""
+    """Pretend that usearch is not installed."""
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
 
 
@@ -51,7 +51,7 @@ def unit_rows(n: int, seed: int, centre: float = 0.0) -> npt.NDArray[np.float16]
 
 
 def shard(dense: npt.NDArray[np.float16], first: int = 0) -> Shard:
-    """Documents d0000 and on; n is their number modulo 10."""
+    """Return documents d0000, d0001 and so on; n is their number modulo 10."""
     documents = [Document(f"d{i:04d}", f"text {i}", "", {"n": i % 10}) for i in range(first, first + len(dense))]
     return Shard(documents, dense, None)
 
@@ -63,11 +63,11 @@ def build(folder: Path, *shards: Shard, **options: Any) -> None:
 
 
 def dense_top(index: Index, queries: npt.NDArray[np.float32], k: int, **wanted: Any) -> list[list[tuple[str, float]]]:
-    """Each query's k best documents with their scores."""
+    """Return each query's k best documents with their scores."""
     view = index.view
     encoded = EncodedQueries(len(queries), queries, None, None)
-    found = BranchSearch(view, encoded, matching=view.matching(wanted.get("filter"))).top("dense", k)
-    return [list(zip(view.doc_ids(each.doc_ords), each.scores.tolist(), strict=True)) for each in found]
+    rankings = BranchSearch(view, encoded, matching=view.matching(wanted.get("filter"))).top("dense", k)
+    return [list(zip(view.doc_ids(ranking.doc_ords), ranking.scores.tolist(), strict=True)) for ranking in rankings]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
@@ -84,9 +84,9 @@ def test_scores_and_order_are_the_scan_s(dtype: str, length: float) -> None:
     assert facts.recall > 0.9
     assert facts.element == ("f16" if length == 3.0 and dtype == "fp16" else "i8")
     queries = unit_rows(20, 2).astype(np.float32)
-    found = Graph(data, stored, scales, facts).top_k(queries, 10, n_allowed=facts.documents)
+    results = Graph(data, stored, scales, facts).top_k(queries, 10, n_allowed=facts.documents)
     exact, _ = kernel.dense_top_k(stored, queries, k=10, scales=scales, allowed=kernel.pack_bitmap(wanted))
-    for query, (places, scores), true in zip(queries, found, exact, strict=True):
+    for query, (places, scores), true in zip(queries, results, exact, strict=True):
         assert wanted[places].all()
         np.testing.assert_array_equal(scores, kernel.dense_pair_scores(stored, places, query, scales=scales))
         assert sorted(zip(-scores, places, strict=True)) == list(zip(-scores, places, strict=True))
@@ -101,14 +101,14 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("n_allowed", [1, 9, 10, 11, 150])
 @pytest.mark.usefixtures("small_graphs")
-def test_k_rows_come_back_where_k_are_allowed(n_allowed: int) -> None:
+def test_k_rows_are_returned_if_k_are_allowed(n_allowed: int) -> None:
     stored = unit_rows(N, 1)
     data, facts = build_graph(stored, None, np.ones(N, np.bool_))
     mask = np.zeros(N, np.bool_)
     mask[np.random.default_rng(3).permutation(N)[:n_allowed]] = True
     queries, allowed = unit_rows(20, 2).astype(np.float32), kernel.pack_bitmap(mask)
-    found = Graph(data, stored, None, facts).top_k(queries, 10, n_allowed=n_allowed, allowed=allowed)
-    for places, _ in found:
+    results = Graph(data, stored, None, facts).top_k(queries, 10, n_allowed=n_allowed, allowed=allowed)
+    for places, _ in results:
         assert len(places) == min(10, n_allowed)
         assert mask[places].all()
 
@@ -120,8 +120,8 @@ def test_an_index_with_graphs_finds_nearly_what_one_without_finds(tmp_path: Path
     build(tmp_path / "scanned", shard(dense), segment_documents=N, dense_graph=False)
     queries = unit_rows(30, 2).astype(np.float32)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "scanned") as scanned:
-        found, true = dense_top(index, queries, 10), dense_top(scanned, queries, 10)
-        assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(found, true, strict=True)]) > 0.9
+        approximate, true = dense_top(index, queries, 10), dense_top(scanned, queries, 10)
+        assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(approximate, true, strict=True)]) > 0.9
         assert scanned.info().dense_graph is None
         assert "graph" not in scanned.info().bytes
     with Index.open(tmp_path / "index", exact=True) as index:
@@ -165,33 +165,33 @@ def test_a_segment_that_holds_all_the_best_is_asked_for_more(tmp_path: Path) -> 
         writer.add(shard(near, 5000).documents, dense=near)
     query = np.ones((1, DIM), np.float32)
     with Index.open(tmp_path / "index") as index:
-        found = dense_top(index, query, 60)[0]
-    assert len(found) == 60
-    assert all(doc_id >= "d5000" for doc_id, _ in found)
+        ranking = dense_top(index, query, 60)[0]
+    assert len(ranking) == 60
+    assert all(doc_id >= "d5000" for doc_id, _ in ranking)
 
 
 @pytest.mark.usefixtures("small_graphs")
 def test_one_graph_has_all_documents_and_later_ones_join_it_when_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change waits for graphs of at most so many rows as are gathered at a time."""
+    """A change builds graphs of at most GATHERED_DOCUMENTS rows."""
     monkeypatch.setattr(graph, "ROWS_AT_ONCE", 70)
     monkeypatch.setattr(writer_module, "GATHERED_DOCUMENTS", 100)
     monkeypatch.setattr(build_module, "GATHERED_DOCUMENTS", 100)
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     queries = unit_rows(20, 3).astype(np.float32)
     with IndexWriter.open(tmp_path / "index") as writer:
-        assert [len(each.segment) for each in writer.view.segments] == [N]
+        assert [len(live.segment) for live in writer.view.segments] == [N]
         more = shard(unit_rows(250, 2), N)
         writer.add(more.documents, dense=more.dense)
-        assert sorted(len(each.segment) for each in writer.view.segments) == [50, 100, 100, N]
+        assert sorted(len(live.segment) for live in writer.view.segments) == [50, 100, 100, N]
         info = writer.compact(progress=False)
         assert (info.segments, info.dense_graph and info.dense_graph["documents"]) == (1, N + 250)
     with Index.open(tmp_path / "index") as index:
-        found = dense_top(index, queries, 10)
+        approximate = dense_top(index, queries, 10)
     with Index.open(tmp_path / "index", exact=True) as index:
         true = dense_top(index, queries, 10)
-    assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(found, true, strict=True)]) > 0.9
+    assert np.mean([len({*mine} & {*exact}) / 10 for mine, exact in zip(approximate, true, strict=True)]) > 0.9
 
 
 @pytest.mark.usefixtures("small_graphs")
@@ -202,21 +202,21 @@ def test_filters_and_deletes_leave_k_documents(tmp_path: Path) -> None:
     queries = unit_rows(5, 2).astype(np.float32)
     with Index.open(tmp_path / "index") as index:
         assert (index.info().dense_graph or {})["documents"] == 3 * N
-        for found in dense_top(index, queries, 20, filter={"n": 3}):
-            assert [doc_id[-1] for doc_id, _ in found] == ["3"] * 20
-        for found in dense_top(index, queries, 100, filter={"n": {"lt": 4}}):
-            assert {doc_id[-1] for doc_id, _ in found} == {"1", "3"}
-            assert len(found) == 100
-        assert [len(found) for found in dense_top(index, queries, 100, filter={"n": 2})] == [0] * 5
+        for ranking in dense_top(index, queries, 20, filter={"n": 3}):
+            assert [doc_id[-1] for doc_id, _ in ranking] == ["3"] * 20
+        for ranking in dense_top(index, queries, 100, filter={"n": {"lt": 4}}):
+            assert {doc_id[-1] for doc_id, _ in ranking} == {"1", "3"}
+            assert len(ranking) == 100
+        assert [len(ranking) for ranking in dense_top(index, queries, 100, filter={"n": 2})] == [0] * 5
         assert dense_top(index, np.zeros((1, DIM), np.float32), 5) == [[]]
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_what_is_added_gets_a_graph_too_and_pending_documents_are_in_none(tmp_path: Path) -> None:
+def test_added_documents_get_a_graph_and_pending_documents_none(tmp_path: Path) -> None:
     build(tmp_path / "index", analyzer="words")
     with IndexWriter.open(tmp_path / "index") as writer:
         some = shard(unit_rows(N, 1))
-        writer.add([dataclasses.replace(each, doc_id=f"p{each.doc_id}") for each in some.documents])
+        writer.add([dataclasses.replace(document, doc_id=f"p{document.doc_id}") for document in some.documents])
         writer.add(some.documents, dense=some.dense)
         assert writer.compact().dense_graph is not None
     with Index.open(tmp_path / "index") as index:
@@ -241,13 +241,13 @@ def test_int8_copies_of_float16_rows_change_no_result(tmp_path: Path) -> None:
     with Index.open(tmp_path / "fp16") as plain, Index.open(tmp_path / "fp16+int8") as copied:
         for k in (1, 10, 300):
             assert dense_top(copied, queries, k) == dense_top(plain, queries, k)
-        assert all(each.segment.dense_copies is not None for each in copied.view.segments)
+        assert all(live.segment.dense_copies is not None for live in copied.view.segments)
         assert copied.info().bytes["dense"] == pytest.approx(
             plain.info().bytes["dense"] * (3 * DIM + 8) / (2 * DIM), 0.1
         )
 
 
-def test_small_segments_have_none(tmp_path: Path) -> None:
+def test_small_segments_have_no_graph(tmp_path: Path) -> None:
     pytest.importorskip("usearch")
     build(tmp_path / "index", shard(unit_rows(50, 1)))
     with Index.open(tmp_path / "index") as index:
@@ -273,7 +273,7 @@ def test_a_graph_asks_for_the_extra_before_anything_is_written(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_without_the_extra_graphs_are_refused_but_scans_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_graphs_are_refused_but_scans_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
     query = np.ones((1, DIM), np.float32)
@@ -286,7 +286,7 @@ def test_without_the_extra_graphs_are_refused_but_scans_go_on(tmp_path: Path, mo
 @pytest.mark.usefixtures("small_graphs")
 @pytest.mark.parametrize("at", [0, 0.3, 0.6, 0.999])
 def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float) -> None:
-    """usearch follows it wherever it points: of single flipped bits many ended the process."""
+    """usearch follows every pointer of a graph: many single flipped bits ended the process."""
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     (path,) = (tmp_path / "index").rglob("graph.bin")
     content = bytearray(path.read_bytes())
@@ -305,7 +305,7 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
 
 
 @pytest.mark.usefixtures("small_graphs")
-def test_a_filtered_walk_is_a_scan_only_where_it_lets_too_few_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filtered_walk_becomes_a_scan_only_if_too_few_rows_match(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, query, scans = unit_rows(N, 1), unit_rows(1, 2).astype(np.float32), []
     data, facts = build_graph(rows, None, np.ones(N, np.bool_))
     scan = kernel.dense_top_k
@@ -313,12 +313,12 @@ def test_a_filtered_walk_is_a_scan_only_where_it_lets_too_few_through(monkeypatc
     walked = Graph(data, rows, None, facts)
     order = np.argsort(-kernel.dense_pair_scores(rows, np.arange(N, dtype=np.uint32), query[0]), kind="stable")
     even = np.arange(N) % 2 == 0
-    ((found, _),) = walked.top_k(query, 5, n_allowed=N // 2, allowed=kernel.pack_bitmap(even))
-    assert found.tolist() == [place for place in order if even[place]][:5]
+    ((rows_found, _),) = walked.top_k(query, 5, n_allowed=N // 2, allowed=kernel.pack_bitmap(even))
+    assert rows_found.tolist() == [row for row in order if even[row]][:5]
     assert scans == []
     worst = np.isin(np.arange(N), order[-5:])
-    ((found, _),) = walked.top_k(query, 5, n_allowed=N, allowed=kernel.pack_bitmap(worst))
-    assert found.tolist() == order[-5:].tolist()
+    ((rows_found, _),) = walked.top_k(query, 5, n_allowed=N, allowed=kernel.pack_bitmap(worst))
+    assert rows_found.tolist() == order[-5:].tolist()
     assert scans == [1]
 
 
@@ -327,7 +327,7 @@ def test_rows_of_different_lengths_are_found_by_their_inner_products() -> None:
     rows = unit_rows(N, 1) * np.linspace(0.2, 3, N, dtype=np.float16)[:, None]
     data, facts = build_graph(rows, None, np.ones(N, np.bool_))
     queries = unit_rows(20, 2).astype(np.float32)
-    found = Graph(data, rows, None, facts).top_k(queries, 10, n_allowed=N)
+    results = Graph(data, rows, None, facts).top_k(queries, 10, n_allowed=N)
     exact, _ = kernel.dense_top_k(rows, queries, k=10)
-    shared = [len({*mine.tolist()} & {*true.tolist()}) for (mine, _), true in zip(found, exact, strict=True)]
+    shared = [len({*mine.tolist()} & {*true.tolist()}) for (mine, _), true in zip(results, exact, strict=True)]
     assert np.mean(shared) > 9

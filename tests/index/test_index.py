@@ -1,4 +1,4 @@
-"""An index folder holds every document once, byte for byte the same each time, and says which file is damaged."""
+"""An index folder holds every document once, is reproducible to the byte, and names a damaged file."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def build(out: Path, *shards: Shard, **options: Any) -> IndexInfo:
 
 
 def only_segment(index: Index) -> Any:
-    (found,) = index.view.segments
-    return found.segment
+    (live,) = index.view.segments
+    return live.segment
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_documents_come_back_whole_with_their_vectors(tmp_path: Path) -> None:
+def test_documents_are_returned_whole_with_their_vectors(tmp_path: Path) -> None:
     shard = animal_shard()
     build(tmp_path / "index")
     with Index.open(tmp_path / "index") as index:
@@ -74,10 +74,10 @@ def test_an_index_of_tokens_alone(tmp_path: Path, n: int) -> None:
     assert (info.documents, info.branches, info.contract) == (n, ("tokens",), None)
     with Index.open(tmp_path / "index") as index:
         index.verify()
-        found = index.view.token_queries(Analyzer().terms(["everywhere word0 word0 nowhere", ""]))
-        assert list(found.terms) == ["everywher", "word0"][: 2 * n]
+        queries = index.view.token_queries(Analyzer().terms(["everywhere word0 word0 nowhere", ""]))
+        assert list(queries.terms) == ["everywher", "word0"][: 2 * n]
         idfs = [math.log1p(0.5 / (n + 0.5)), 2 * math.log1p((n - 0.5) / 1.5)]
-        np.testing.assert_allclose(found.vectors.weights, idfs[: 2 * n], rtol=1e-6)
+        np.testing.assert_allclose(queries.vectors.weights, idfs[: 2 * n], rtol=1e-6)
         with pytest.raises(InvalidInput, match="no dense branch; it has tokens"):
             index.view.require("dense")
 
@@ -116,15 +116,15 @@ def test_a_narrow_index_is_renormalised(tmp_path: Path) -> None:
         np.testing.assert_allclose(only_segment(index).dense[0], [[0, 0], [0.6, 0.8], [0, 1]], atol=1e-3)
 
 
-def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> None:
+def test_int8_rows_are_multiplied_by_their_scales(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float16)
     rows[2] = 0
     build(tmp_path / "index", dataclasses.replace(animal_shard(), dense=rows), dense_dtype="int8")
     with Index.open(tmp_path / "index") as index:
-        found, scales = only_segment(index).dense
-        assert found.dtype == np.int8
+        stored, scales = only_segment(index).dense
+        assert stored.dtype == np.int8
         assert scales is not None
-        np.testing.assert_allclose(found * scales[:, None], rows[[1, 0, 2]], atol=np.abs(rows).max() / 127)
+        np.testing.assert_allclose(stored * scales[:, None], rows[[1, 0, 2]], atol=np.abs(rows).max() / 127)
 
 
 def test_only_the_strongest_impacts_are_kept(tmp_path: Path) -> None:
@@ -134,13 +134,13 @@ def test_only_the_strongest_impacts_are_kept(tmp_path: Path) -> None:
         assert [only_segment(index).sparse.row(i)[0].tolist() for i in range(3)] == [[4, 6], [1, 2], []]
 
 
-def test_the_model_s_own_terms_can_be_counted(tmp_path: Path) -> None:
+def test_the_model_s_terms_can_be_counted(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
     build(tmp_path / "index", query_encoder=folder, analyzer="model")
     with Index.open(tmp_path / "index") as index:
         tokens, terms = only_segment(index).tokens, only_segment(index).terms
-        found = [[terms[place] for place in tokens.row(i)[0]] for i in range(3)]
-        assert found == [[1, 2, 4, 6], [1, 5, 6, 7], []]
+        term_ids = [[terms[position] for position in tokens.row(i)[0]] for i in range(3)]
+        assert term_ids == [[1, 2, 4, 6], [1, 5, 6, 7], []]
         assert index.query_encoder() is not None
     with pytest.raises(InvalidInput, match="query encoder"):
         build(tmp_path / "other", analyzer="model")
@@ -172,7 +172,7 @@ def with_documents(*documents: Document) -> Shard:
         ([animal_shard()], {"sparse_top_k": 0}, "sparse_top_k is 0"),
     ],
 )
-def test_what_cannot_be_indexed_is_refused_and_leaves_nothing(
+def test_refused_documents_leave_no_index(
     tmp_path: Path, shards: list[Shard], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(LightirError, match=says):
@@ -180,7 +180,7 @@ def test_what_cannot_be_indexed_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_widest_ids_are_taken(tmp_path: Path) -> None:
+def test_widest_ids_are_accepted(tmp_path: Path) -> None:
     ids = ["x" * 10_000, "\U0010ffff", " ", "\n", "a/b", "-1"]
     build_index(document_shards(Document(doc_id, "same") for doc_id in ids), tmp_path / "index", progress=False)
     with Index.open(tmp_path / "index") as index:
@@ -189,7 +189,7 @@ def test_widest_ids_are_taken(tmp_path: Path) -> None:
         assert [document.doc_id for document in index.documents(ids)] == ids
 
 
-def test_a_vectors_folder_brings_its_contract_and_its_query_encoder(tmp_path: Path) -> None:
+def test_a_vectors_folder_provides_its_contract_and_query_encoder(tmp_path: Path) -> None:
     with VectorsWriter(tmp_path / "vectors", word_contract()) as writer:
         writer.add(animal_shard())
         writer.finish()
@@ -224,7 +224,7 @@ def test_a_query_encoder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_shards_of_different_branches_are_refused_though_each_has_one(tmp_path: Path, first: int) -> None:
+def test_shards_of_different_branches_are_refused(tmp_path: Path, first: int) -> None:
     whole = animal_shard()
     kinds = [
         Shard(whole.documents[:1], np.ones((1, 4), np.float16), None),
@@ -236,7 +236,7 @@ def test_shards_of_different_branches_are_refused_though_each_has_one(tmp_path: 
     assert not (tmp_path / "i").exists()
 
 
-def test_an_index_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+def test_an_existing_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     build(tmp_path / "index")
     before = contents(tmp_path / "index")
     with pytest.raises(AlreadyExists):
@@ -244,7 +244,7 @@ def test_an_index_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path
     with pytest.raises(InvalidInput):
         build(tmp_path / "index", with_documents(Document("", "")), overwrite=True)
     left = contents(tmp_path / "index")
-    assert "writer.lock" in left  # of who wanted to replace it
+    assert "writer.lock" in left  # of the refused build
     assert {name: content for name, content in left.items() if name != "writer.lock"} == before
     assert build(tmp_path / "index", with_documents(Document("x", "y")), overwrite=True).documents == 1
 
@@ -284,7 +284,7 @@ SEGMENT = Path("segments", "segment-000001")
 
 
 def sign(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write another manifest of the only segment, and have the store agree with it."""
+    """Replace the manifest of the only segment, and its checksum in the store."""
     content = json.dumps(manifest).encode()
     (folder / SEGMENT / "manifest.json").write_bytes(content)
     connection = sqlite3.connect(folder / "store.sqlite")
@@ -294,7 +294,7 @@ def sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("path", "value"),
     [
         (("format_version",), None),
         (("files",), []),
@@ -315,15 +315,15 @@ def sign(folder: Path, manifest: dict[str, Any]) -> None:
         (("vocab_sizes", "tokens"), None),
     ],
 )
-def test_a_manifest_whose_arrays_do_not_lie_in_its_files_is_refused(
-    tmp_path: Path, place: tuple[str, ...], value: object
+def test_a_manifest_whose_arrays_exceed_its_files_is_refused(
+    tmp_path: Path, path: tuple[str, ...], value: object
 ) -> None:
     build(tmp_path / "index")
     manifest = json.loads((tmp_path / "index" / SEGMENT / "manifest.json").read_text())
     at = manifest
-    for key in place[:-1]:
+    for key in path[:-1]:
         at = at[key]
-    at[place[-1]] = value
+    at[path[-1]] = value
     sign(tmp_path / "index", manifest)
     with pytest.raises(FormatError, match="segment-000001"):
         Index.open(tmp_path / "index")
@@ -343,8 +343,8 @@ def test_a_manifest_without_an_array_is_refused_when_it_is_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize("numbers", [[0, -1, 2, 3], [0, 2**62, 2, 3], [0, 5, 2, 3], [-9, 1, 2, 3]])
-def test_deleted_documents_whose_rows_lie_outside_their_arrays_are_damage(tmp_path: Path, numbers: list[int]) -> None:
-    """Nothing checks the arrays of a segment as it is opened; what is gone is still counted out of each term's df."""
+def test_deleted_documents_with_rows_outside_their_arrays_are_damage(tmp_path: Path, numbers: list[int]) -> None:
+    """Opening does not check a segment's arrays; deleted documents are still subtracted from each term's df."""
     build(tmp_path / "index")
     with IndexWriter.open(tmp_path / "index") as writer:
         writer.delete(["a", "b"])
@@ -365,38 +365,36 @@ def change_record(folder: Path, **changes: Any) -> None:
     connection.close()
 
 
-def flip_bit(folder: Path, file: str, place: int, bit: int) -> None:
+def flip_bit(folder: Path, file: str, offset: int, bit: int) -> None:
     path = folder / "segments" / "segment-000001" / file
     content = bytearray(path.read_bytes())
-    content[place] ^= 1 << bit
+    content[offset] ^= 1 << bit
     path.write_bytes(content)
 
 
 @pytest.mark.parametrize("branch", ["sparse", "tokens"])
-def test_whatever_bit_of_a_forward_index_is_flipped_explanations_raise_our_errors_alone(
-    tmp_path: Path, branch: str
-) -> None:
+def test_any_flipped_bit_of_a_forward_index_raises_only_our_errors(tmp_path: Path, branch: str) -> None:
     encoder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
     build(tmp_path / "index", query_encoder=encoder)
     manifest = json.loads((tmp_path / "index" / "segments" / "segment-000001" / "manifest.json").read_text())
     rows, ids = (int(manifest["arrays"][f"{branch}.forward.{name}"]["offset"]) for name in ("indptr", "term_ids"))
     flips = [(rows + 8 + i, 3 * i % 8) for i in range(16)] + [(rows + 15, 7), (ids, 3), (ids + 4, 3)]
-    said = ""
-    for place, bit in flips:
-        flip_bit(tmp_path / "index", f"{branch}.bin", place, bit)
+    messages = ""
+    for offset, bit in flips:
+        flip_bit(tmp_path / "index", f"{branch}.bin", offset, bit)
         with Index.open(tmp_path / "index") as index:
             for doc_id in "abc":
                 try:
                     Searcher(index).explain("the cat fish dog", doc_id, SearchOptions(mode=branch))
                 except FormatError as error:
-                    said += str(error)
-        flip_bit(tmp_path / "index", f"{branch}.bin", place, bit)
-    assert f"{branch}.bin is damaged: its checksum" in said
-    assert "`lightir verify` says which file" in said
+                    messages += str(error)
+        flip_bit(tmp_path / "index", f"{branch}.bin", offset, bit)
+    assert f"{branch}.bin is damaged: its checksum" in messages
+    assert "`lightir verify` says which file" in messages
 
 
 @pytest.mark.parametrize("change", ["add", "compact"])
-def test_damage_is_not_written_again_under_a_good_checksum(tmp_path: Path, change: str) -> None:
+def test_damage_is_not_rewritten_with_a_valid_checksum(tmp_path: Path, change: str) -> None:
     build(tmp_path / "index")
     flip_bit(tmp_path / "index", "dense.bin", 3, 0)
     before = contents(tmp_path / "index" / "segments")
@@ -409,7 +407,7 @@ def test_damage_is_not_written_again_under_a_good_checksum(tmp_path: Path, chang
     assert contents(tmp_path / "index" / "segments") == before
 
 
-def test_an_index_of_the_first_format_is_told_to_be_built_again(tmp_path: Path) -> None:
+def test_an_index_of_the_first_format_must_be_rebuilt(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "store.sqlite")
     connection.execute("CREATE TABLE record (value TEXT NOT NULL)")
     connection.execute("INSERT INTO record VALUES (?)", (json.dumps({"format_version": 1, "written_by": "0.1.0"}),))
@@ -433,8 +431,8 @@ def test_other_versions_and_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"store\.sqlite"):
         Index.open(tmp_path / "words")
     (tmp_path / "file").touch()
-    for name, said in (("nowhere", "nowhere does not exist; expected an index"), ("file", "file is a file; expected")):
-        with pytest.raises(NotFound, match=said):
+    for name, error in (("nowhere", "nowhere does not exist; expected an index"), ("file", "file is a file; expected")):
+        with pytest.raises(NotFound, match=error):
             Index.open(tmp_path / name)
     with pytest.raises(NotFound, match="is not an index"):
         Index.open(tmp_path)

@@ -1,4 +1,4 @@
-"""A join has the arrays that a plain loop computes, held in memory or streamed, from segments and rows in memory."""
+"""A join of segments and rows in memory writes the arrays of a plain loop, whether held in memory or streamed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = ("cat", "dog", "fish", "runs", "sleeps", "well", "the", "on")
 
 
 def shard(ids: range, seed: int, *, vectors: bool = True) -> Shard:
-    """Documents d0000 and on of random words; one in six repeats a word 300 times, one in six has no text."""
+    """Return documents d0000, … of random words; one in six repeats a word 300 times, one in six has no text."""
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + f" only{i}" for i in ids]
     texts = [("", text + " cat" * 300, text)[min(int(rng.integers(6)), 2)] for text in texts]
@@ -136,7 +136,7 @@ def branch_arrays(
 
 
 def require_plain_arrays(folder: Path, parts: list[Part], options: IndexOptions) -> None:
-    """Require the arrays of a written join to be those that are computed from one document after the other."""
+    """Require a written join to have the arrays computed one document after the other."""
     written: list[int] = []
     number = 50 + len(list((folder / "segments").iterdir()))
     stored = write_segment(folder, Join(parts), number=number, mean=5.5, options=options, on_bytes=written.append)
@@ -152,7 +152,7 @@ def require_plain_arrays(folder: Path, parts: list[Part], options: IndexOptions)
 
 @pytest.fixture(params=["held", "streamed"])
 def any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays that are held in memory, and streamed ones whose pieces end inside the rows of documents and terms."""
+    """Join with arrays in memory, and with streamed arrays whose pieces end inside the rows of documents and terms."""
     if request.param == "streamed":
         monkeypatch.setattr(join, "HELD_DOCUMENTS", 0)
         monkeypatch.setattr(join, "PIECE_DOCUMENTS", 7)
@@ -201,7 +201,7 @@ def test_a_join_of_a_model_s_terms_has_the_arrays_of_its_documents(tmp_path: Pat
 
 
 def test_the_ids_of_a_large_join_are_in_memory_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's memory is below a tenth of the bytes of the ids."""
+    """Peak memory of Python is below a tenth of the bytes of the ids."""
     monkeypatch.setattr(join, "PIECE_DOCUMENTS", 10)
     ids = [f"{i:04d}" + "ü" * 4000 for i in range(500)]
     shards = [Shard([Document(doc_id, "") for doc_id in ids[i::2]], None, None) for i in range(2)]
@@ -231,10 +231,10 @@ def test_blocks_inverted_one_by_one_are_the_inverted_file_of_all(tmp_path: Path,
     weights = rng.integers(0, 256, indptr[-1]).astype(dtype)
     rows = SparseVectors(indptr, term_ids, weights, 60)
     blocks = (rows.take(np.arange(i, min(i + 65_536, n_docs))) for i in range(0, n_docs, 65_536))
-    found = inverted(blocks, 60, tmp_path)
+    streamed = inverted(blocks, 60, tmp_path)
     expected = kernel.invert(indptr, term_ids, weights, vocab_size=60, n_docs=n_docs).arrays()
     for name, array in expected.items():
-        here = found[name]
+        here = streamed[name]
         whole = np.concatenate([here.dtype.type([]), *here.pieces()]) if isinstance(here, Streamed) else here
         assert (here.dtype, here.shape) == (array.dtype, array.shape), name
         np.testing.assert_array_equal(whole, array, name)
@@ -242,7 +242,7 @@ def test_blocks_inverted_one_by_one_are_the_inverted_file_of_all(tmp_path: Path,
 
 
 def test_each_block_of_documents_has_its_own_lengths(tmp_path: Path) -> None:
-    """More documents than are inverted at a time: BM25's saturations go by the documents' lengths."""
+    """There are more documents than are inverted at a time; BM25's saturations depend on the documents' lengths."""
     n = 70_000
     ids = [f"{i:05d}" for i in range(n)]
     indptr = row_starts(1 + np.arange(n) % 5)
@@ -264,37 +264,37 @@ def test_each_block_of_documents_has_its_own_lengths(tmp_path: Path) -> None:
 
 
 def test_rows_without_any_term_have_an_empty_inverted_file(tmp_path: Path) -> None:
-    found = inverted(iter([SparseVectors.empty(3, vocab_size=9, dtype=np.uint8)]), 9, tmp_path)
+    streamed = inverted(iter([SparseVectors.empty(3, vocab_size=9, dtype=np.uint8)]), 9, tmp_path)
     expected = kernel.invert(
         np.zeros(4, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.uint8), vocab_size=9, n_docs=3
     )
     for name, array in expected.arrays().items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert (streamed[name].dtype, streamed[name].shape) == (array.dtype, array.shape), name
 
 
 def built(folder: Path, shards: list[Shard], **options: Any) -> IndexInfo:
     return build_flat(shards, folder, contract=word_contract(), progress=False, **options)
 
 
-def test_what_is_built_of_pieces_is_what_is_built_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the keys in the store, which follow the pieces."""
+def test_an_index_built_in_pieces_equals_one_built_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the keys in the store differ: they follow the order of the pieces."""
     shards = [shard(range(i, 60, 3), i) for i in range(3)]
     info = built(tmp_path / "once", shards)
     monkeypatch.setattr(build_module, "GATHERED_DOCUMENTS", 20)
     assert dataclasses.replace(built(tmp_path / "pieces", shards), bytes=info.bytes) == info
     assert built(tmp_path / "two", shards, segment_documents=50).segments == 2
-    assert [each.name for each in (tmp_path / "pieces" / "segments").iterdir()] == ["segment-000001"]
+    assert [path.name for path in (tmp_path / "pieces" / "segments").iterdir()] == ["segment-000001"]
     for name in ("dense.bin", "sparse.bin", "tokens.bin"):
         once = (tmp_path / "once" / "segments" / "segment-000001" / name).read_bytes()
         assert (tmp_path / "pieces" / "segments" / "segment-000001" / name).read_bytes() == once
     with Index.open(tmp_path / "pieces") as index, IndexWriter.open(tmp_path / "two") as writer:
         index.verify()
-        text = {document.doc_id: document.text for each in shards for document in each.documents}
+        text = {document.doc_id: document.text for part in shards for document in part.documents}
         assert {document.doc_id: document.text for document in index.documents(text)} == text
         writer.add([Document("new", "cat")])
         writer.delete(["d0000"])
         assert writer.compact(progress=False).segments == 2
-        assert [len(each.segment) for each in writer.view.segments] == [50, 10]
+        assert [len(live.segment) for live in writer.view.segments] == [50, 10]
 
 
 def test_pieces_of_other_lengths_become_segments_without_being_cut(
@@ -304,12 +304,12 @@ def test_pieces_of_other_lengths_become_segments_without_being_cut(
     shards = [shard(range(i, i + 15), i) for i in range(0, 75, 15)]
     built(tmp_path / "i", shards, segment_documents=40)
     with Index.open(tmp_path / "i") as index:
-        assert [len(each.segment) for each in index.view.segments] == [30, 30, 15]
+        assert [len(live.segment) for live in index.view.segments] == [30, 30, 15]
 
 
 @pytest.mark.parametrize("target", ["segments.segment_writer.write_arrays", "segments.join.tempfile.TemporaryFile"])
 def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """Whether a piece is written then, or pieces are joined."""
+    """This holds for a piece that is written at once, and for joined pieces."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -344,7 +344,7 @@ def test_a_piece_gets_its_graph_when_it_is_joined(tmp_path: Path, monkeypatch: p
             built(tmp_path / f"own-{analyzer}", shards, dense_graph=True, segment_documents=20, analyzer=analyzer)
             assert calls == [60, 60, 20, 20, 20]
         once, pieces = (
-            next((tmp_path / f"{each}-{analyzer}" / "segments").glob("*/graph.bin")) for each in ("once", "pieces")
+            next((tmp_path / f"{name}-{analyzer}" / "segments").glob("*/graph.bin")) for name in ("once", "pieces")
         )
         assert once.read_bytes() == pieces.read_bytes()
         calls.clear()

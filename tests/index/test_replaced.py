@@ -1,4 +1,4 @@
-"""An index that is replaced by another, as `lightir index --overwrite` does, while it is read, written and encoded."""
+"""An index that is replaced, as by `lightir index --overwrite`, while other processes read, write or encode it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def folder(tmp_path: Path) -> Path:
 
 def shown(index: Index) -> list[Document]:
     index.verify()
-    found = [hit.doc_id for hit in Searcher(index).hits("text", 100)]
-    assert len(found) == len(index)
-    return sorted(index.documents(found), key=lambda each: each.doc_id)
+    doc_ids = [hit.doc_id for hit in Searcher(index).hits("text", 100)]
+    assert len(doc_ids) == len(index)
+    return sorted(index.documents(doc_ids), key=lambda document: document.doc_id)
 
 
 @pytest.mark.parametrize("n_changes", [0, 1])
 def test_a_reader_keeps_the_old_index_till_it_refreshes_and_then_sees_the_new_one_alone(
     folder: Path, n_changes: int
 ) -> None:
-    """Though both have the same number of changes behind them, or segments of the same numbers."""
+    """Both indexes may have the same number of changes, or segments of the same numbers."""
     with IndexWriter.open(folder) as writer:
         for i in range(n_changes):
             writer.add([Document(f"later{i}", "a later text")])
@@ -61,7 +61,7 @@ def test_a_reader_keeps_the_old_index_till_it_refreshes_and_then_sees_the_new_on
         with IndexWriter.open(folder) as writer:
             writer.delete(["new3"])
         assert index.refresh()
-        assert shown(index) == [each for each in NEW if each.doc_id != "new3"]
+        assert shown(index) == [document for document in NEW if document.doc_id != "new3"]
 
 
 def test_filters_meet_the_new_index_s_metadata_though_its_segments_are_the_same(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_index_with_a_writer_is_not_replaced(folder: Path, tmp_path: Path) ->
     with Index.open(folder) as index:
         assert shown(index) == [Document("more", "another text"), *OLD]
     build(folder, NEW, overwrite=True)
-    IndexWriter.open(folder).close()  # nobody holds the new one's lock
+    IndexWriter.open(folder).close()  # the lock of the new index is free
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "index"]
 
 
@@ -143,7 +143,7 @@ def test_a_writer_whose_index_was_replaced_by_hand_changes_nothing_of_the_new_on
         assert shown(index) == NEW
 
 
-def test_who_waits_for_a_replaced_index_writes_the_new_one(folder: Path, tmp_path: Path) -> None:
+def test_a_writer_waiting_for_a_replaced_index_writes_the_new_one(folder: Path, tmp_path: Path) -> None:
     brief = WriterLock(folder, brief=True)
     writers: list[IndexWriter] = []
     waiting = threading.Thread(target=lambda: writers.append(IndexWriter.open(folder, wait_s=30)))
@@ -162,18 +162,18 @@ def test_who_waits_for_a_replaced_index_writes_the_new_one(folder: Path, tmp_pat
 
 
 def exchange(folder: Path) -> None:
-    """Put an index of NEW, the last of which is in SQLite's log, into the place of the one that is there."""
+    """Replace the index by one of NEW, whose last document is still in SQLite's log."""
     aside = build(folder.with_name("aside"), NEW[:-1])
-    kept = IndexWriter.open(aside)  # who closes the file last moves the log's content into it
+    kept = IndexWriter.open(aside)  # the last connection to close would checkpoint the log
     kept.add(NEW[-1:])
     folder.rename(folder.with_name("gone"))
     aside.rename(folder)
 
 
-def test_an_index_that_is_replaced_while_it_is_opened_is_opened_as_one_of_both(
+def test_an_index_replaced_while_it_is_opened_is_the_old_or_the_new_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite opens its log at the first read, by its path: it must not take the other index's for its own."""
+    """SQLite opens its log by path at the first read: it must not read the log of the other index."""
     snapshot, calls = Store._snapshot, []
 
     def meanwhile(path: Path, connection: Any) -> Store:
@@ -188,7 +188,7 @@ def test_an_index_that_is_replaced_while_it_is_opened_is_opened_as_one_of_both(
     assert len(calls) >= 2
 
 
-def test_a_file_is_known_that_was_exchanged_while_it_was_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_while_it_is_opened_is_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect, calls = sqlite3.connect, []
 
     def meanwhile(*arguments: Any, **options: Any) -> Any:
@@ -207,7 +207,7 @@ def test_a_file_is_known_that_was_exchanged_while_it_was_opened(folder: Path, mo
     opened.close()
 
 
-def test_an_index_that_goes_while_it_is_opened_is_not_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_deleted_while_it_is_opened_is_not_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = Store._snapshot
 
     def meanwhile(path: Path, connection: Any) -> Store:
@@ -219,7 +219,7 @@ def test_an_index_that_goes_while_it_is_opened_is_not_found(folder: Path, monkey
         Index.open(folder)
 
 
-def test_an_index_that_replaces_one_of_the_same_model_gets_no_vectors_of_its_documents(tmp_path: Path) -> None:
+def test_a_replacing_index_of_the_same_model_gets_no_old_vectors(tmp_path: Path) -> None:
     """Other documents have the same keys."""
     folder = pending_index(tmp_path / "index", 10)
     new = [Document(f"n{i}", f"the dog {i}") for i in range(20)]
@@ -235,10 +235,10 @@ def test_an_index_that_replaces_one_of_the_same_model_gets_no_vectors_of_its_doc
         assert (index.info().encoded, index.info().pending) == (0, 20)
     assert work(folder, FakeEncoder(), WorkOptions(once=True), progress=False).committed == 20
     with Index.open(folder) as index:
-        assert require_right_vectors(index) == {each.doc_id for each in new}
+        assert require_right_vectors(index) == {document.doc_id for document in new}
 
 
-def test_an_idle_worker_says_that_its_queue_has_gone(tmp_path: Path) -> None:
+def test_an_idle_worker_reports_that_its_queue_is_gone(tmp_path: Path) -> None:
     folder = pending_index(tmp_path / "index", 3)
 
     class Stop(threading.Event):
@@ -252,7 +252,7 @@ def test_an_idle_worker_says_that_its_queue_has_gone(tmp_path: Path) -> None:
         assert len(require_right_vectors(index)) == 3
 
 
-def test_demand_goes_to_the_index_that_is_there(tmp_path: Path) -> None:
+def test_demand_is_recorded_in_the_current_index(tmp_path: Path) -> None:
     folder = pending_index(tmp_path / "index", 3)
     now = [0.0]
     with Demand(folder, clock=lambda: now[0]) as demand, Index.open(folder) as index:

@@ -1,4 +1,4 @@
-"""What an index outlives: kill -9, a full disk, two writers, many readers, and a reader that looks at an old view."""
+"""An index survives kill -9, a full disk, two writers, many readers, and a reader of an old view."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def run_program(*arguments: object) -> dict[str, Any]:
     return report
 
 
-def test_kill_9_loses_nothing_acknowledged_and_shows_nothing_half_written(tmp_path: Path) -> None:
+def test_kill_9_loses_no_acknowledged_and_shows_no_partial_change(tmp_path: Path) -> None:
     report = run_program("kills", tmp_path / "index", 200, 1)
     assert report["acknowledged"] > 100
     assert report["left_orphans"] > 0, "no kill hit between a segment and its transaction: the test is blind"
 
 
-def test_sixteen_readers_see_whole_views_during_compactions(tmp_path: Path) -> None:
+def test_sixteen_readers_see_complete_views_during_compactions(tmp_path: Path) -> None:
     assert run_program("readers", tmp_path / "index", 16, 6) == {"readers": 16, "compactions": 6}
 
 
@@ -56,17 +56,17 @@ def folder(tmp_path: Path) -> Path:
 def contents(folder: Path) -> list[Document]:
     with Index.open(folder) as index:
         index.verify()
-        found = Searcher(index).search(["cat"], 1000)["0"].doc_ids
-        assert len(found) == len(index)
-        return sorted(index.documents(found), key=lambda each: each.doc_id)
+        doc_ids = Searcher(index).search(["cat"], 1000)["0"].doc_ids
+        assert len(doc_ids) == len(index)
+        return sorted(index.documents(doc_ids), key=lambda document: document.doc_id)
 
 
-def test_what_is_read_only_is_searched_and_said_so_to_a_writer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_index_is_searched_but_refuses_writers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (*folder.rglob("*"), folder):
         path.chmod(0o500 if path.is_dir() else 0o400)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write whatever the mode says
     try:
-        assert contents(folder) == sorted(DOCUMENTS, key=lambda each: each.doc_id)
+        assert contents(folder) == sorted(DOCUMENTS, key=lambda document: document.doc_id)
         with pytest.raises(WriteFailed, match="index is read-only; it can be searched but not changed"):
             IndexWriter.open(folder)
         assert not list(folder.glob("store.sqlite-*"))
@@ -75,10 +75,10 @@ def test_what_is_read_only_is_searched_and_said_so_to_a_writer(folder: Path, mon
             path.chmod(0o700)
 
 
-def test_who_may_not_write_is_told_that_others_changed_what_is_read_without_locks(
+def test_readers_without_write_permission_detect_changes_by_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SQLite needs to write beside a file to lock it: such a reader would mix two states of the store."""
+    """SQLite locks a file by writing beside it; without the lock, a reader would mix two states of the store."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda path, mode: mode != os.W_OK)
         index = Index.open(folder)
@@ -90,7 +90,7 @@ def test_who_may_not_write_is_told_that_others_changed_what_is_read_without_lock
     changed = "was changed after it was opened; it is read without locks.*Refresh, or open the index again"
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-        assert len(searcher.search(["cat"], 30)["0"]) == 30  # needs the segments alone
+        assert len(searcher.search(["cat"], 30)["0"]) == 30  # reads only the segments
         for reads in (lambda: searcher.hits("cat"), lambda: index.snapshot(tmp_path / "copy")):
             with pytest.raises(InvalidInput, match=changed):
                 reads()
@@ -101,8 +101,8 @@ def test_who_may_not_write_is_told_that_others_changed_what_is_read_without_lock
     index.close()
 
 
-def test_a_second_writer_is_told_who_the_first_is(folder: Path) -> None:
-    IndexWriter.open(folder, brief=True).close()  # nothing of what this one said stays in the file
+def test_a_second_writer_is_refused_with_the_first_ones_process(folder: Path) -> None:
+    IndexWriter.open(folder, brief=True).close()  # the file keeps no content of this writer
     with IndexWriter.open(folder), pytest.raises(IndexLocked) as refused:
         IndexWriter.open(folder)
     assert f"process {os.getpid()} on {socket.gethostname()} since 20" in str(refused.value)
@@ -127,16 +127,16 @@ signal.pause()
         assert second.delete(["d0"]) == 1
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "/"])
-def test_a_lock_that_cannot_be_written_is_told_and_not_kept(folder: Path, place: str) -> None:
-    (folder / "writer.lock").symlink_to(place)
+@pytest.mark.parametrize("target", ["/dev/full", "/"])
+def test_a_lock_that_cannot_be_written_is_reported_and_released(folder: Path, target: str) -> None:
+    (folder / "writer.lock").symlink_to(target)
     with pytest.raises(WriteFailed, match=r"cannot write .*writer\.lock"):
         IndexWriter.open(folder)
     (folder / "writer.lock").unlink()
     IndexWriter.open(folder, wait_s=0).close()
 
 
-def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
+def test_a_view_stays_readable_while_its_segments_are_merged(folder: Path) -> None:
     with Index.open(folder) as old, IndexWriter.open(folder) as changing:
         before = Searcher(old).search(["cat number 7"], 30, SearchOptions(filter={"n": {"gte": 5}}))["0"]
         changing.delete_where({"n": {"lt": 20}})
@@ -150,11 +150,11 @@ def test_a_view_stays_while_its_segments_are_merged_away(folder: Path) -> None:
         assert old.refresh()
         assert len(old) == 10
         assert not old.refresh()
-    assert contents(folder.parent / "backup") == sorted(DOCUMENTS, key=lambda each: each.doc_id)
+    assert contents(folder.parent / "backup") == sorted(DOCUMENTS, key=lambda document: document.doc_id)
 
 
 @pytest.mark.parametrize("skip_damaged", [False, True])
-def test_a_segment_that_is_merged_away_while_an_index_is_opened_is_no_damage(
+def test_a_segment_merged_away_while_an_index_is_opened_is_not_damage(
     folder: Path, skip_damaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
@@ -163,7 +163,7 @@ def test_a_segment_that_is_merged_away_while_an_index_is_opened_is_no_damage(
         calls.append(skip_damaged)
         if len(calls) == 1:
             with IndexWriter.open(folder) as writer:
-                writer.upsert([dataclasses.replace(each, text=f"{each.text} again") for each in DOCUMENTS])
+                writer.upsert([dataclasses.replace(document, text=f"{document.text} again") for document in DOCUMENTS])
         return view.View(*arguments, skip_damaged=skip_damaged, **options)
 
     monkeypatch.setattr(reader, "View", meanwhile)
@@ -183,7 +183,7 @@ def test_threads_search_while_the_index_is_refreshed(folder: Path) -> None:
             try:
                 while not done.is_set():
                     hits = searcher.hits("cat", 30, SearchOptions(filter={"n": {"gte": 0}}))
-                    assert {hit.doc_id for hit in hits} == {each.doc_id for each in DOCUMENTS}
+                    assert {hit.doc_id for hit in hits} == {document.doc_id for document in DOCUMENTS}
             except BaseException as error:  # noqa: BLE001 - told by the main thread
                 failed.append(error)
 
@@ -230,8 +230,8 @@ def test_a_full_disk_fails_the_change_and_leaves_the_index(
             if what == "segment":
                 patched.setattr(segment_writer, "write_arrays", full)
             else:
-                opened._store._connection.execute("PRAGMA max_page_count = 1")  # SQLite's own full disk
-            if what == "segment" or name != "compact":  # which gives the store nothing to store
+                opened._store._connection.execute("PRAGMA max_page_count = 1")  # makes SQLite report a full disk
+            if what == "segment" or name != "compact":  # compaction adds nothing to the store
                 with pytest.raises(WriteFailed, match=r"No space left on device|database or disk is full"):
                     change()
         assert contents(folder) == before
@@ -242,7 +242,7 @@ def test_a_full_disk_fails_the_change_and_leaves_the_index(
 
 
 def test_a_file_size_limit_fails_the_change_and_leaves_the_index(folder: Path) -> None:
-    """The kernel refuses writes in the middle of a file, as a full disk does."""
+    """Under this limit the kernel refuses writes in the middle of a file, like a full disk."""
     before = contents(folder)
     child = os.fork()
     if child == 0:
@@ -261,12 +261,12 @@ def test_a_file_size_limit_fails_the_change_and_leaves_the_index(folder: Path) -
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert contents(folder) == sorted([*before, Document("small", "cat")], key=lambda each: each.doc_id)
+    assert contents(folder) == sorted([*before, Document("small", "cat")], key=lambda document: document.doc_id)
 
 
 @pytest.mark.parametrize("limit", [3_000, 300_000])
 def test_a_full_disk_leaves_nothing_of_an_index_that_was_being_built(folder: Path, tmp_path: Path, limit: int) -> None:
-    """What is too small even for an empty store, and for its documents; a snapshot of an index is one too."""
+    """The limits are too small for an empty store, and for its documents. Snapshots are tested too."""
     shards = list(document_shards([Document(f"x{i}", f"w{i} " * 50) for i in range(3000)]))
     with Index.open(folder) as index:
         changes: list[Callable[[], object]] = [
@@ -274,18 +274,18 @@ def test_a_full_disk_leaves_nothing_of_an_index_that_was_being_built(folder: Pat
             lambda: index.snapshot(tmp_path / "new" / "index"),
         ]
         for change in changes[: 1 if limit > 3_000 else 2]:
-            said = in_a_process_with_files_of(limit, change)
-            assert re.search(r"cannot write .*new/index.*: (disk I/O error|database or disk is full)", said)
+            message = in_a_process_with_files_of(limit, change)
+            assert re.search(r"cannot write .*new/index.*: (disk I/O error|database or disk is full)", message)
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_store_that_the_system_refuses_is_not_called_damaged(folder: Path) -> None:
-    said = in_a_process_with_files_of(1, lambda: Index.open(folder))  # a reader's shared memory is a file too
-    assert re.search(r"cannot use .*store\.sqlite: .*; check the disk", said)
+    message = in_a_process_with_files_of(1, lambda: Index.open(folder))  # a reader's shared memory is a file too
+    assert re.search(r"cannot use .*store\.sqlite: .*; check the disk", message)
 
 
 def in_a_process_with_files_of(limit: int, act: Callable[[], object]) -> str:
-    """What an act that fails says, in a process whose files may have so many bytes."""
+    """Return the message of a failing act in a process whose files may have at most `limit` bytes."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -298,9 +298,9 @@ def in_a_process_with_files_of(limit: int, act: Callable[[], object]) -> str:
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as file:
-        said = file.read()
+        message = file.read()
     os.waitpid(child, 0)
-    return said
+    return message
 
 
 def test_a_damaged_store_is_named(folder: Path) -> None:
@@ -326,7 +326,7 @@ def test_a_damaged_store_is_named(folder: Path) -> None:
         "UPDATE segments SET deleted = zeroblob(1000)",
     ],
 )
-def test_a_store_that_says_what_cannot_be_is_damaged(folder: Path, change: str) -> None:
+def test_a_store_with_impossible_values_is_damaged(folder: Path, change: str) -> None:
     connection = sqlite3.connect(folder / "store.sqlite")
     connection.execute(change)
     connection.commit()
@@ -346,7 +346,7 @@ def test_metadata_that_is_not_json_is_damage(folder: Path, value: str) -> None:
         index.documents([doc_id])
 
 
-def test_the_rest_of_a_damaged_index_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_damaged_index_lists_its_missing_documents(tmp_path: Path) -> None:
     build_index(
         document_shards(DOCUMENTS, size=10), tmp_path / "i", options=IndexOptions(segment_documents=10), progress=False
     )
@@ -361,10 +361,10 @@ def test_the_rest_of_a_damaged_index_says_what_is_missing(tmp_path: Path) -> Non
     with Index.open(tmp_path / "i", skip_damaged=True) as index:
         assert len(index) == 20
         assert index.view.missing() == [f"d{i}" for i in range(10, 20)]
-        found = Searcher(index).search(["cat"], 100)["0"].doc_ids
-        assert len(found) == 20
-        assert not set(found) & set(index.view.missing())
+        doc_ids = Searcher(index).search(["cat"], 100)["0"].doc_ids
+        assert len(doc_ids) == 20
+        assert not set(doc_ids) & set(index.view.missing())
         with pytest.raises(FormatError) as refused:
             index.verify()
-    for said in ("segment-000002/tokens.bin", "segment-000003/documents.bin", "10 of 30 documents are missing"):
-        assert said in str(refused.value)
+    for fault in ("segment-000002/tokens.bin", "segment-000003/documents.bin", "10 of 30 documents are missing"):
+        assert fault in str(refused.value)

@@ -1,4 +1,4 @@
-"""Pairs of terms with rows of their own: found as by a loop, averaged with the terms' rows, refused by name."""
+"""Pairs of terms with their own rows: found like by a loop, averaged with the terms' rows, refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def encoder(**changes: Any) -> CachedQueryEncoder:
 
 
 def expected(dim: int = DIM) -> np.ndarray:
-    """The mean of the terms' and the pairs' rows, by loops in double precision."""
+    """Return the mean of the terms' and the pairs' rows, by loops in double precision."""
     rows, pairs = word_table(dtype=np.float32).astype(np.float64), cached().table.embeddings.astype(np.float64)
     expected = np.zeros((len(TERMS), dim))
     for i, terms in enumerate(TERMS):
@@ -82,7 +82,7 @@ def test_the_most_frequent_pairs_are_counted_within_texts(texts: list[list[int]]
     assert [tuple(pair) for pair in bigrams.pairs.tolist()] == sorted(ranked[:n])
 
 
-def test_the_widest_term_ids_are_no_others_pairs() -> None:
+def test_pairs_of_the_widest_term_ids_are_distinct() -> None:
     last = 2**32 - 1
     bigrams = known([[0, last], [last, 0], [last, last]])
     rows, _ = bigrams.find(Ragged.from_lists([[last, 0, last, last]]))
@@ -108,7 +108,7 @@ def test_dense_is_the_mean_of_terms_and_pairs_and_sparse_is_as_without() -> None
     np.testing.assert_array_equal(out, vectors.dense)
 
 
-def test_terms_share_their_pairs_in_an_explanation() -> None:
+def test_explanations_divide_pairs_between_their_terms() -> None:
     for query, terms in zip(QUERIES, TERMS, strict=True):
         ids, counts, parts = term_vectors(encoder(), query, task=None, dim=None)
         assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == Counter(terms)
@@ -131,7 +131,7 @@ def write(tmp_path: Path, contract: Contract, **tensors: np.ndarray) -> Path:
     return folder
 
 
-def test_a_folder_brings_them_and_misfits_are_refused(tmp_path: Path) -> None:
+def test_a_folder_stores_pairs_and_mismatches_are_refused(tmp_path: Path) -> None:
     bigrams = known(PAIRS)
     rows = np.random.default_rng(0).integers(-127, 127, (len(PAIRS), DIM)).astype(np.int8)
     scales = np.full(len(PAIRS), 0.5, dtype=np.float32)
@@ -181,7 +181,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 
 
 def encoder_of(bigrams: Bigrams) -> CachedQueryEncoder:
-    """One with rows of zeros for the pairs."""
+    """Return a query encoder with zero rows for the pairs."""
     return CachedQueryEncoder(
         contract_with(bigrams),
         word_tokenizer(),

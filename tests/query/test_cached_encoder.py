@@ -1,4 +1,4 @@
-"""A query-encoder folder gives the vectors that its tables and its contract say, and refuses what doesn't fit."""
+"""A query-encoder folder produces the vectors of its tables and contract, and refuses files that do not fit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_task_has_its_table_and_the_first_is_the_default(tmp_path: Path) ->
         encoder.encode(QUERIES, task="third")
 
 
-def test_int8_rows_stand_for_their_scale_times_themselves(tmp_path: Path) -> None:
+def test_int8_rows_are_multiplied_by_their_scales(tmp_path: Path) -> None:
     rows = np.arange(-16, 16, dtype=np.int8).reshape(VOCAB_SIZE, DIM)
     scales = np.linspace(0.5, 2, VOCAB_SIZE, dtype=np.float32)
     tables = {"": {"embeddings": rows, "weights": scales}}
@@ -236,7 +236,7 @@ def test_damaged_folders_are_refused_by_file(tmp_path: Path, damage: str) -> Non
         CachedQueryEncoder.load(folder)
 
 
-def test_a_table_lies_in_its_folder(tmp_path: Path) -> None:
+def test_a_table_must_be_in_its_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
     listing = folder / "tables.json"
     (tmp_path / "elsewhere.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -256,7 +256,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         map_safetensors(tmp_path / "empty")
 
 
-def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_path, monkeypatch) -> None:
+def test_an_encoder_is_found_in_a_folder_or_a_shipped_model(tmp_path, monkeypatch) -> None:
     model = tmp_path / "model"
     write_folder(model / "query-encoder", word_contract(), {"own": {"embeddings": word_table()}})
     word_contract().save(model)
@@ -278,7 +278,7 @@ def test_an_encoder_is_found_in_the_folder_or_the_shipped_model_that_has_it(tmp_
         resolve_query_encoder("shipped")
 
 
-def test_what_the_library_writes_is_what_it_reads(tmp_path: Path) -> None:
+def test_written_query_encoders_are_read_back(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from lightir.encode import QueryEncoderArrays, QueryTable, write_query_encoder
 

@@ -1,4 +1,4 @@
-"""Queries as means of cached sparse expansions, held against a plain average, and the folder that brings them."""
+"""Queries as means of cached sparse expansions, compared with a plain average; and the folder that stores them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def random_expansions(seed: int, *, n_terms: int = VOCAB_SIZE, width: int = 3, v
 
 
 def one_expansion(term_id: int) -> CachedExpansions:
-    """Every term expands to this one."""
+    """Return a table in which every term expands to the given one."""
     return CachedExpansions(np.full((VOCAB_SIZE, 1), term_id, np.uint32), np.ones((VOCAB_SIZE, 1), np.float16))
 
 
 def plain_mean(expansions: CachedExpansions, terms: list[int]) -> dict[int, float]:
-    """The average of the terms' rows, one entry at a time."""
+    """Return the average of the terms' rows, one entry at a time."""
     total: Counter[int] = Counter()
     for term in terms:
         for term_id, weight in zip(expansions.term_ids[term].tolist(), expansions.weights[term].tolist(), strict=True):
@@ -85,7 +85,7 @@ def folder(tmp_path: Path, contract: Any, expansions: CachedExpansions | None) -
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_folder_brings_its_expansions(tmp_path: Path, dense: bool) -> None:
+def test_the_folder_stores_its_expansions(tmp_path: Path, dense: bool) -> None:
     expansions = random_expansions(1)
     contract = word_contract(query=POLICY) if dense else CONTRACT
     tables = {"": CachedTable(word_table())} if dense else {}
@@ -144,7 +144,7 @@ def test_expansions_of_other_types_are_refused(ids: np.ndarray, weights: np.ndar
         CachedExpansions(ids, weights)
 
 
-def test_expansions_may_be_single_precision_and_no_wider_than_nothing() -> None:
+def test_expansions_may_be_single_precision_and_empty() -> None:
     single = CachedExpansions(np.zeros((VOCAB_SIZE, 1), np.uint32), np.ones((VOCAB_SIZE, 1), np.float32))
     none = CachedExpansions(np.zeros((VOCAB_SIZE, 0), np.uint32), np.ones((VOCAB_SIZE, 0), np.float16))
     for expansions, n_terms in ((single, 1), (none, 0)):

@@ -1,4 +1,4 @@
-"""Encoding in one call gives, to the bit, what tokenising, averaging and counting one after the other give."""
+"""Encoding in one call equals, to the bit, tokenizing, averaging and counting one after the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer_named(name: str) -> TextTokenizer:
 
 
 def encoder_of(name: str, *, dtype: type = np.float16, threads: int = 1, **policy: Any) -> CachedQueryEncoder:
-    """An encoder with random rows, and with IDF weights of which some are 0 if the policy wants them."""
+    """Return an encoder with random rows, and with IDF weights, some of them 0, if the policy uses them."""
     tokenizer, rng = tokenizer_named(name), np.random.default_rng(0)
     vocab_size = tokenizer.vocab_size
     rows = rng.standard_normal((vocab_size, DIM), dtype=np.float32)
@@ -60,7 +60,7 @@ def fitting(contract: Contract, tokenizer: TextTokenizer) -> Contract:
 
 
 def check(encoder: CachedQueryEncoder, texts: list[str]) -> None:
-    """Against the library's ids, the slow means and the counts by numpy."""
+    """Compare with the library's ids, the slow means and numpy's counts."""
     policy, table = encoder.contract.query, encoder.tables[""]
     term_ids = Ragged(*query_library(encoder.tokenizer, policy)(texts, range(len(texts))))
     dense = reference.mean_rows(
@@ -69,20 +69,20 @@ def check(encoder: CachedQueryEncoder, texts: list[str]) -> None:
     sparse = sparse_queries(
         term_ids, policy, vocab_size=encoder.tokenizer.vocab_size, term_weights=encoder.term_weights
     )
-    found = encoder.encode(texts)
-    assert found.sparse is not None
+    encoded = encoder.encode(texts)
+    assert encoded.sparse is not None
     pairs = [
-        (found.term_ids.term_ids, term_ids.term_ids),
-        (found.term_ids.indptr, term_ids.indptr),
-        (found.dense, dense),
-        (found.sparse.indptr, sparse.indptr),
-        (found.sparse.term_ids, sparse.term_ids),
-        (found.sparse.weights, sparse.weights),
+        (encoded.term_ids.term_ids, term_ids.term_ids),
+        (encoded.term_ids.indptr, term_ids.indptr),
+        (encoded.dense, dense),
+        (encoded.sparse.indptr, sparse.indptr),
+        (encoded.sparse.term_ids, sparse.term_ids),
+        (encoded.sparse.weights, sparse.weights),
     ]
-    # The kernel makes the records without their checks: these run them.
-    assert dataclasses.replace(found.sparse).vocab_size == encoder.tokenizer.vocab_size
-    assert isinstance(found, QueryVectors)
-    assert isinstance(found.term_ids, Ragged)
+    # The kernel creates the records without their checks; `replace` runs them.
+    assert dataclasses.replace(encoded.sparse).vocab_size == encoder.tokenizer.vocab_size
+    assert isinstance(encoded, QueryVectors)
+    assert isinstance(encoded.term_ids, Ragged)
     for got, expected in pairs:
         assert got is not None
         assert got.dtype == expected.dtype
@@ -111,14 +111,14 @@ def test_large_batches_of_any_type_and_number_of_threads(dtype: type, threads: i
     check(encoder_of("gpt2", dtype=dtype, threads=threads), texts)
 
 
-def test_results_are_collected_like_any_others() -> None:
-    """Records that are made outside Python count their references right: none is left, none is freed early."""
+def test_results_are_garbage_collected() -> None:
+    """Records made outside Python count their references correctly: none leaks, none is freed early."""
     encoder = encoder_of("gpt2")
     text = "".join(["a text", " of its own"])
-    found = [encoder.encode([text]) for _ in range(50)]
+    encoded = [encoder.encode([text]) for _ in range(50)]
     before = sys.getrefcount(text), sys.getrefcount(Ragged)
-    dense = found[0].dense
-    del found
+    dense = encoded[0].dense
+    del encoded
     for _ in range(50):
         encoder.encode([text])
     gc.collect()

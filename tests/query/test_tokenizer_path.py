@@ -1,4 +1,4 @@
-"""The kernel's own tokenisation gives the ids that the tokenizers library gives, and refuses what it doesn't know."""
+"""The kernel's tokenizer returns the ids of the tokenizers library and refuses unsupported configurations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tokenizer(name: str) -> TextTokenizer:
 
 
 def by_library(inner: Tokenizer, policy: QueryPolicy, text: str) -> list[int]:
-    """Straight from the documentation of QueryPolicy, one text at a time."""
+    """Return term ids as QueryPolicy documents them, one text at a time."""
     ids = inner.encode(policy.prepare(text), add_special_tokens=False).ids[: policy.max_tokens]
     return [term_id for term_id in ids if term_id not in policy.drop]
 
@@ -148,7 +148,7 @@ def test_several_callers_at_a_time_get_their_own_ids() -> None:
         assert by_threads[caller] == [by_library(ours.backend, QueryPolicy(), text) for text in texts[caller]]
 
 
-def test_more_words_than_the_cache_holds_are_no_matter() -> None:
+def test_more_words_than_the_cache_holds_are_encoded() -> None:
     ours = tokenizer("gpt2")
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh"), rng.integers(2, 14))) for _ in range(80_000)]
@@ -164,7 +164,7 @@ def test_words_of_any_length_get_the_ids_of_the_library(name: str, length: int) 
     assert ours.term_ids([text] * 2).row(1).tolist() == ours.backend.encode(text, add_special_tokens=False).ids
 
 
-def test_what_is_no_text_is_refused_with_its_place() -> None:
+def test_queries_that_are_not_text_are_refused_with_their_position() -> None:
     for wrong in ("\ud800", 7, None, b"bytes"):
         with pytest.raises(InvalidInput, match="query 1"):
             query_term_ids(tokenizer("gpt2"), QueryPolicy(), ["fine", wrong])  # type: ignore[list-item]
@@ -216,7 +216,7 @@ def with_added(make: Tokenizer, token: str) -> Tokenizer:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_tokenizers_with_anything_unknown_are_left_to_the_library(make, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_tokenizers_with_unknown_parts_use_the_library(make, reason: str) -> None:  # type: ignore[no-untyped-def]
     ours = TextTokenizer(make())
     assert ours.path.native is None
     assert reason in ours.path.description
@@ -225,8 +225,8 @@ def test_tokenizers_with_anything_unknown_are_left_to_the_library(make, reason: 
 
 
 @pytest.mark.parametrize("name", sorted(NATIVE))
-def test_the_borders_of_words_and_of_what_is_printed_are_the_library_s(name: str) -> None:
-    """Words as long as a WordPiece's longest and one more, and the control character that follows the printed ones."""
+def test_word_and_character_limits_are_the_library_s(name: str) -> None:
+    """Texts have words of WordPiece's maximum length and one more, and the control character after printable ASCII."""
     inner, policy = NATIVE[name](), QueryPolicy(leading_blank=False)
     texts = ["thethethethethetheth", "thethethethethethethe", "catthecat", "the\x7fcat", "\x7f", "~the~", "\x1fthe\x20"]
     assert rows(tokenizer(name), policy, texts) == [by_library(inner_of(inner), policy, text) for text in texts]

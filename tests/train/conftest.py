@@ -18,7 +18,7 @@ from tiny_models import BOS, EOS, VOCAB_SIZE, tiny_tokenizer
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer Llama with a byte tokenizer, as Hugging Face saves it."""
+    """Return a folder with a two-layer Llama and a byte tokenizer, in the form that Hugging Face saves."""
     folder = tmp_path_factory.mktemp("tiny-llama")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -40,14 +40,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two data sets."""
+    """Return the folders of two data sets."""
     root = tmp_path_factory.mktemp("data")
     return write_dataset(root / "alpha", "alpha"), write_dataset(root / "beta", "beta")
 
 
 @pytest.fixture
 def recipe(model_folder: Path, datasets: tuple[Path, Path]) -> ContrastiveRecipe:
-    """Everything on: all losses, fitted heads, two sets, dev evaluation, dropout."""
+    """Return a recipe with all losses, fitted heads, two data sets, development evaluation and dropout."""
     return ContrastiveRecipe(
         model=ModelRecipe(str(model_folder), dtype="float32", lora_rank=4, lora_alpha=8, lora_dropout=0.1),
         data=tuple(DataRecipe(str(folder)) for folder in datasets),

@@ -1,4 +1,4 @@
-"""The adaptation stage: its loss, what comes out, exact resume, any number of processes, and what follows it."""
+"""The adaptation stage: its loss, model folder, exact resume, any number of processes, and the next stage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tiny_models import save_tiny
 
 @pytest.fixture
 def adapting(recipe: ContrastiveRecipe) -> AdaptationRecipe:
-    """Both data sets' documents in rows of 64."""
+    """Return a recipe for the documents of both data sets in rows of 64."""
     return AdaptationRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         data=tuple(CorpusRecipe(item.name) for item in recipe.data),

@@ -1,4 +1,4 @@
-"""One batch's loss: what a sample of terms changes and what it doesn't, and what a teacher adds."""
+"""Losses of one batch: the effects of sampled terms and of a teacher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tiny_models import write_sentence_transformer
 
 
 class _Drawn:
-    """A generator whose sample is given."""
+    """A generator that returns a given sample."""
 
     def __init__(self, sample: np.ndarray, _: object) -> None:
         self.sample = sample
@@ -43,7 +43,7 @@ class _Drawn:
 
 @pytest.fixture
 def plain(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
-    """No dropout, and FLOPS at its full weight from the first step."""
+    """Return a recipe without dropout and with the full weight of FLOPS from the first step."""
     model = dataclasses.replace(recipe.model, lora_dropout=0.0)
     losses = dataclasses.replace(recipe.losses, flops=1.0, flops_ramp_steps=0)
     return dataclasses.replace(recipe, model=model, losses=losses)
@@ -191,7 +191,7 @@ def test_the_full_encoder_follows_the_teachers_scores(
     p = torch.softmax((wanted / 0.1).masked_fill(excluded, -torch.inf), dim=1)
     log_q = torch.log_softmax((scores / recipe.losses.temperature).masked_fill(excluded, -torch.inf), dim=1)
     divergence = torch.where(p > 0, p * (p.clamp(min=1e-300).log() - log_q), 0.0).sum(1).mean()
-    # The teacher's vectors are remembered in float16.
+    # The teacher's vectors are cached in float16.
     assert float(parts["teacher"].detach()) == pytest.approx(0.7 * float(divergence), rel=0.02)
     assert float(divergence) > 0.01
 
@@ -206,7 +206,7 @@ def test_under_autocast_nothing_is_rounded_after_the_backbone(
     recipe = dataclasses.replace(plain, teacher=TeacherRecipe(str(teacher_folder), weight=0.7))
     teacher = Teacher(load_teacher(teacher_folder), max_tokens=32)
     retriever, data = prepared
-    given = teacher.queries(data.queries), teacher.documents(data.documents)  # its own vectors are not the question
+    given = teacher.queries(data.queries), teacher.documents(data.documents)  # its rounding is not tested
     monkeypatch.setattr(teacher, "queries", lambda _: given[0])
     monkeypatch.setattr(teacher, "documents", lambda _: given[1])
 

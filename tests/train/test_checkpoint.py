@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the last two kept; and the development measures beside them."""
+"""Checkpoints: each is complete or missing, the last two are kept; and their development measures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_write_that_is_cut_off_leaves_the_last_whole_one(tmp_path: Path, monke
     monkeypatch.setattr(checkpoint, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, 2, {"step": 2}, recipe=MINE)
-    (tmp_path / "step-0000009").mkdir()  # as a kill in the middle of a rename might leave it
+    (tmp_path / "step-0000009").mkdir()  # a kill during a rename can leave this
     assert load_checkpoint(tmp_path, recipe=MINE) == {"step": 1}
 
 
@@ -77,7 +77,7 @@ def test_a_field_that_is_newer_than_the_run_counts_as_its_default_there(tmp_path
 
 
 def test_a_default_that_changed_since_the_run_began_is_a_difference(tmp_path: Path) -> None:
-    before = dataclasses.replace(MINE, warmup_steps=7)  # what an older release's default may have been
+    before = dataclasses.replace(MINE, warmup_steps=7)  # a default of an older release
     save_checkpoint(tmp_path, 1, {}, recipe=before)
     assert load_checkpoint(tmp_path, recipe=before) == {}
     with pytest.raises(FormatError, match=r"recipe\.warmup_steps was 7 and is 20"):
@@ -123,7 +123,7 @@ def test_ndcg_of_known_rankings() -> None:
 def test_development_sets_join_branches_to_the_bit_as_a_search_does(
     tmp_path: Path, method: str, n_documents: int
 ) -> None:
-    """Few distinct scores make many ties; more documents than a list holds are cut as a search cuts them."""
+    """Few distinct scores make many ties; there are more documents than a list holds."""
     rng = np.random.default_rng(n_documents)
     rows = rng.integers(-2, 3, (n_documents, 4)).astype(np.float16)
     counts = rng.integers(0, 3, (n_documents, VOCAB_SIZE)) * (rng.random((n_documents, VOCAB_SIZE)) < 0.3)
@@ -138,13 +138,13 @@ def test_development_sets_join_branches_to_the_bit_as_a_search_does(
     vectors = {text: rng.integers(-1, 2, 4).astype(np.float32) + np.float32(0.5) for text in texts}
     terms = {text: {int(term): 1.0 for term in rng.integers(1, VOCAB_SIZE, 2)} for text in texts}
     with Index.open(tmp_path / "index") as index:
-        found = Searcher(index, GivenVectors(contract, vectors, terms)).search(texts, 10)
+        run = Searcher(index, GivenVectors(contract, vectors, terms)).search(texts, 10)
     weights = np.array([[terms[text].get(term, 0.0) for term in range(VOCAB_SIZE)] for text in texts], np.float32)
     scores: dict[Branch, np.ndarray] = {
         "dense": np.stack([vectors[text] for text in texts]) @ rows.astype(np.float32).T,
         "sparse": weights @ counts.astype(np.float32).T,
     }
-    for ranking, candidates in zip(found.values(), fused(scores, fusion, k=10), strict=True):
+    for ranking, candidates in zip(run.values(), fused(scores, fusion, k=10), strict=True):
         assert [int(doc_id[1:]) for doc_id in ranking.doc_ids] == candidates.doc_ords.tolist()
         assert ranking.scores.tolist() == candidates.scores.tolist()
     grades = rng.integers(0, 2, scores["dense"].shape).astype(np.float32)
@@ -153,5 +153,5 @@ def test_development_sets_join_branches_to_the_bit_as_a_search_does(
         text: {document.doc_id: int(grade) for document, grade in zip(documents, row, strict=True)}
         for text, row in zip(map(str, range(6)), grades, strict=True)
     }
-    expected = evaluate(found, judged, ["nDCG@10"]).measures["nDCG@10"]
+    expected = evaluate(run, judged, ["nDCG@10"]).measures["nDCG@10"]
     assert ndcg_of_fusion(scores, grades, fusion) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""model.compile: the steps of layers that are not compiled."""
+"""model.compile: training steps equal those of layers that are not compiled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_training_with_compiled_layers_has_the_losses_of_training_without(
         optimisation=dataclasses.replace(recipe.optimisation, steps=3, negatives=0),
         losses=LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
         heads=HeadRecipe(pooling="mean", sparse=False),
-        documents=DocumentRecipe(max_tokens=48),  # as long as padded queries: one shape
+        documents=DocumentRecipe(max_tokens=48),  # the length of padded queries: one shape
         evaluation=BranchEvaluation(),
     )
     compiled = dataclasses.replace(plain, model=dataclasses.replace(plain.model, compile=True))
@@ -35,7 +35,7 @@ def test_training_with_compiled_layers_has_the_losses_of_training_without(
     torch._dynamo.utils.counters.clear()
     try:
         result = losses(contrastive.train(compiled, tmp_path / "compiled", device="cpu"))
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # it did not run as it was
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # the layers were compiled
     finally:
         torch.compiler.reset()
     assert len(result) == 3

@@ -1,4 +1,4 @@
-"""The contrastive stage: what comes out, exact resume, accumulation, and any number of processes."""
+"""The contrastive stage: its model folder, exact resume, accumulation, and any number of processes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ ACCELERATE = (
     *("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"),
 )
-"""Without --multi_gpu accelerate starts one process on a machine without GPUs, whatever their number says."""
+"""Arguments of accelerate; without --multi_gpu it starts one process on a machine without GPUs."""
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
@@ -204,7 +204,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: ContrastiveRecipe, tm
 def test_the_best_state_is_what_is_kept_also_after_a_resume(
     recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluated after every step, the second is said to be the best: its weights are those of the model folder."""
+    """Every step is evaluated and the second is made the best: the model folder has its weights."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
     original = Loop.evaluate
 
@@ -353,7 +353,7 @@ def test_several_processes_have_the_gradient_of_one(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
         losses=dataclasses.replace(recipe.losses, symmetric_sparse=1.0, query_flops=0.1),
     )
-    # At a temperature of 0.02 float32 sums in another order differ by about 1e-5 of the whole.
+    # At a temperature of 0.02, float32 sums in another order differ by about 1e-5.
     assert_same(first_of(world, lambda: gradients(recipe), tmp_path), gradients(recipe), rtol=1e-4)
 
 

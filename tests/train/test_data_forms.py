@@ -1,4 +1,4 @@
-"""Every form of training data goes through a whole run, by the name that a recipe gives it."""
+"""Every form of training data works in a whole run, under its name in a recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightir.train.stages.stage_data import open_sets
 
 
 def triples() -> Iterator[tuple[str, str, str]]:
-    """Query, positive and negative of each topic, with two negatives each."""
+    """Yield query, positive and negative, two triples per topic."""
     for number, topic in enumerate(TOPICS):
         for step in (1, 2):
             other = TOPICS[(number + step) % len(TOPICS)]
@@ -31,7 +31,7 @@ def triples() -> Iterator[tuple[str, str, str]]:
 
 @pytest.fixture
 def forms(tmp_path: Path) -> dict[str, DataRecipe]:
-    """Training examples as text triples, id triples and two kinds of Hugging Face data sets, with equal content."""
+    """Return the same training examples as text triples, id triples and two kinds of Hugging Face data sets."""
     rows = list(triples())
     (tmp_path / "texts.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     folder = tmp_path / "marco"
@@ -93,7 +93,7 @@ def test_a_run_on_it_is_resumed_in_the_middle_of_an_epoch(
 def test_queries_that_a_model_made_train_another(
     recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """doc2query end to end: a corpus without labels gets queries, and two steps are taken on them."""
+    """Run doc2query end to end: generate queries for a corpus without labels and train on them for two steps."""
     made = tmp_path / "queries.jsonl"
     expand = ["expand", recipe.model.address, str(datasets[0]), "-n", "2", "--max-tokens", "6", "--training"]
     assert main([*expand, "-o", str(made), "--dtype", "fp32", "--device", "cpu"]) == 0

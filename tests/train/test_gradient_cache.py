@@ -1,4 +1,4 @@
-"""GradCache: a batch by pieces has the losses and gradients of the batch at once."""
+"""GradCache: a batch in pieces has the losses and gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ STAGES: dict[str, Changed] = {
 def gradients(
     recipe: ContrastiveRecipe | SidrRecipe, *, size: int, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """Losses and gradients of the first batch in double precision, but for Llama's norms, which round to fp32."""
+    """Return losses and gradients of the first batch in double precision; only Llama's norms round to fp32."""
     recipe = dataclasses.replace(recipe, optimisation=dataclasses.replace(recipe.optimisation, gradient_cache=size))
     sets, _ = open_sets(recipe, negatives=[None for _ in recipe.data])
     retriever = prepared(recipe)

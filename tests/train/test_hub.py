@@ -1,4 +1,4 @@
-"""Models and data sets by their names, fetched by Hugging Face's own clients from a hub on this machine."""
+"""Models and data sets by name, fetched with Hugging Face's own clients from a local hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ documents: {max_tokens: 32}
 
 
 def write_repositories(root: Path) -> None:
-    """owner/tiny, a model, and owner/pairs, a data set with one file of rows."""
+    """Write a hub with owner/tiny, a model, and owner/pairs, a data set with one file of rows."""
     save_tiny("llama", root / "models" / "owner" / "tiny")
     pairs = root / "datasets" / "owner" / "pairs"
     pairs.mkdir(parents=True)

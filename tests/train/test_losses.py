@@ -1,4 +1,4 @@
-"""Each loss against the same formula in numpy and double precision; one process equals four."""
+"""Each loss equals its formula in numpy with double precision; one process equals four."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_similarity_is_not_rounded_under_autocast() -> None:
 
 
 def batch_gradient(weight: Tensor, queries: Tensor, documents: Tensor) -> Tensor:
-    """The gradient of contrastive plus FLOPS loss through one linear layer, as this process sees its own rows."""
+    """Return the gradient of contrastive plus FLOPS loss through one linear layer, for the rows of this process."""
     weight = weight.clone().requires_grad_()
     q, d = gather(queries @ weight), gather(documents @ weight)
     loss = info_nce(similarity(q, d), torch.arange(len(q)), temperature=0.5) + flops(d.relu())

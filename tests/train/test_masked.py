@@ -1,4 +1,4 @@
-"""Masked next-token prediction: its loss, what it hides, any number of processes, and what follows it."""
+"""Masked next-token prediction: its loss, its masks, any number of processes, and the next stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hard negatives: what is taken, what never is, and who finds them."""
+"""Hard negatives: which documents are selected, which never are, and which finders find them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CORPUS = {
 
 
 class Given:
-    """A finder whose rankings are written down; what it was not asked to find scores `beyond`."""
+    """A finder with fixed rankings; every other document scores `beyond`."""
 
     def __init__(self, *, beyond: float = 0.0, **scores: float) -> None:
         self.scores, self.beyond = scores, beyond
@@ -57,7 +57,7 @@ def chosen(
     teacher: Teacher | None = None,
     **filters: Any,
 ) -> tuple[list[str], dict[str, int]]:
-    """The negatives of one query, and the counts by reason."""
+    """Return the negatives of one query, and the counts by reason."""
     query = Query("q", "river", {"answers": list(answers)})
     qrels = {"q": dict.fromkeys(relevant, 1)}
     miner = Miner(qrels, CORPUS, finder, NegativeFilters(**filters), teacher)
@@ -98,12 +98,12 @@ def test_a_share_of_a_score_below_zero_is_below_it() -> None:
 def test_documents_that_hold_an_answer_are_left_out() -> None:
     result = Given(b=3, d=2)
     assert chosen(result, answers=["two rivers"], skip_answers=True) == (["d"], {"answer": 1})
-    assert chosen(result, answers=["river"], skip_answers=True) == (["b", "d"], {})  # a part of a word is none
+    assert chosen(result, answers=["river"], skip_answers=True) == (["b", "d"], {})  # a part of a word is no match
     assert chosen(result, answers=["two rivers"]) == (["b", "d"], {})
 
 
 class Judge:
-    """A teacher whose cosines are written down; it counts the texts that it reads."""
+    """A teacher with fixed cosines that counts the texts it reads."""
 
     def __init__(self, **scores: float) -> None:
         self.scores, self.read = scores, 0
@@ -121,7 +121,7 @@ def test_a_teachers_score_tells_false_negatives() -> None:
     judge = cast(Teacher, Judge(a=0.8, b=0.75, d=0.6))
     assert chosen(result, teacher=judge, teacher_share=0.9) == (["d"], {"teacher": 1})
     assert chosen(result, teacher=judge, teacher_share=0.95) == (["b", "d"], {})
-    assert chosen(result, teacher=judge, teacher_share=0.75) == ([], {"teacher": 2})  # at the share is out
+    assert chosen(result, teacher=judge, teacher_share=0.75) == ([], {"teacher": 2})  # equality drops
 
 
 def test_a_teacher_reads_no_more_than_is_needed() -> None:

@@ -1,4 +1,4 @@
-"""Packed rows: nothing lost, nothing seen that is not one's own, any row found at once."""
+"""Packed rows: no token is lost, sequences do not attend to each other, and any row is read directly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_models import CAUSAL, tiny_backbone
 
 
 def numbered(lengths: list[int]) -> list[list[int]]:
-    """Sequences whose tokens are all different."""
+    """Return sequences whose tokens are all different."""
     ends = np.cumsum([0, *lengths])
     return [list(range(int(a), int(b))) for a, b in itertools.pairwise(ends)]
 
@@ -121,4 +121,4 @@ def test_every_text_has_one_place_and_no_row_is_overfull() -> None:
         assert sorted(text for row in rows for text in row) == list(range(len(lengths)))
         used = [sum(lengths[text] for text in row) for row in rows]
         assert max(used) <= 30
-        assert len(rows) == 1 or min(a + b for a, b in itertools.pairwise(sorted(used))) > 30  # else two would be one
+        assert len(rows) == 1 or min(a + b for a, b in itertools.pairwise(sorted(used))) > 30  # no two fit in one

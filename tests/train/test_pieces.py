@@ -1,4 +1,4 @@
-"""Attention piece by piece: what a block mask gives, and a padded forward, in values and in gradients."""
+"""Piecewise attention equals a block mask and a padded forward, in values and in gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def padded_texts() -> TextBatch:
 
 
 def adapted(name: str, implementation: str, attention: str, *, recompute: bool = False) -> Backbone:
-    """A tiny backbone with LoRA matrices that do something; in training mode where activations are recomputed."""
+    """Return a tiny backbone with nonzero LoRA matrices, in training mode if activations are recomputed."""
     backbone = tiny_backbone(name, attention=attention, implementation=implementation)  # type: ignore[arg-type]
     backbone = add_lora(backbone, rank=2, dropout=0.0)
     generator = torch.Generator().manual_seed(4)
@@ -180,7 +180,7 @@ needs_varlen = pytest.mark.skipif(not has_varlen(), reason="this torch's variabl
 
 
 class CheckedVarlen:
-    """torch's variable-length attention as its documentation has it, computed piece by piece on the pretended GPU."""
+    """torch's variable-length attention as documented, computed piece by piece on the pretended GPU."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -296,7 +296,7 @@ def test_what_flash_attention_does_not_take_goes_piece_by_piece(case: str) -> No
 
 @needs_varlen
 def test_one_launch_equals_its_twin() -> None:
-    """all_pieces against each_piece, in double precision's values up to the halves' rounding."""
+    """Compare all_pieces with each_piece in double precision, up to the rounding of half precision."""
     batch, varlen = packed_rows(), CheckedVarlen()
     query, (key, value) = torch.randn(2, 4, 16, 8), torch.randn(2, 2, 2, 16, 8)
     for causal in (True, False):

@@ -1,4 +1,4 @@
-"""Every stage as it runs on a GPU: two steps on a pretended one, held against two steps on the CPU."""
+"""Every stage as it runs on a GPU: two steps on a pretended one equal two steps on the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHOSEN = (
     "llm2vec-masked-tiny",
     "sidr-splade-tiny-light",
 )
-"""One of each stage, and what goes another way through it."""
+"""One recipe of each stage, and variants that take other code paths."""
 
 
 def losses(model: Path) -> list[float]:
@@ -48,7 +48,7 @@ def losses(model: Path) -> list[float]:
 
 
 def plain(recipe: Any) -> Any:
-    """The recipe in float32, without dropout, with a checkpoint a step."""
+    """Return the recipe in float32, without dropout, with a checkpoint every step."""
     model = dataclasses.replace(recipe.model, dtype="float32", lora_dropout=0.0)
     return dataclasses.replace(recipe, model=model, checkpoint_every=1)
 
@@ -67,7 +67,7 @@ def test_a_stage_on_a_gpu_has_the_losses_that_it_has_on_the_cpu(
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_what_a_contrastive_batch_may_also_have(autocast: bool, recipe: ContrastiveRecipe, tmp_path: Path) -> None:
-    """A teacher, GradCache, packed rows and recomputed activations, under bfloat16 autocast too."""
+    """Test a teacher, GradCache, packed rows and recomputed activations, also under bfloat16 autocast."""
     teacher = TeacherRecipe(str(write_sentence_transformer(tmp_path / "teacher")), weight=0.5)
     settings = dataclasses.replace(recipe.optimisation, steps=2, gradient_cache=3, packed_tokens=64)
     model = dataclasses.replace(recipe.model, gradient_checkpointing=True)

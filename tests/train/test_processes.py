@@ -13,7 +13,7 @@ from processes import first_of
 
 
 def averaged() -> dict[str, Tensor]:
-    """Three parameters: all processes have the first's gradient, process 1 the second's, none the third's."""
+    """Average gradients: all processes have one of the first parameter, process 1 of the second, none of the third."""
     number = dist.get_rank()
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
     parameters[0].grad = torch.full((2,), float(number))

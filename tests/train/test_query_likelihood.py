@@ -1,4 +1,4 @@
-"""The query-likelihood stage: its loss, what is hidden, its model folder, and the contrastive stage behind it."""
+"""The query-likelihood stage: its loss, its masks, its model folder, and a contrastive stage after it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_by_default_the_query_alone_is_scored_and_the_stop_and_corruption_are_th
 
 @pytest.fixture
 def likelihood(recipe: ContrastiveRecipe) -> LikelihoodRecipe:
-    """Two data sets, an adapter without dropout, LLM-QL's prompts and room for 40 bytes of text."""
+    """Return a recipe with two data sets, an adapter without dropout, LLM-QL's prompts and 40 bytes of text."""
     given = LikelihoodRecipe(ModelRecipe("x"), recipe.data)
     return LikelihoodRecipe(
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
@@ -108,7 +108,7 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
 
 
 def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Tensor:
-    """Eq. 10, pair by pair and token by token; nothing is hidden."""
+    """Compute Eq. 10 by pair and token, without masking."""
     retriever, batch = stage.retriever, stage.data.mixture.batch(number)
     backbone = retriever.backbone
     total = torch.zeros(())

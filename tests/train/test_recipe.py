@@ -1,4 +1,4 @@
-"""Recipes: what is refused, what an override changes, and that every shipped recipe runs."""
+"""Recipes: refused values, overrides, and runs of every shipped recipe."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ODD_YAML = (
     "9" * 5000,
     "{[1]: 2}",
 )
-"""What PyYAML says of most of these are errors of Python's own."""
+"""Texts for most of which PyYAML raises errors of Python itself."""
 
 
-def laughs(leaf: str, opened: str, closed: str, many: Sequence[str]) -> str:
-    """Twelve lines, each with nine aliases of the one before: a thousand million values."""
+def laughs(leaf: str, opened: str, closed: str, keys: Sequence[str]) -> str:
+    """Return twelve lines, each with nine aliases of the line before: thousands of millions of values."""
     lines = [f"a0: &a0 {leaf}"]
-    lines += [f"a{i}: &a{i} {opened}{', '.join(f'{key}*a{i - 1}' for key in many)}{closed}" for i in range(1, 12)]
+    lines += [f"a{i}: &a{i} {opened}{', '.join(f'{key}*a{i - 1}' for key in keys)}{closed}" for i in range(1, 12)]
     return "\n".join(lines)
 
 
@@ -173,7 +173,7 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     assert recipe.losses.dims == (64, 32)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("2E+1", 20.0), (".5e-3", 5e-4), ("-3.e2", -300.0)])
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("2E+1", 20.0), ("-.5e-3", -5e-4), ("-3.e2", -300.0)])
 def test_numbers_are_written_as_everyone_writes_them(text: str, value: float, tmp_path: Path) -> None:
     path = written(tmp_path, f"value: {text}\nname: 1e-5b\n")
     assert recipe_content(path) == {"value": value, "name": "1e-5b"}
@@ -297,7 +297,7 @@ def test_a_recipe_states_whether_it_ran(path: Path) -> None:
 
 
 def differences_from_base(own: Any, base: Any) -> bool:
-    """Whether every key of a file differs from its base's."""
+    """Return whether every key of a file differs from its base."""
     if isinstance(own, dict) and isinstance(base, dict):
         return all(key not in base or differences_from_base(value, base[key]) for key, value in own.items())
     return bool(own != base)

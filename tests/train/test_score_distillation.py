@@ -1,4 +1,4 @@
-"""Given scores as a teacher: read, laid out over a batch, and learned from as plain loops in double precision say."""
+"""Scores of examples as a teacher: reading, batching, and losses compared with plain loops in double precision."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_runs_scores_are_a_teachers(recipe: ContrastiveRecipe, tmp_path: Path)
 
 
 def distilling(recipe: ContrastiveRecipe, path: Path, **losses: object) -> ContrastiveRecipe:
-    """Every branch, from examples with scores, without dropout."""
+    """Return a recipe with all branches that learns from scores, without dropout."""
     return dataclasses.replace(
         recipe,
         model=dataclasses.replace(recipe.model, lora_dropout=0.0),
@@ -174,7 +174,7 @@ def test_every_trained_branch_follows_the_scores(recipe: ContrastiveRecipe, tmp_
 
 
 def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
-    """Its batches may come late: after one of the other set's, the run would have gone on for steps."""
+    """Its first batch may be drawn late; without the check, the run would fail only after several steps."""
     wanted = distilling(recipe, examples(tmp_path / "a.jsonl"), distillation=0.3)
     wanted = dataclasses.replace(wanted, data=(*wanted.data, recipe.data[1]))
     with pytest.raises(InvalidInput, match="no example of training set 'beta' has scores"):
@@ -183,7 +183,7 @@ def test_a_set_without_any_scores_is_refused_before_the_first_step(recipe: Contr
 
 
 def gradients(recipe: ContrastiveRecipe) -> dict[str, Tensor]:
-    """Gradients in double precision, except for Llama's norms: fp32 would round margins of tens."""
+    """Gradients are in double precision, except for Llama's norms: fp32 would round margins of tens."""
     sets, _ = open_sets(recipe, negatives=[None])
     retriever = build_model(recipe, device="cpu")
     wake_lora(retriever.trunk.named_parameters())

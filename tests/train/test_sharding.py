@@ -1,4 +1,4 @@
-"""Layers that are split among two processes take the steps of one process that has them whole."""
+"""Layers sharded over two processes take the same steps as whole layers in one process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_split_layers_take_the_same_steps_and_resume(
 def _compiled_process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
     join(number, world, meeting)
     STAGES[recipe.stage].train(recipe, out, device="cpu")
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # layers did not run as they were
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # the layers were compiled
     dist.destroy_process_group()
 
 
@@ -102,7 +102,7 @@ def test_layers_that_are_split_may_be_compiled(recipe: ContrastiveRecipe, tmp_pa
         optimisation=dataclasses.replace(recipe.optimisation, steps=2, negatives=0),
         losses=LossWeights(dense=0.0, sparse=0.0, dense_alignment=0.0, flops=0.0),
         heads=HeadRecipe(pooling="mean", sparse=False),
-        documents=DocumentRecipe(max_tokens=48),  # as long as padded queries: one shape
+        documents=DocumentRecipe(max_tokens=48),  # the length of padded queries: one shape
         evaluation=BranchEvaluation(),
     )
     split = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""SiDR's stage: its vectors and losses against plain versions, what in-training retrieval may draw, and whole runs."""
+"""SiDR's stage: its vectors and losses compared with plain versions, in-training retrieval, and whole runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], Tra
 
 
 def plain_parametric(retriever: LightRetriever, framed: Framed) -> Tensor:
-    """elu1p of the largest logit plus bias, one text and one term at a time."""
+    """Return elu1p of the largest logit plus bias, one text and one term at a time."""
     ids, start, stop = framed
     batch = retriever.batch([framed])
     states = retriever.states(batch)[0, : len(ids)]

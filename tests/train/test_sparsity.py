@@ -21,7 +21,7 @@ from lightir.train.stages.sparsity import SparsityControl
 
 
 def settled(target: int, start: float, *, steps: int = 400) -> float:
-    """Mean non-zeros at the end, where each document wants terms to different degrees and FLOPS pushes all down."""
+    """Return the final mean of nonzero terms, where documents pull terms up unequally and FLOPS pushes all down."""
     generator = torch.Generator().manual_seed(0)
     wanted = torch.rand(24, 150, generator=generator) ** 3
     logits = torch.full((24, 150), 0.5, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Runs that end early by Ctrl-C, a full disk or a dead process; and the curves that are written beside the log."""
+"""Runs that end early by Ctrl-C, a full disk or a dead process; and the curves written with the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from processes import join
 
 @pytest.fixture(autouse=True)
 def listening() -> Iterator[None]:
-    """A job in the background ignores Ctrl-C from birth; these tests don't."""
+    """Restore the default handling of Ctrl-C: a background job ignores it from the start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -46,7 +46,7 @@ def listening() -> Iterator[None]:
 
 @pytest.fixture
 def plain(recipe: ContrastiveRecipe) -> ContrastiveRecipe:
-    """Six steps without evaluation, a checkpoint after every second."""
+    """Return a recipe of six steps without evaluation, with a checkpoint every two steps."""
     return dataclasses.replace(recipe, evaluation=BranchEvaluation())
 
 
@@ -76,10 +76,10 @@ def test_ctrl_c_ends_a_real_run_with_130_a_checkpoint_and_a_word_on_how_to_go_on
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 130, said
-    assert "interrupted" in said
-    assert "--resume" in said
+    _, messages = process.communicate(timeout=300)
+    assert process.returncode == 130, messages
+    assert "interrupted" in messages
+    assert "--resume" in messages
     last = json.loads(log.read_text().splitlines()[-1])["step"]
     assert [path.name for path in checkpoints(log.parent / "checkpoints")] == [f"step-{last:07d}"]
     assert not (tmp_path / "model").exists()
@@ -110,7 +110,7 @@ def test_a_run_resumed_after_ctrl_c_equals_an_uninterrupted_one(
 
 
 def test_a_second_ctrl_c_interrupts_at_once_and_afterwards_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one: torchrun repeats the first to its processes, which the terminal has told already."""
+    """Signals within ONE_PRESS count as one: torchrun repeats Ctrl-C to processes that the terminal has interrupted."""
     before = signal.getsignal(signal.SIGINT)
     with noted_interrupts() as interrupted:
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_a_run_that_is_still_going_on_is_not_begun_again(plain: ContrastiveRecip
 
 @contextmanager
 def a_full_disk() -> Iterator[None]:
-    """No file may grow beyond 4 kB: real writes fail, half-way."""
+    """Limit files to 4 kB, so that real writes fail half-way."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -194,7 +194,7 @@ def a_full_disk() -> Iterator[None]:
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
     method: str, kept: str, message: str, plain: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the second checkpoint is written, or the model."""
+    """The process dies while it writes the second checkpoint or the model."""
     whole = train(plain, tmp_path / "whole", device="cpu")
     original = getattr(Loop, method)
 
@@ -241,7 +241,7 @@ def test_a_dead_process_leaves_the_last_checkpoint_whole(plain: ContrastiveRecip
     assert [process.exitcode for process in context.processes] == [7, 9]
     assert [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")] == ["step-0000002"]
     resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
-    # Two processes sum in another order than one, which goes on here.
+    # The run continues in one process; two processes sum in another order.
     assert losses(resumed) == pytest.approx(losses(train(recipe, tmp_path / "whole", device="cpu")), rel=1e-3)
 
 

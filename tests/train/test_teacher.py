@@ -1,4 +1,4 @@
-"""Sentence-transformers folders as teachers: their own pooling, frame and prompts, against plain transformers."""
+"""Sentence-transformers folders as teachers: their own pooling, frame and prompts, compared with plain transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = {"query": "query: ", "passage": "passage: "}
 
 
 def plainly(folder: Path, texts: list[str], pooling: str) -> Tensor:
-    """(n, hidden) normalised vectors of texts one by one: the tokenizer's own frame, the model, one line of pooling."""
+    """Return (n, hidden) normalized vectors, text by text: the tokenizer's own frame, the model, plain pooling."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     rows = []
     for text in texts:
@@ -61,7 +61,7 @@ def test_a_folder_gives_its_own_vectors(
     torch.testing.assert_close(teacher.queries(TEXTS), expected, rtol=0, atol=1e-3)
     texts = [*TEXTS, "long " * 40]
     expected = plainly(folder, [before["passage"] + text for text in texts], mode)
-    if frame.endswith("</s>") or mode == "mean":  # what is cut keeps its frame here and there
+    if frame.endswith("</s>") or mode == "mean":  # truncated texts keep their frame in both implementations
         result = teacher.documents([Document(str(i), text) for i, text in enumerate(texts)])
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-3)
 
@@ -94,7 +94,7 @@ def test_an_older_folder_may_lower_case_and_one_without_a_length_is_refused(tmp_
         teacher_module.load_teacher(folder)
     (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 1000, "do_lower_case": true}')
     contract = teacher_module.load_teacher(folder).contract
-    assert (contract.document.max_tokens, contract.query.max_tokens) == (256, 254)  # its table of positions ends there
+    assert (contract.document.max_tokens, contract.query.max_tokens) == (256, 254)  # the length of its position table
     assert contract.document.lower_case
     assert contract.query.lower_case
 
