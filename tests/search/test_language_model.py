@@ -81,7 +81,7 @@ def test_no_documents_and_what_is_missing(documents: list[Document]) -> None:
         model.rerank(run, [Query("q", "x")], smoothing=smoothing)
     with pytest.raises(NotFound, match="queries"):
         model.rerank(run, [], smoothing=smoothing)
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="is repeated in the corpus"):
         LanguageModel([documents[0], documents[0]])
     for method, weight in (("jelinek-mercer", 1.0), ("jelinek-mercer", 0.0), ("dirichlet", 0.0), ("other", 1.0)):
         with pytest.raises(InvalidInput):
