@@ -15,18 +15,33 @@
 #include "candidates.hpp"
 #include "python_arrays.hpp"
 #include "python_branches.hpp"
+#include "python_record.hpp"
 
 namespace lightir {
 
 namespace {
 
-// What the caller asks for beside the queries: (k, depth, n_threads, columns, more | None, also | None).
+// Returns an argument that must be a whole number of at least `least`.
+size_t whole_number(const char* name, nb::handle value, Py_ssize_t least) {
+    const Py_ssize_t number = PyNumber_AsSsize_t(value.ptr(), nullptr);
+    if (number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        throw InvalidInput(std::string(name) + " must be a whole number, but is " + nb::cast<std::string>(nb::repr(value)));
+    }
+    if (number < least) {
+        throw InvalidInput(std::string(name) + (least == 0 ? " must not be negative, but is " : " must be at least 1, but is ") +
+                           std::to_string(number));
+    }
+    return static_cast<size_t>(number);
+}
+
+// Parameters of a search besides its queries: (k, depth, n_threads, columns, more | None, also | None).
 class Request {
 public:
     explicit Request(const nb::tuple& given) {
-        options.k = nb::cast<size_t>(given[0]);
-        options.depth = nb::cast<size_t>(given[1]);
-        options.n_threads = nb::cast<size_t>(given[2]);
+        options.k = whole_number("k", given[0], 0);
+        options.depth = whole_number("depth", given[1], 0);
+        options.n_threads = whole_number("threads", given[2], 1);
         options.columns = nb::cast<bool>(given[3]);
         if (!given[4].is_none()) options.more = (more_ = std::make_unique<Array>(given[4], "more", 1))->span<int64_t>();
         if (!given[5].is_none()) options.also = (also_ = std::make_unique<Array>(given[5], "also", 1))->span<uint32_t>();
@@ -49,8 +64,10 @@ public:
     // parts: (documents, weight, complete, allowed) per branch, in the order of the sum; allowed is a list of one bitmap per
     // segment, or None. ids: DocumentIds, or None where ids ascend with the doc_ords. texts: None, or (QueryEncoder,
     // by_library, unknown): an encoder that makes the vectors of all branches, the function that reads texts that its
-    // tokenizer refuses, and its unknown term.
-    CandidateSearch(nb::list parts, const std::string& scale, double rrf_k, nb::object ids, nb::object texts)
+    // tokenizer refuses, and its unknown term. named: None, or (DocumentIds, class): the class of a ranking with the fields
+    // query_id, doc_ids and scores.
+    CandidateSearch(nb::list parts, const std::string& scale, double rrf_k, nb::object ids, nb::object texts,
+                    nb::object named)
         : scale_(scale_of(scale)), rrf_k_(rrf_k), ids_(std::move(ids)) {
         if (parts.size() == 0) throw InvalidInput("a search needs at least one branch");
         if (!ids_.is_none()) known_ids_ = &nb::cast<const DocumentIds&>(ids_);
@@ -59,6 +76,12 @@ public:
             Bound branch{nb::borrow(given[0]), nb::cast<double>(given[1]), nb::cast<bool>(given[2]), nullptr};
             branch.allowed = std::make_unique<AllowedOfAll>(given[3], documents_of(branch.documents).firsts());
             branches_.push_back(std::move(branch));
+        }
+        if (!named.is_none()) {
+            const auto given = nb::cast<nb::tuple>(named);
+            names_object_ = nb::borrow(given[0]);
+            names_ = &nb::cast<const DocumentIds&>(names_object_);
+            ranking_ = std::make_unique<Record>(given[1]);
         }
         if (texts.is_none()) return;
         const auto given = nb::cast<nb::tuple>(texts);
@@ -69,8 +92,10 @@ public:
 
     // queries: per branch a batch of n queries, see GivenQueries, or None where lists with a function are given. lists: per
     // branch lists in place of those that the kernel would make, see ListedQueries, or None; or None for all. allowed: per
-    // branch a list of bitmaps, in place of the bound ones; or None.
-    nb::tuple search(nb::list queries, nb::handle lists, nb::handle allowed, const nb::tuple& request) const {
+    // branch a list of bitmaps, in place of the bound ones; or None. query_ids: n ids, to return rankings; or None, to return
+    // candidates as arrays.
+    nb::object search(nb::list queries, nb::handle lists, nb::handle allowed, const nb::tuple& request,
+                      nb::handle query_ids) const {
         same_length("queries and branches", queries.size(), branches_.size());
         std::vector<std::unique_ptr<GivenQueries>> given(branches_.size());
         std::vector<DocumentQueries*> known(branches_.size(), nullptr);
@@ -103,11 +128,11 @@ public:
             if (listed[b] != nullptr) asked.push_back(listed[b].get());
             else asked.push_back(known[b]);
         }
-        return run(asked, known, *n_queries, allowed, Request(request));
+        return run(asked, known, *n_queries, allowed, Request(request), query_ids);
     }
 
     // texts: n texts, for branches that the encoder makes vectors for.
-    nb::tuple search_texts(const nb::tuple& texts, nb::handle allowed, const nb::tuple& request) const {
+    nb::object search_texts(const nb::tuple& texts, nb::handle allowed, const nb::tuple& request, nb::handle query_ids) const {
         if (!encoder_.is_valid()) throw InvalidInput("a search without an encoder takes vectors");
         const Request asked(request);
         const TextVectors vectors = vectors_of_texts(encoder_, texts, asked.options.n_threads, by_library_, unknown_);
@@ -119,7 +144,7 @@ public:
             branches.push_back(queries.back().get());
             known.push_back(queries.back().get());
         }
-        return run(branches, known, texts.size(), allowed, asked);
+        return run(branches, known, texts.size(), allowed, asked, query_ids);
     }
 
 private:
@@ -143,8 +168,8 @@ private:
                                              Span<int64_t>{counts.indptr.data(), counts.indptr.size()}, terms, 1.0);
     }
 
-    nb::tuple run(const std::vector<BranchQueries*>& queries, const std::vector<DocumentQueries*>& known, size_t n_queries,
-                  nb::handle allowed_now, const Request& request) const {
+    nb::object run(const std::vector<BranchQueries*>& queries, const std::vector<DocumentQueries*>& known, size_t n_queries,
+                   nb::handle allowed_now, const Request& request, nb::handle query_ids) const {
         std::vector<std::unique_ptr<AllowedOfAll>> filters;
         if (!allowed_now.is_none()) {
             const auto all = nb::cast<nb::list>(allowed_now);
@@ -171,13 +196,28 @@ private:
             const nb::gil_scoped_release released;
             rankings = lightir::search(branches, n_queries, options);
         }
-        return to_numpy(std::move(rankings), branches_.size(), options.columns);
+        if (query_ids.is_none()) return to_numpy(std::move(rankings), branches_.size(), options.columns);
+        return records(std::move(rankings), nb::cast<nb::list>(query_ids));
+    }
+
+    nb::list records(std::vector<FusedTop> rankings, const nb::list& query_ids) const {
+        if (names_ == nullptr) throw InvalidInput("a search without documents' ids returns no rankings");
+        same_length("queries and query_ids", rankings.size(), query_ids.size());
+        nb::list out;
+        for (size_t i = 0; i < rankings.size(); ++i) {
+            const nb::list doc_ids = names_->texts({rankings[i].doc_ords.data(), rankings[i].doc_ords.size()});
+            out.append((*ranking_)(query_ids[i], doc_ids, to_numpy(std::move(rankings[i].scores))));
+        }
+        return out;
     }
 
     Scale scale_;
     double rrf_k_;
     nb::object ids_;
     const DocumentIds* known_ids_ = nullptr;
+    nb::object names_object_;
+    const DocumentIds* names_ = nullptr;
+    std::unique_ptr<Record> ranking_;
     std::vector<Bound> branches_;
     nb::object encoder_;
     nb::callable by_library_;
@@ -216,10 +256,11 @@ void bind_search(nb::module_& m) {
             return ids.texts(Array(doc_ords, "doc_ords", 1).span<uint32_t>());
         });
     nb::class_<CandidateSearch>(m, "CandidateSearch")
-        .def(nb::init<nb::list, const std::string&, double, nb::object, nb::object>(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg().none())
-        .def("search", &CandidateSearch::search, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg())
-        .def("search_texts", &CandidateSearch::search_texts, nb::arg(), nb::arg().none(), nb::arg());
+        .def(nb::init<nb::list, const std::string&, double, nb::object, nb::object, nb::object>(), nb::arg(), nb::arg(),
+             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("search", &CandidateSearch::search, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
+             nb::arg().none())
+        .def("search_texts", &CandidateSearch::search_texts, nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none());
     m.def("pair_scores", &bind_pair_scores);
     m.def("normalize", &bind_normalize);
 }

@@ -166,7 +166,7 @@ def test_texts_go_to_the_kernel_where_it_makes_all_vectors(index: Index) -> None
     assert takes_texts(encoder(), "hybrid")
     assert not takes_texts(encoder(), "tokens")
     assert not takes_texts(OtherKind(encoder()), "hybrid")
-    with pytest.raises(NotFound, match="no query table for task 'other'; there is one table alone"):
+    with pytest.raises(NotFound, match="unknown task 'other'"):
         takes_texts(encoder(), "hybrid", "other")
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.kernel.query import ByLibrary
+from lightir.types import Ranking
 from lightir.vectors import QueryVectors, Ragged, SparseVectors
 
 _Array = npt.NDArray[Any]
@@ -100,14 +101,37 @@ class CandidateSearch:
         rrf_k: float,
         ids: DocumentIds | None,
         texts: tuple[QueryEncoder, ByLibrary, int | None] | None,
+        named: tuple[DocumentIds, type[Ranking]] | None,
         /,
     ) -> None: ...
+    @overload
     def search(
-        self, queries: list[Any], lists: list[Any] | None, allowed: list[Any] | None, request: tuple[Any, ...], /
+        self,
+        queries: list[Any],
+        lists: list[Any] | None,
+        allowed: list[Any] | None,
+        request: tuple[Any, ...],
+        query_ids: None,
+        /,
     ) -> Rankings: ...
+    @overload
+    def search(
+        self,
+        queries: list[Any],
+        lists: list[Any] | None,
+        allowed: list[Any] | None,
+        request: tuple[Any, ...],
+        query_ids: list[str],
+        /,
+    ) -> list[Ranking]: ...
+    @overload
     def search_texts(
-        self, texts: tuple[str, ...], allowed: list[Any] | None, request: tuple[Any, ...], /
+        self, texts: tuple[str, ...], allowed: list[Any] | None, request: tuple[Any, ...], query_ids: None, /
     ) -> Rankings: ...
+    @overload
+    def search_texts(
+        self, texts: tuple[str, ...], allowed: list[Any] | None, request: tuple[Any, ...], query_ids: list[str], /
+    ) -> list[Ranking]: ...
 
 class QueryEncoder:
     def __init__(

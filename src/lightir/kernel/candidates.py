@@ -22,14 +22,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir.kernel import DocOrds, Scores, _count, _native, _threads
+from lightir.kernel import DocOrds, Scores, _native
 from lightir.kernel.query import TextEncoder
 from lightir.kernel.segments import Allowed, BranchQueries, DenseSegments, DocumentIds, SparseSegments
+from lightir.types import Ranking
+
+Part = TypeVar("Part")
 
 Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
 """How a branch's scores are normalized, see the module's doc string."""
@@ -176,6 +179,7 @@ class CandidateSearch:
         rrf_k: float = 60.0,
         ids: DocumentIds | None = None,
         texts: tuple[TextEncoder, int | None] | None = None,
+        names: DocumentIds | None = None,
     ) -> None:
         """Borrow the branches' arrays.
 
@@ -186,12 +190,14 @@ class CandidateSearch:
             ids: puts ties in the order of their ids; None where ids ascend with the doc_ords.
             texts: encoder for `search_texts`, which makes the vectors of all branches, and its tokenizer's unknown
                 term; a text that holds only unknown terms counts as the empty one.
+            names: ids of the documents in rankings; None if only candidates are asked for.
         """
         parts = [(branch.documents.native, branch.weight, branch.complete, branch.allowed) for branch in branches]
         known_ids = None if ids is None else ids.native
         source = None if texts is None else (texts[0].native, texts[0].by_library, texts[1])
         self._columns = [(branch.name, branch.weight) for branch in branches]
-        self._native = _native.CandidateSearch(parts, scale, rrf_k, known_ids, source)
+        named = None if names is None else (names.native, Ranking)
+        self._native = _native.CandidateSearch(parts, scale, rrf_k, known_ids, source, named)
 
     def search(
         self,
@@ -213,19 +219,40 @@ class CandidateSearch:
         Raises:
             InvalidInput: queries for other documents, batches of different sizes, or a negative number.
         """
-        given = None if lists is None else list(lists)
-        bitmaps = None if allowed is None else list(allowed)
-        return self._candidates(self._native.search(list(queries), given, bitmaps, _checked(request)))
+        return self._candidates(self._native.search(list(queries), _listed(lists), _listed(allowed), request, None))
+
+    def rankings(
+        self,
+        queries: Sequence[BranchQueries | None],
+        query_ids: Sequence[str],
+        request: Request,
+        *,
+        lists: Sequence[GivenLists | None] | None = None,
+        allowed: Sequence[Allowed] | None = None,
+    ) -> list[Ranking]:
+        """Return each query's k best documents by their ids; see `search` for the arguments."""
+        return self._native.search(list(queries), _listed(lists), _listed(allowed), request, list(query_ids))
 
     def search_texts(
         self, texts: Sequence[str], request: Request, *, allowed: Sequence[Allowed] | None = None
     ) -> list[Candidates]:
-        """Return each text's k best candidates: what `search` gives for the texts' vectors, to the bit.
+        """Return each text's k best candidates: what `search` returns for the texts' vectors, to the bit."""
+        return self._candidates(self._native.search_texts(tuple(texts), _listed(allowed), request, None))
 
-        Few Python objects are touched behind the scan: it empties the caches, so each of them costs a wait for memory.
+    def rankings_of_texts(
+        self,
+        texts: Sequence[str],
+        query_ids: Sequence[str],
+        request: Request,
+        *,
+        allowed: Sequence[Allowed] | None = None,
+    ) -> list[Ranking]:
+        """Return each text's k best documents by their ids.
+
+        The call goes from the texts to the finished rankings: a scan of dense rows empties the caches, so each Python
+        object that is used after it costs a wait for memory.
         """
-        bitmaps = None if allowed is None else list(allowed)
-        return self._candidates(self._native.search_texts(tuple(texts), bitmaps, _checked(request)))
+        return self._native.search_texts(tuple(texts), _listed(allowed), request, list(query_ids))
 
     def _candidates(self, rankings: _native.Rankings) -> list[Candidates]:
         indptr, doc_ords, scores, arrays = rankings
@@ -254,6 +281,5 @@ def normalize(
     return _native.normalize(scores, listed, ranks, scale, rrf_k)
 
 
-def _checked(request: Request) -> Request:
-    k, depth, threads = _count("k", request.k), _count("depth", request.depth), _threads(request.threads)
-    return Request(k, depth, threads, *request[3:])
+def _listed(parts: Sequence[Part] | None) -> list[Part] | None:
+    return None if parts is None else list(parts)

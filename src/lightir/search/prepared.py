@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.options import MAX_COUNT, SearchOptions, is_count
 from lightir.search.plan import WHOLE_DEPTH, Plan
 from lightir.search.progressive import with_estimates
-from lightir.types import Branch, Query
+from lightir.types import Branch, Query, Ranking
 from lightir.vectors import Floats
 
 
@@ -42,6 +41,7 @@ class BoundPlan:
         kernel: the search of the plan's branches.
         takes_texts: whether the kernel makes all vectors itself.
         walks_graphs: whether dense lists are made by graphs.
+        depth: default number of documents that each branch gives to the fusion.
     """
 
     plan: Plan
@@ -49,11 +49,7 @@ class BoundPlan:
     kernel: CandidateSearch
     takes_texts: bool
     walks_graphs: bool
-
-    @property
-    def by_language_model(self) -> bool:
-        """Whether the tokens branch is a language model."""
-        return self.coding.smoothing is not None and "tokens" in self.plan.branches
+    depth: int
 
 
 def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
@@ -81,8 +77,12 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
         rrf_k=plan.fusion.rrf_k,
         ids=None if view.ids_ascend else view.ids,
         texts=texts,
+        names=view.ids,
     )
-    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs)
+    by_language_model = coding.smoothing is not None and "tokens" in plan.branches
+    # A language model's scores are negative, so its list's end measures them.
+    depth = WHOLE_DEPTH if by_language_model else plan.depth
+    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs, depth)
 
 
 def scale_of(fusion: Fusion) -> Scale:
@@ -103,8 +103,8 @@ class PreparedSearch:
         self.plan = bound.plan
         self.options = options
         self.threads = threads
-        self.matching = view.matching(options.filter)
         self._bound = bound
+        self.matching = None if options.filter is None else view.matching(options.filter)
 
     def encoded_only(self) -> PreparedSearch:
         """Return the same search of the documents that have their vectors, without estimates."""
@@ -123,10 +123,7 @@ class PreparedSearch:
     @property
     def depth(self) -> int:
         """Number of documents that each branch gives to the fusion."""
-        if self.options.depth is not None:
-            return self.options.depth
-        # A language model's scores are negative, so its list's end measures them.
-        return WHOLE_DEPTH if self._bound.by_language_model else self.plan.depth
+        return self._bound.depth if self.options.depth is None else self.options.depth
 
     def rank(
         self, queries: Sequence[Query], k: int, *, columns: bool = True, encoded: EncodedQueries | None = None
@@ -147,12 +144,44 @@ class PreparedSearch:
         more = np.array([len(doc_ids) for doc_ids in excluded], dtype=np.int64) if excluded else None
         request = Request(k, max(k, self.depth), self.threads, columns, more)
         if encoded is None and self._bound.takes_texts:
-            rankings = self._rank_texts(queries, request)
+            texts = [query.text for query in queries]
+            try:
+                rankings = self._bound.kernel.search_texts(texts, request, allowed=self._allowed)
+            except InvalidInput:
+                _check_texts(queries)
+                raise
         else:
             rankings = self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
         if not excluded:
             return rankings
         return [self._without(ranked, doc_ids, k) for ranked, doc_ids in zip(rankings, excluded, strict=True)]
+
+    def rankings(self, queries: Sequence[Query], k: int) -> list[Ranking]:
+        """Return each query's ranking of its k best documents, without the excluded ones.
+
+        Raises:
+            InvalidInput: a text that is no str, or k is no count.
+        """
+        if self.options.excludes:
+            candidates = self.rank(queries, k, columns=False)
+            return [
+                Ranking(query.query_id, self.view.doc_ids(ranked.doc_ords), ranked.scores)
+                for query, ranked in zip(queries, candidates, strict=True)
+            ]
+        require_count(k)
+        request = Request(k, max(k, self.depth), self.threads, columns=False)
+        query_ids, bound = [query.query_id for query in queries], self._bound
+        if bound.takes_texts:
+            texts = [query.text for query in queries]
+            try:
+                return bound.kernel.rankings_of_texts(texts, query_ids, request, allowed=self._allowed)
+            except InvalidInput:
+                _check_texts(queries)
+                raise
+        searched = self.branches(self.encode(queries))
+        asked = [searched.queries(branch) for branch in self.plan.branches]
+        lists = self._lists(searched, request)
+        return bound.kernel.rankings(asked, query_ids, request, lists=lists, allowed=self._allowed)
 
     def encode(self, queries: Sequence[Query]) -> EncodedQueries:
         """Encode a batch of queries for the plan's branches."""
@@ -201,21 +230,13 @@ class PreparedSearch:
         """Return the search of single branches for a batch of queries."""
         return BranchSearch(self.view, encoded, matching=self.matching, threads=self.threads)
 
-    @cached_property
+    @property
     def _allowed(self) -> list[Allowed] | None:
         """Bitmaps of the documents that each branch may find; None without a filter."""
         if self.matching is None:
             return None
         searched = self.branches(EncodedQueries(0, None, None, None))
         return [searched.allowed(branch) for branch in self.plan.branches]
-
-    def _rank_texts(self, queries: Sequence[Query], request: Request) -> list[Candidates]:
-        try:
-            return self._bound.kernel.search_texts([query.text for query in queries], request, allowed=self._allowed)
-        except InvalidInput:
-            for query in queries:
-                checked_text(query.query_id, query.text)  # names the query
-            raise
 
     def _lists(self, searched: BranchSearch, request: Request) -> list[GivenLists | None] | None:
         """Return the lists that the kernel does not make itself; None if it makes all."""
@@ -265,6 +286,12 @@ class PreparedSearch:
         if not ords:
             return candidates.take(slice(0, k))
         return candidates.take(np.flatnonzero(~np.isin(candidates.doc_ords, np.array(ords, dtype=np.uint32)))[:k])
+
+
+def _check_texts(queries: Sequence[Query]) -> None:
+    """Raise InvalidInput that names the query whose text is refused, if there is one."""
+    for query in queries:
+        checked_text(query.query_id, query.text)
 
 
 def require_count(k: int) -> None:

@@ -23,7 +23,7 @@ from lightir.search.explain import Explanation, dense_terms, explained, make_hit
 from lightir.search.options import DEFAULT_OPTIONS, SearchOptions, is_count
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
-from lightir.types import Branch, Hit, Query, Ranking, Run, TermScore, require_list
+from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 
 MAX_BOUND_PLANS = 64
@@ -104,10 +104,11 @@ class Searcher:
         run: Run = {}
         for start in range(0, len(named), BATCH_QUERIES):
             batch = named[start : start + BATCH_QUERIES]
-            for query, candidates in zip(batch, prepared.rank(batch, k, columns=False), strict=True):
-                self._note_demand(prepared.view, candidates)
-                doc_ids = prepared.view.doc_ids(candidates.doc_ords)
-                run[query.query_id] = Ranking(query.query_id, doc_ids, candidates.scores)
+            for ranking in prepared.rankings(batch, k):
+                run[ranking.query_id] = ranking
+                if self.demand is not None and prepared.view.n_pending:
+                    doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in ranking.doc_ids[:DEMAND_TOP]]
+                    self.demand.note(prepared.view, np.array(doc_ords, dtype=np.uint32))
         return run
 
     def hits(
@@ -136,14 +137,15 @@ class Searcher:
             (candidates,) = prepared.rank(asked, k, encoded=encoded)
         else:
             (candidates,) = prepared.rank(asked, k)
-        self._note_demand(view, candidates)
+        if self.demand is not None:
+            self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
         analyzer = self._snippet_analyzer(view)
         hits = []
         for i, document in enumerate(view.documents(view.doc_ids(candidates.doc_ords))):
             doc_ord = int(candidates.doc_ords[i])
             estimated = _is_estimated(view, prepared.plan, doc_ord)
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
-            shown = with_words(terms, query, analyzer)
+            shown = with_words(terms, query, analyzer) if terms else []
             hits.append(
                 make_hit(query, document, candidates.take(slice(i, i + 1)), analyzer, shown, estimated=estimated)
             )
@@ -226,10 +228,6 @@ class Searcher:
                 "pass one to Searcher"
             )
         return chosen
-
-    def _note_demand(self, view: View, candidates: Candidates) -> None:
-        if self.demand is not None:
-            self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
 
     def _branch_terms_of(
         self, query: str, doc_ord: int, searched: BranchSearch, chosen: Plan
