@@ -150,7 +150,7 @@ class Bench:
             def run(chunk: slice) -> np.ndarray:
                 part = part_of(ragged, chunk)
                 out = self.out[: len(part)]
-                kernel._native.mean_rows(table.embeddings, table.scales, None, part.term_ids, part.indptr, True, 1, out)
+                kernel._native.mean_rows(table.embeddings, table.scales, part.term_ids, part.indptr, True, 1, out)
                 return out
 
             return run

@@ -171,7 +171,7 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle token_ids, n
     mean_rows(rows.matrix, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
-// Query vectors of texts: a table's normalised means and a vocabulary's counts; a branch that isn't wanted has no table,
+// Query vectors of texts: a table's normalized means and a vocabulary's counts; a branch that isn't wanted has no table,
 // or no vocabulary. Keeps its arrays alive.
 class QueryEncoder {
 public:

@@ -62,7 +62,7 @@ struct Scalar {
         return total;
     }
 
-    // Few entries are above: the loop that compilers vectorise (flags as wide as the scores) tells first whether any is.
+    // Few entries are above: the loop that compilers vectorize (flags as wide as the scores) tells first whether any is.
     template <typename Flag, typename Score, typename IsAbove>
     static uint64_t mask_of(const Score* scores, IsAbove is_above) {
         Flag any = 0;

@@ -45,7 +45,7 @@ std::string_view strip(std::string_view text) {
 }
 
 // Copies text of printable bytes, lowered if asked, and moves out to its end; false for any other text. In a form that
-// compilers vectorise.
+// compilers vectorize.
 bool copy_printable(std::string_view text, bool lower_case, char*& out) {
     const uint8_t lower = lower_case ? 0x20 : 0;
     unsigned other = 0;

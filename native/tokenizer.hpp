@@ -47,7 +47,7 @@ public:
     virtual size_t ids(const char* word, size_t size, uint32_t* out) const = 0;
 };
 
-// Byte pair encoding (Sennrich et al. 2016) over bytes: of all neighbours the pair of the lowest rank is merged first,
+// Byte pair encoding (Sennrich et al. 2016) over bytes: of all neighbors the pair of the lowest rank is merged first,
 // of equals the leftmost.
 class BytePairs : public WordModel {
 public:

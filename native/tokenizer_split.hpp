@@ -40,7 +40,7 @@ inline size_t end_of_run(const char* text, size_t i, size_t end, const Is& is) {
     return i;
 }
 
-// Bit 7 of each of eight ASCII bytes that is a letter, or a digit: sums of bytes below 0x80 carry into no neighbour.
+// Bit 7 of each of eight ASCII bytes that is a letter, or a digit: sums of bytes below 0x80 carry into no neighbor.
 inline uint64_t letters(uint64_t bytes) {
     const uint64_t lower = bytes | 0x2020202020202020u;
     return (lower + 0x1f1f1f1f1f1f1f1fu) & ~(lower + 0x0505050505050505u) & 0x8080808080808080u;

@@ -251,7 +251,7 @@ def test_training_queries_close_to_test_queries_are_left_out_and_counted(
     )
     facts = read_json(out / "distillation.json")
     assert facts["queries"] == 1
-    assert facts["decontamination"]["sets"]["tiny labelled"]["dropped"] == 1
+    assert facts["decontamination"]["sets"]["tiny labeled"]["dropped"] == 1
 
 
 def test_documents_that_are_encoded_already_serve_as_they_are(

@@ -82,9 +82,9 @@ def test_kl_falls_and_labels_raise_their_documents(rng: np.random.Generator) -> 
     labels = Ragged.from_lists([[i % 25] if i % 2 else [] for i in range(60)])
     weighted = FitConfig(steps=150, batch_size=32, candidates=10, contrastive=5.0, learning_rate=0.02)
     pulled = kl_table(start, queries, targets, documents, weighted, positives=labels)
-    labelled = np.arange(1, 60, 2)
+    labeled = np.arange(1, 60, 2)
     score = [
-        (means(table, queries) * documents[np.arange(60) % 25]).sum(axis=1)[labelled].mean()
+        (means(table, queries) * documents[np.arange(60) % 25]).sum(axis=1)[labeled].mean()
         for table in (fitted, pulled)
     ]
     assert score[1] > score[0] + 0.1

@@ -45,8 +45,8 @@ def no_usearch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
 
 
-def unit_rows(n: int, seed: int, centre: float = 0.0) -> npt.NDArray[np.float16]:
-    values = np.random.default_rng(seed).standard_normal((n, DIM)) + centre
+def unit_rows(n: int, seed: int, center: float = 0.0) -> npt.NDArray[np.float16]:
+    values = np.random.default_rng(seed).standard_normal((n, DIM)) + center
     return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float16)
 
 
@@ -159,7 +159,7 @@ def test_a_query_alone_has_the_results_of_a_batch(tmp_path: Path, mode: str, fus
 
 @pytest.mark.usefixtures("small_graphs")
 def test_a_segment_that_holds_all_the_best_is_asked_for_more(tmp_path: Path) -> None:
-    near = unit_rows(N, 1, centre=3.0)
+    near = unit_rows(N, 1, center=3.0)
     build(tmp_path / "index", *(shard(unit_rows(N, 5 + i, -3.0), N * i) for i in range(3)), segment_documents=N)
     with IndexWriter.open(tmp_path / "index") as writer:
         writer.add(shard(near, 5000).documents, dense=near)

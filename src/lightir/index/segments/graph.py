@@ -19,7 +19,7 @@ from lightir import kernel
 from lightir.errors import MissingExtra
 from lightir.vectors import Floats
 
-NEIGHBOURS = 16
+NEIGHBORS = 16
 BUILD_CANDIDATES = 128
 SEARCH_CANDIDATES = 128
 """Values of usearch's connectivity, expansion_add and expansion_search; a search for more results keeps as many."""
@@ -182,7 +182,7 @@ def _new(dim: int, element: str) -> Any:
         ndim=dim,
         metric="ip",
         dtype=element,
-        connectivity=NEIGHBOURS,
+        connectivity=NEIGHBORS,
         expansion_add=BUILD_CANDIDATES,
         expansion_search=SEARCH_CANDIDATES,
     )

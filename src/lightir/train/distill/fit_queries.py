@@ -1,4 +1,4 @@
-"""Queries that a table is fitted to: labelled queries, spans and titles, none close to a held-out query."""
+"""Queries that a table is fitted to: labeled queries, spans and titles, none close to a held-out query."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def without_held_out(
         held_out[dataset.name] = [query for split in splits for query in dataset.queries(split)]
     groups: dict[str, list[FitQuery]] = {}
     for fit_query in queries:
-        kind = "labelled" if fit_query.positive_ids else "unlabelled"
+        kind = "labeled" if fit_query.positive_ids else "unlabelled"
         groups.setdefault(f"{fit_query.source} {kind}", []).append(fit_query)
     # A query and a span may have the same id, so a position in the group replaces it.
     numbered = {
