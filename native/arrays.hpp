@@ -30,7 +30,7 @@ struct Matrix {
     const uint8_t* row(size_t i) const { return static_cast<const uint8_t*>(data) + i * row_bytes(); }
 };
 
-// Which documents may be returned: bit i of byte i / 8 (least significant first); no bits at all means every document.
+// The documents that may be returned: bit i % 8 (least significant first) of byte i / 8; null allows all documents.
 struct Bitmap {
     const uint8_t* bits = nullptr;
 

@@ -8,7 +8,7 @@
 namespace lightir {
 namespace {
 
-// (indptr, term_ids, weights) of the queries' means.
+// Returns (indptr, term_ids, weights) of the queries' means.
 nb::tuple bind_mean_expansions(nb::handle row_ids, nb::handle row_weights, nb::handle token_ids, nb::handle indptr,
                                size_t vocab_size, size_t n_threads) {
     const Array ids(row_ids, "expansions' term ids", 2), weights(row_weights, "expansions' weights", 2);

@@ -4,7 +4,7 @@
 
 namespace lightir {
 
-// Adds the means of cached expansions to the module.
+// Adds the function that averages cached expansions to the module.
 void bind_expansions(nanobind::module_& m);
 
 }  // namespace lightir

@@ -1,4 +1,4 @@
-// Query encoding's border to Python: texts borrowed under the GIL, everything else done without it.
+// Python bindings of query encoding. Texts are borrowed under the GIL; everything else runs without it.
 #include "bind_query.hpp"
 
 #include <nanobind/stl/string.h>
@@ -27,7 +27,8 @@ namespace {
 
 using Words = std::unordered_map<std::string, uint32_t>;
 
-// The texts of a sequence as UTF-8, borrowed for as long as this lives; no data where an item is no such text.
+// The texts of a sequence as UTF-8, borrowed for the lifetime of this object; data is null for an item that is not valid
+// text.
 class Texts {
 public:
     explicit Texts(nb::handle texts) : kept_(nb::steal<nb::tuple>(PySequence_Tuple(texts.ptr()))) {
@@ -47,8 +48,8 @@ private:
     nb::tuple kept_;
 };
 
-// Releases the GIL for as long as this lives, but not for a few short texts: to get it back from another thread can take
-// a thousand times as long as they do.
+// Releases the GIL for the lifetime of this object, except for a few short texts: reacquiring it from another thread can
+// take a thousand times as long as encoding them.
 class ReleasedForMany {
 public:
     explicit ReleasedForMany(const Texts& texts) {
@@ -67,12 +68,12 @@ Split split_named(const std::string& name) {
     if (name == "gpt2_digits") return Split::gpt2_digits;
     if (name == "llama3") return Split::llama3;
     if (name == "qwen2") return Split::qwen2;
-    throw InvalidInput("split '" + name + "' is not known");
+    throw InvalidInput("split '" + name + "' is unknown");
 }
 
 ByteMap byte_map(const nb::bytes& bytes) {
     ByteMap map;
-    if (bytes.size() != map.size()) throw InvalidInput("a byte map has 256 entries");
+    if (bytes.size() != map.size()) throw InvalidInput("a byte map must have 256 entries");
     std::memcpy(map.data(), bytes.data(), map.size());
     return map;
 }
@@ -93,8 +94,8 @@ void bind_word_piece_tokenizer(Tokenizer* self, const nb::bytes& bytes, Words fi
     new (self) Tokenizer(Split::bert, byte_map(bytes), {}, std::move(model));
 }
 
-// The ids of all texts; those of texts that the tokenizer refuses come from fallback(texts, positions). No tokenizer
-// refuses every text.
+// Returns the ids of all texts. fallback(texts, positions) tokenizes the texts that the tokenizer refuses, or all texts if
+// there is no tokenizer.
 TokenLists read_texts(const Tokenizer* tokenizer, const Texts& texts, const TextPolicy& policy, size_t n_threads,
                       const nb::callable& fallback) {
     TokenLists lists;
@@ -128,7 +129,7 @@ nb::tuple bind_tokenize(const Tokenizer& tokenizer, nb::handle texts, const Text
     return nb::make_tuple(to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)));
 }
 
-// (distinct words, the texts' words as places among them, indptr, positions of texts that were refused).
+// Returns (distinct words, positions of the texts' words among them, indptr, positions of refused texts).
 nb::tuple bind_split_words(nb::handle texts) {
     const Texts borrowed(texts);
     WordLists lists;
@@ -171,8 +172,8 @@ void bind_mean_rows(nb::handle table, nb::handle scales, nb::handle token_ids, n
     mean_rows(rows.matrix, tokens, offsets, out.shape(1), normalize, n_threads, out.data());
 }
 
-// Query vectors of texts: a table's normalized means and a vocabulary's counts; a branch that isn't wanted has no table,
-// or no vocabulary. Keeps its arrays alive.
+// Encodes texts to query vectors: normalized means of table rows and counts of terms. Without a table there are no dense
+// vectors, without a vocabulary no sparse ones. Keeps its arrays alive.
 class QueryEncoder {
 public:
     // records: the classes Ragged, SparseVectors and QueryVectors.
@@ -194,7 +195,7 @@ public:
         weighting_.factors = kept_factors_->span<float>().data;
     }
 
-    // One QueryVectors of all texts; its dense rows are in `out` if one is given.
+    // Returns one QueryVectors of all texts, with its dense rows in `out` if given.
     nb::object encode(nb::handle texts, size_t n_threads, const nb::callable& fallback, nb::object out) const {
         const Texts borrowed(texts);
         TokenLists lists = read_texts(native_, borrowed, policy_, n_threads, fallback);
@@ -219,7 +220,7 @@ public:
                                               to_numpy(std::move(counts.weights)), vocab_size_));
     }
 
-    // See vectors_of_texts.
+    // Implements vectors_of_texts.
     TextVectors vectors(const nb::tuple& texts, size_t n_threads, const nb::callable& by_library,
                         std::optional<uint32_t> unknown) const {
         const Texts borrowed(texts);
@@ -238,7 +239,7 @@ public:
     }
 
 private:
-    // Gives texts that hold only the unknown term the ids of the empty text.
+    // Replaces the ids of texts with only the unknown term by those of the empty text.
     void empty_unknown(TokenLists& lists, uint32_t unknown, const nb::callable& by_library) const {
         const auto is_unknown = [&](size_t text) {
             const auto first = lists.ids.begin() + lists.indptr[text], last = lists.ids.begin() + lists.indptr[text + 1];

@@ -1,4 +1,4 @@
-// The border to Python: checks arguments, releases the GIL. No algorithm lives here.
+// Python bindings: check arguments and release the GIL. They contain no algorithms.
 #define LIGHTIR_IMPORTS_NUMPY
 
 #include <nanobind/nanobind.h>
@@ -26,7 +26,7 @@ using namespace lightir;
 
 namespace {
 
-// An optional floor a query, below which nothing comes back.
+// Optional minimum scores, one per query.
 class Floors {
 public:
     Floors(nb::handle object, size_t n_queries) {
@@ -167,7 +167,7 @@ nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle
     return to_numpy(std::move(scores));
 }
 
-// Our exceptions become lightir.errors' exceptions.
+// Translates C++ exceptions to those of lightir.errors.
 void translate(const std::exception_ptr& failure, void*) {
     const auto raise = [](const char* type, const char* text) {
         PyErr_SetString(nb::module_::import_("lightir.errors").attr(type).ptr(), text);
@@ -185,7 +185,7 @@ void translate(const std::exception_ptr& failure, void*) {
 
 NB_MODULE(_native, m) {
     if (PyArray_ImportNumPyAPI() < 0) nb::raise_python_error();
-    nb::set_leak_warnings(false);  // a daemon thread that searches as the process ends is no leak
+    nb::set_leak_warnings(false);  // a daemon thread that is searching at exit is not a leak
     nb::register_exception_translator(translate);
     use_level_from_environment();
     m.def("dispatch", [] { return std::string(level().name); });

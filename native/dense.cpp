@@ -12,11 +12,11 @@
 namespace lightir {
 namespace {
 
-constexpr size_t tile = 256;         // rows scored at a time; a tile is reused by all queries of a group
+constexpr size_t tile = 256;         // rows scored at a time; all queries of a group share a tile
 constexpr size_t queries_group = 16;
-// Copies that bound rows save time where fewer rows than one in so many come back: each of these is read twice.
+// Copies save time only if at most one row in rows_a_hit is returned: a returned row is read twice.
 constexpr size_t rows_a_hit = 200;
-constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // of copied rows that are about to be scored
+constexpr size_t rows_ahead = 4, fetched_bytes = 1024;  // prefetch distance and size for rows scored after their copies
 
 void check_finite(const float* queries, size_t n_queries, size_t dim) {
     for (size_t i = 0; i < n_queries * dim; ++i) {
@@ -39,7 +39,7 @@ class Coarse {
 public:
     Coarse() = default;
 
-    // A query that is all zeros, too wide, or so large or small that floats over- or underflow is left to the scores.
+    // Stays unusable for a query that is all zeros, too wide, or likely to overflow or underflow floats.
     Coarse(const float* query, size_t dim) {
         float most = 0.0f;
         for (size_t j = 0; j < dim; ++j) most = std::max(most, std::fabs(query[j]));
@@ -63,8 +63,8 @@ public:
             squares += static_cast<double>(query[j]) * static_cast<double>(query[j]);
         }
         length_ = static_cast<float>(std::sqrt(squares) * 1.001);
-        // No value of a row is beyond 128. The second term is for the roundings: those of the score (a product, a sum a
-        // strip of 32 columns, 5 sums of lanes, the scale) and those made here, 64 and fewer.
+        // A row's values are at most 128 in magnitude. The second term bounds the roundings: those of the score (a
+        // product, a sum per strip of 32 columns, 5 sums of lanes, the scale) and at most 64 made here.
         const double roundings = static_cast<double>(dim) / n_lanes + 128.0;
         slack_ = static_cast<float>(128.0 * (error + magnitude * roundings * 0x1p-24) * 1.001);
         dim_ = dim;
@@ -72,16 +72,16 @@ public:
 
     bool usable() const { return dim_ > 0; }
 
-    // Positions behind `first` of rows whose scores, as score_rows computes them, may be above the threshold, and of those
-    // with a scale that is not a number. With errors the rows are copies, and what counts is the score of what they are
-    // copies of (Cauchy and Schwarz).
+    // Returns the number of rows whose scores, as score_rows computes them, may be above the threshold or whose scale is
+    // NaN, and writes their positions relative to `first`. If errors are given, the rows are copies, and the bound is for
+    // the scores of the original rows (Cauchy-Schwarz inequality).
     size_t rows_above(const Matrix& rows, const float* errors, size_t first, size_t n, float threshold,
                       uint32_t* positions) const {
         const CoarseQuery query{values_.data(), high_.data(), low_.data(), high_lanes_, low_lanes_,
                                 dim_,           step_,        slack_,      length_};
-        const CoarseRows some{rows.row(first), rows.row_bytes(), rows.scales + first,
+        const CoarseRows span{rows.row(first), rows.row_bytes(), rows.scales + first,
                               errors == nullptr ? nullptr : errors + first};
-        return level().coarse_above(some, n, query, threshold, positions);
+        return level().coarse_above(span, n, query, threshold, positions);
     }
 
 private:
@@ -92,11 +92,11 @@ private:
     size_t dim_ = 0;
 };
 
-// The best rows of first .. last for one query, tile after tile. int8 rows, or copies, are bounded first, and only rows
-// whose bound beats the threshold are scored: the result is the same.
+// Collects the best rows for one query, tile by tile. int8 rows and copies are bounded first, and only rows with a bound
+// above the threshold are scored, which does not change the result.
 class Scan {
 public:
-    // lowest: only rows that score more come back; NaN for all.
+    // lowest: exclusive lower limit of the scores; NaN for none.
     Scan(const Matrix& rows, const Copies& copies, const float* query, size_t dim, size_t k, float lowest)
         : rows_(rows), bytes_(copies.rows.data == nullptr ? rows : copies.rows), errors_(copies.errors), query_(query),
           dim_(dim), best_(k, lowest) {
@@ -128,14 +128,14 @@ private:
     size_t scored_above(size_t first, size_t n, uint32_t* positions, float* values) const {
         alignas(64) float scores[tile];
         score_rows(rows_, first, n, query_, dim_, scores);
-        // A scan takes whole groups of 64: what stands behind the last row is filled up and left out.
+        // take_above_f32 requires a multiple of scan_width entries: the tile is padded, and hits in the padding are dropped.
         std::fill(scores + n, scores + tile, 0.0f);
         size_t n_found = level().take_above_f32(scores, tile, best_.threshold(), positions, values);
         while (n_found > 0 && positions[n_found - 1] >= n) --n_found;
         return n_found;
     }
 
-    // A row of which only the copy was read lies in no cache.
+    // Prefetches a row that is not in a cache because only its copy was read.
     void fetch(size_t doc) const {
         if (doc >= rows_.n_rows) return;
         const uint8_t* row = rows_.row(doc);
@@ -145,7 +145,7 @@ private:
     }
 
     const Matrix& rows_;
-    const Matrix& bytes_;  // what is bounded: the rows, or their copies
+    const Matrix& bytes_;  // the copies if there are any, else the rows
     const float* errors_;
     const float* query_;
     size_t dim_;
@@ -171,7 +171,7 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
     std::vector<std::vector<Hit>> hits(n_queries);
     if (k == 0 || rows.n_rows == 0 || n_queries == 0) return hits;
     const Copies none;
-    // Groups of queries share a tile of rows; where there are fewer groups than threads the rows are divided too.
+    // A group of queries shares each tile of rows. If there are fewer groups than threads, the rows are divided too.
     const size_t n_groups = (n_queries + queries_group - 1) / queries_group;
     const size_t n_tiles = (rows.n_rows + tile - 1) / tile;
     const size_t n_parts = std::min(n_tiles, std::max<size_t>(1, n_threads / n_groups));

@@ -7,16 +7,16 @@
 
 namespace lightir {
 
-// The level in use: the highest that this processor has, or the one that LIGHTIR_KERNEL names.
+// The level in use: the highest that this processor supports, or the one that LIGHTIR_KERNEL names.
 const Level& level();
 
 // Names of the levels that this processor can run, lowest first.
 std::vector<std::string> available_levels();
 
-// Use the named level from now on; InvalidInput when the name is unknown or the processor lacks it.
+// Selects the named level; InvalidInput if the name is unknown or the processor does not support it.
 void use_level(const std::string& name);
 
-// Use the level that the environment variable LIGHTIR_KERNEL names, if it is set and not empty.
+// Selects the level that the environment variable LIGHTIR_KERNEL names, if it is set and not empty.
 void use_level_from_environment();
 
 }  // namespace lightir

@@ -5,12 +5,12 @@
 
 namespace lightir {
 
-// A value that cannot be used as it is; becomes lightir.errors.InvalidInput in Python.
+// An invalid argument; becomes lightir.errors.InvalidInput in Python.
 struct InvalidInput : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
 };
 
-// Stored arrays that contradict each other; becomes lightir.errors.FormatError in Python.
+// Stored arrays that are inconsistent; becomes lightir.errors.FormatError in Python.
 struct DamagedArrays : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

@@ -11,11 +11,12 @@
 namespace lightir {
 namespace {
 
-constexpr size_t queries_chunk = 64;  // queries that a thread takes at a time
+constexpr size_t queries_chunk = 64;  // queries per task
 constexpr size_t word_bits = 64;
 
-// Sums over a vocabulary of which few terms are touched, read out in the order of the terms. Two levels of bits say
-// which: reading costs what was touched and a word for 4,096 terms. All is 0 between two queries, so a thread keeps it.
+// Sums over a vocabulary of which few terms are touched, read in the order of the terms. Two levels of bits mark the
+// touched terms, so reading costs their number plus one word per 4,096 terms. All sums are 0 between two queries, so a
+// thread reuses the object.
 class Sums {
 public:
     void make_room(size_t vocab_size) {
@@ -32,7 +33,7 @@ public:
         touched_words_[word / word_bits] |= uint64_t{1} << word % word_bits;
     }
 
-    // take(term, sum) of each touched term, ascending; all is 0 afterwards.
+    // Calls take(term, sum) for each touched term in ascending order and resets all sums to 0.
     template <typename Take>
     void drain(const Take& take) {
         for (size_t outer = 0; outer < touched_words_.size(); ++outer) {
@@ -126,7 +127,7 @@ SparseQueries mean_expansions(const Expansions& rows, Span<uint32_t> token_ids, 
         for (size_t q = first; q < last; ++q) {
             const size_t begin = static_cast<size_t>(indptr[q]), n = static_cast<size_t>(indptr[q + 1]) - begin;
             const Span<uint32_t> tokens{token_ids.data + begin, n};
-            check(rows, tokens, vocab_size);  // before anything is added; it also brings the rows into the cache
+            check(rows, tokens, vocab_size);  // before adding anything; this also brings the rows into the cache
             add_rows(rows, tokens, sums, weights.data());
             append(out, sums, n);
         }

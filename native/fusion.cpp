@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint32_t nobody = 0xffffffffu;
 
-// Numbers documents in the order in which they come; open addressing over at least twice as many slots.
+// Numbers documents in the order of their insertion, by open addressing with a load factor of at most 0.5.
 class Candidates {
 public:
     explicit Candidates(size_t most) {
@@ -43,7 +43,7 @@ private:
     std::vector<uint32_t> doc_ords_;
 };
 
-// What a branch says of scores, measured by its list alone. Sums run in the list's order, so they have one value.
+// Normalizes a branch's scores by the statistics of its list. Sums follow the list's order, which makes them deterministic.
 class Normalizer {
 public:
     Normalizer(Span<float> listed, Scale scale, double rrf_k) : scale_(scale), rrf_k_(rrf_k), n_(listed.size) {
@@ -62,7 +62,7 @@ public:
         deviation_ = std::sqrt(squares / static_cast<double>(n_ - 1));
     }
 
-    // What can be said of a document outside the list at most, and at least; `complete`: it scores no more than any listed.
+    // Bounds of the normalized score of a document outside the list; in a complete list no other document scores higher.
     double most_outside(bool complete) const { return normalized(complete ? least_ : infinity, 0); }
     double least_outside() const { return normalized(-infinity, 0); }
 
@@ -71,7 +71,7 @@ public:
 private:
     static constexpr double infinity = std::numeric_limits<double>::infinity();
 
-    // Rises with s, roundings included.
+    // Monotonic in s, roundings included.
     double normalized(double s, int64_t rank) const {
         if (n_ == 0) return 0.0;
         const bool flat = least_ == most_;
@@ -94,7 +94,7 @@ private:
     double rrf_k_;
     size_t n_;
     double least_ = 0, most_ = 0, mean_ = 0, deviation_ = 1;
-    double nothing_ = 0;  // the score that is worth 0
+    double nothing_ = 0;  // the score that is normalized to 0
 };
 
 template <typename T>
@@ -105,7 +105,7 @@ std::vector<T> some_of(const std::vector<T>& values, const std::vector<uint32_t>
     return out;
 }
 
-// The k-th best of the numbers seen, or minus infinity while they are fewer.
+// The k-th best of the values added, or minus infinity if there are fewer.
 class Threshold {
 public:
     explicit Threshold(size_t k) : k_(k) {}
@@ -123,8 +123,8 @@ private:
     std::priority_queue<double, std::vector<double>, std::greater<double>> best_;
 };
 
-// One branch's part in the candidates' sums. Of a document outside its list nothing is asked where all scores that it may
-// have are worth the same, as with ranks, or with min-max below the least score of an exact list.
+// One branch's contribution to the candidates' sums. A branch is open if the normalized score of a document outside its
+// list depends on the score. It is not with rank fusion, or with min-max below the lowest score of a complete list.
 class Part {
 public:
     Part(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& known,
@@ -148,22 +148,22 @@ public:
         }
     }
 
-    // Whether what it says of a candidate hangs on a score that its list lacks.
+    // Whether the contribution to candidate i depends on a score that is not known yet.
     bool asks(size_t i) const { return open_ && !scored_[i]; }
 
-    // Whether it asks for any score that its list lacks.
+    // Whether the contribution to documents outside the list depends on their scores.
     bool open() const { return open_; }
 
     double weighted(size_t i) const { return branch_.weight * column_.normalized[i]; }
 
-    // The most that `weighted` can be before `score` was called.
+    // Upper bound of weighted(i) before score() is called.
     double most(size_t i) const {
         if (!asks(i)) return weighted(i);
         if (branch_.weight < 0.0) return std::numeric_limits<double>::infinity();
         return branch_.weight == 0.0 ? 0.0 : branch_.weight * most_outside_;
     }
 
-    // Candidates' scores where the list lacks them, and what these are worth where it asks for them.
+    // Computes the missing scores of candidates and, if the branch is open, normalizes them.
     void score(const std::vector<uint32_t>& numbers) {
         std::vector<uint32_t> outside, at;
         for (const uint32_t i : numbers) {
@@ -176,7 +176,7 @@ public:
         for (size_t i = 0; i < at.size(); ++i) set_score(at[i], scores[i]);
     }
 
-    // The whole column of some candidates, of which those that it asks for are scored.
+    // Returns the column of the given candidates. Those of an open branch must have been scored.
     FusedColumn taken(const std::vector<uint32_t>& numbers) {
         if (!open_) score(numbers);
         return {some_of(column_.scores, numbers), some_of(column_.normalized, numbers),
@@ -184,7 +184,7 @@ public:
     }
 
 private:
-    // Of a document outside the list.
+    // Sets the score of a document outside the list.
     void set_score(uint32_t i, float score) {
         scored_[i] = true;
         column_.scores[i] = score;
@@ -196,15 +196,15 @@ private:
     Normalizer normalized_;
     double most_outside_;
     bool open_;
-    std::vector<bool> scored_;  // listed, known or asked for
+    std::vector<bool> scored_;  // whether the score is listed, known or computed
     FusedColumn column_;
 };
 
-// The candidates' sums: true ones of all that can be among the k best, and of the others what they can be at most, which is
-// less than the k-th best.
+// The candidates' sums: exact for every candidate that can be among the k best, otherwise an upper bound that is below the
+// k-th best sum.
 struct Sums {
     std::vector<double> values;
-    double least = 0.0;  // the k-th best, or minus infinity
+    double least = 0.0;  // the k-th best sum, or minus infinity
 };
 
 Sums sums_of(std::vector<Part>& parts, size_t n_candidates, size_t k) {
@@ -245,7 +245,8 @@ Sums sums_of(std::vector<Part>& parts, size_t n_candidates, size_t k) {
     return out;
 }
 
-// The places of the k best sums, and of those that tie with the last of them if asked. k documents have `least` or more.
+// Returns the numbers of the k best candidates and, if ties is set, of those that tie with the last. At least
+// min(k, sums.size()) sums are `least` or more.
 std::vector<uint32_t> best(const std::vector<double>& sums, double least, const std::vector<uint32_t>& doc_ords, size_t k,
                            bool ties) {
     std::vector<uint32_t> order;

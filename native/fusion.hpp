@@ -1,4 +1,4 @@
-// One ranking out of several branches' lists.
+// Fusion of several branches' lists into one ranking.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace lightir {
 
 enum class Scale { none, max, min_max, z_score, dbsf, reciprocal };
 
-// One branch's best documents, score down; what it gives others, no more than the last of these where the list is
-// complete; its part in the sum; and scores of documents of other lists that are known already.
+// One branch's best documents by descending score. scorer computes the scores of other documents, which are at most the
+// last listed score if the list is complete. known holds precomputed scores of documents outside the list, or null.
 struct FusedBranch {
     Span<uint32_t> doc_ords;
     Span<float> scores;
@@ -34,24 +34,25 @@ struct FusedTop {
     std::vector<FusedColumn> columns;
 };
 
-// Whether documents outside a branch's list may count, so that their scores have to be known.
+// Whether the score of a document outside a branch's list can matter, so that it must be known.
 inline bool counts_outside(Scale scale) { return scale != Scale::min_max && scale != Scale::reciprocal; }
 
-// How lists are joined.
+// Options of fuse().
 struct FusionOptions {
     Scale scale = Scale::max;
     double rrf_k = 60.0;
     size_t k = 10;
-    bool ties = false;     // return also the documents that tie with the k-th
-    bool columns = true;   // return the branches' scores of the documents; without them fewer scores are computed
-    Span<uint32_t> also;   // documents to rank whether a branch lists them or not
+    bool ties = false;     // also return documents that tie with the k-th
+    bool columns = true;   // return the branches' scores of the documents; false computes fewer scores
+    Span<uint32_t> also;   // documents to rank in addition to the listed ones
 };
 
-// Returns the k best documents of all lists by the weighted sum of the branches' normalized scores: sum down, then doc_ord
-// up. A document outside a branch's list gets its scorer's score, which is computed where it can matter.
+// Returns the k best documents of all lists by the weighted sum of the branches' normalized scores, ordered by descending
+// sum, then ascending doc_ord. The scorer of a branch scores documents outside its list if they can be among the best.
 FusedTop fuse(const std::vector<FusedBranch>& branches, const FusionOptions& options);
 
-// Returns a branch's normalized scores of documents, given the scores in its list, and the documents' ranks in it, 0 outside.
+// Returns a branch's normalized scores of documents. listed: scores of the branch's list. ranks: the documents' ranks in it
+// from 1, or 0 for a document outside.
 std::vector<double> normalized(Span<float> scores, Span<float> listed, Span<int64_t> ranks, Scale scale, double rrf_k);
 
 }  // namespace lightir

@@ -3,9 +3,9 @@
 #include <cstdint>
 
 namespace lightir {
-namespace {  // one private copy for each dispatch level's file: their instruction sets must not mix
+namespace {  // one private copy per dispatch level, since their instruction sets must not mix
 
-// IEEE half to float, exact, subnormals and infinities included; without branches, so that compilers vectorize it.
+// IEEE half to float, exact for subnormals and infinities too; branch-free, so that compilers vectorize it.
 inline float half_to_float(uint16_t half) {
     constexpr uint32_t exponent_mask = 0x7c00u << 13;
     const uint32_t magnitude = (half & 0x7fffu) << 13;

@@ -1,4 +1,4 @@
-// Compiled with -mavx2 -mf16c; entered only where the processor has both.
+// Compiled with -mavx2 -mf16c; called only if the processor supports both.
 #include <immintrin.h>
 
 #include "level_loops.hpp"
@@ -54,7 +54,7 @@ struct Avx2 {
         return _mm_cvtss_f32(four) + static_cast<float>(rest);
     }
 
-    // Few entries are above: the least work that tells whether any is comes first.
+    // Few entries are above the threshold, so the cheapest test for any comes first.
     static uint64_t above_u16(const uint16_t* scores, uint16_t threshold) {
         const __m256i limit = _mm256_set1_epi16(static_cast<short>(threshold));
         const __m256i* v = reinterpret_cast<const __m256i*>(scores);

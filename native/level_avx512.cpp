@@ -1,4 +1,4 @@
-// Compiled with AVX-512 F, BW, DQ, VL and VNNI; entered only where the processor has them all.
+// Compiled with AVX-512 F, BW, DQ, VL and VNNI; called only if the processor supports all of them.
 #include <immintrin.h>
 
 #include "level_loops.hpp"
@@ -33,7 +33,7 @@ struct Avx512 {
     static void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
     static void clear_line(void* p) { _mm512_storeu_si512(p, _mm512_setzero_si512()); }
 
-    // VNNI multiplies unsigned by signed: a row's bytes get 128 added, and the sums start that much lower.
+    // VNNI multiplies unsigned by signed: 128 is added to a row's bytes and subtracted again from the initial sums.
     static __m512i lowered(const int32_t* lanes) {
         return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_loadu_si512(lanes), 7));
     }
@@ -57,7 +57,7 @@ struct Avx512 {
     static float coarse_dot(const int8_t* row, const CoarseQuery& query) {
         return _mm512_reduce_add_ps(coarse_lanes(row, query));
     }
-    // Row after row as they lie in memory, which is what the processor fetches ahead; their lanes are added together.
+    // Rows are read in memory order, which the hardware prefetcher follows; the lanes are added jointly.
     static constexpr bool has_coarse_dots = true;
     static void coarse_dots(const int8_t* rows, size_t row_bytes, const CoarseQuery& query, float* products) {
         const __m512 a = coarse_lanes(rows, query), b = coarse_lanes(rows + row_bytes, query);

@@ -1,12 +1,12 @@
-// The loops behind a Level, written once over a small vector type V of the including file:
+// The loops of a Level, templates over a small vector type V of the including file:
 //   V::width, V::Floats, zero(), load_half(p), load_bfloat16(p), load_int8(p), load_uint8(p), load_float(p), set(x),
 //   add(a, b), mul(a, b), magnitude(a), store(p, a), stream(p, a), above_u16(scores, threshold) and
-//   above_f32(scores, threshold): bit l says whether entry l of scan_width is above the threshold; V::Offsets,
-//   highest_offsets(), lower(lowest, offsets): the smaller ones, lane by lane, of 64 offsets, any_below(lowest, first);
-//   coarse_dot(row, query), see CoarseQuery;
-//   has_coarse_dots, and if so coarse_dots(rows, row_bytes, query, products) of four rows.
-// V lives in an unnamed namespace, so nothing that is compiled here can be merged with another level's code; for the
-// same reason nothing from the standard library is called that is not a macro or a builtin.
+//   above_f32(scores, threshold): bit l is set if entry l of scan_width is above the threshold; V::Offsets,
+//   highest_offsets(), lower(lowest, offsets): the lane-wise minimum of 64 offsets, any_below(lowest, first);
+//   coarse_dot(row, query) with a CoarseQuery;
+//   has_coarse_dots and, if true, coarse_dots(rows, row_bytes, query, products) of four rows.
+// V is in an unnamed namespace, so the linker cannot merge code of different levels. For the same reason the loops use
+// only macros and builtins of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -71,14 +71,13 @@ inline float dot(const uint8_t* row, const float* query, size_t dim) {
     return add_lanes(lanes);
 }
 
-// Rows of a scan are asked for this many bytes before they are needed: the processor's own fetching stops at the border of
-// each page, and starts again after some misses.
+// Prefetch distance of a scan: the hardware prefetcher stops at each page boundary and restarts after several misses.
 constexpr size_t scanned_ahead_bytes = 4096;
 constexpr size_t fetched_line = 64;  // bytes
 
 inline size_t rows_ahead(size_t row_bytes) { return scanned_ahead_bytes / (row_bytes + 1) + 1; }
 
-// A macro: gcc drops calls of functions that do nothing but fetch. What lies behind the last row is never read.
+// A macro, because gcc drops calls to functions that only prefetch. Addresses after the last row are prefetched but not read.
 #define LIGHTIR_FETCH(from, bytes) \
     for (size_t byte = 0; byte < (bytes); byte += fetched_line) __builtin_prefetch((from) + byte)
 
@@ -111,7 +110,7 @@ void coarse_dot_rows(const uint8_t* rows, size_t n_rows, size_t row_bytes, const
     }
 }
 
-// From products to bounds.
+// Turns products into bounds.
 template <typename V>
 inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const CoarseQuery& query, float* products) {
     const typename V::Floats step = V::set(query.step), slack = V::set(query.slack), least = V::set(__FLT_MIN__);
@@ -131,7 +130,7 @@ inline void bound_rows(const CoarseRows& rows, size_t first, size_t n, const Coa
     }
 }
 
-// All of it a few rows at a time: while the processor does something else for long, it fetches no rows.
+// Processes a few rows at a time: the processor fetches no rows during long stretches of other work.
 template <typename V>
 size_t coarse_above(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
                     uint32_t* positions) {
@@ -158,7 +157,7 @@ float sum_of_squares(const float* values, size_t n) {
 template <typename V>
 void scale(const float* values, size_t n, float factor, float* out, bool stream) {
     size_t j = 0;
-    if (stream) {  // whole vectors at addresses that are multiples of one
+    if (stream) {  // stores whole vectors at aligned addresses
         while (j < n && reinterpret_cast<uintptr_t>(out + j) % (V::width * sizeof(float)) != 0) {
             out[j] = factor * values[j];
             ++j;
@@ -169,17 +168,17 @@ void scale(const float* values, size_t n, float factor, float* out, bool stream)
     for (; j < n; ++j) out[j] = factor * values[j];
 }
 
-// A term's postings go on in its next run, so what lies ahead is fetched whether this run ends before it or not.
+// A term's postings continue in its next run, so the prefetch does not stop at the end of a run.
 constexpr size_t fetched_ahead = 1024;  // postings
 constexpr size_t fetch_step = 64;       // postings between two fetches: two lines of offsets
 
-// A macro, see LIGHTIR_FETCH_ROW.
+// A macro for the same reason as LIGHTIR_FETCH.
 #define LIGHTIR_FETCH_AHEAD(array, i)                                                        \
     for (size_t line = 0; line < fetch_step; line += fetched_line / sizeof(*(array))) {      \
         __builtin_prefetch((array) + (i) + fetched_ahead + line);                            \
     }
 
-// What a posting adds: its impact, that many times as much, 256ths of that, or the same as all others.
+// The amount that a posting adds: impact, weight * impact, weight * impact / 256, or weight.
 struct Once {
     static constexpr bool reads_impacts = true;
     uint32_t operator()(uint8_t impact) const { return impact; }
@@ -203,7 +202,7 @@ struct Same {
     uint32_t operator()(uint8_t) const { return weight; }
 };
 
-// Eight impacts are read as one number: loads are what bounds the speed.
+// Eight impacts are read as one number, since loads limit the speed.
 template <typename Product>
 inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t first,
                       const Product& product) {
@@ -215,7 +214,7 @@ inline void add_eight(uint16_t* scores, const uint16_t* offsets, const uint8_t* 
     }
 }
 
-// Of postings first .. first + 8 only the last n_new, without a loop over so few, whose end no processor foresees.
+// Adds only the last n_new of postings first .. first + 8, without a short loop whose end would be mispredicted.
 template <typename Product>
 inline void add_last(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t first, size_t n_new,
                      const Product& product) {
@@ -228,7 +227,7 @@ inline void add_last(uint16_t* scores, const uint16_t* offsets, const uint8_t* i
     }
 }
 
-// The postings from number i on.
+// Adds the postings from number i on.
 template <typename Product>
 void add_few(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t i, size_t n, const Product& product) {
     for (; i + 8 <= n; i += 8) add_eight(scores, offsets, impacts, i, product);
@@ -242,9 +241,9 @@ void add_few(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, 
     }
 }
 
-// Stops at the first of fetch_step postings that lies behind the portion: where exactly it ends costs more to find than
-// some postings of the next one cost that are added early. One before the portion, which only damage can have put there,
-// would stay in accumulators that are taken for clear.
+// Stops after the group of fetch_step postings in which the portion ends: adding some postings of the next portion early
+// is cheaper than finding the exact end. A posting before the portion is possible only in damaged data and would leave
+// values in accumulators that are assumed to be 0.
 template <typename V, typename Product>
 size_t add_products(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
                     const Product& product) {
@@ -323,11 +322,11 @@ inline float row_factor(const RowSum& what, uint32_t id) {
     return 1.0f;
 }
 
-constexpr size_t long_row_bytes = 4096;  // rows up to this are fetched a query ahead, longer ones some strips ahead
+constexpr size_t long_row_bytes = 4096;  // rows up to this size are prefetched one query ahead, longer rows some strips ahead
 constexpr size_t strips_ahead = 4;
-constexpr size_t fetched_at_end = 8;  // rows of a next query that has more of them
+constexpr size_t fetched_at_end = 8;  // rows prefetched of a next query that has more rows
 
-// Which bytes to ask for while a strip is summed: those `ahead` further on, in this query's rows or in the next one's.
+// The bytes to prefetch while a strip is summed: `ahead` further on, in the rows of this query or of the next.
 struct Fetch {
     const uint32_t* ids;
     size_t n_ids;
@@ -348,8 +347,8 @@ struct Fetch {
         for (size_t byte = 0; byte < (bytes); byte += fetched_line) __builtin_prefetch(from + byte, 0, 2);    \
     }
 
-// Columns first .. first + parts * width of the sum, held in registers while the query's rows go by. Columns that are
-// needed soon are fetched meanwhile: rows lie scattered over a table that no cache holds.
+// Sums columns first .. first + parts * width in registers over the query's rows and prefetches the next columns, since
+// rows are scattered over a table that exceeds the caches.
 template <typename V, Element E, bool weighted, size_t parts>
 inline void sum_strip(const RowSum& what, size_t first, float* out) {
     constexpr size_t bytes = parts * V::width * element_bytes(E);

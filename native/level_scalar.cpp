@@ -1,4 +1,4 @@
-// Plain C++ for any processor; the compiler may use the vectors that its baseline has.
+// Plain C++ for any processor; the compiler may use the vector instructions of its baseline.
 #include "level_loops.hpp"
 
 namespace lightir {
@@ -62,7 +62,7 @@ struct Scalar {
         return total;
     }
 
-    // Few entries are above: the loop that compilers vectorize (flags as wide as the scores) tells first whether any is.
+    // Few entries are above the threshold, so a loop that compilers vectorize (flags as wide as scores) first tests for any.
     template <typename Flag, typename Score, typename IsAbove>
     static uint64_t mask_of(const Score* scores, IsAbove is_above) {
         Flag any = 0;

@@ -1,5 +1,5 @@
-// The hot loops, once for each instruction set ("dispatch level"). All levels give the same bits: sums run in the
-// same order with the same roundings, only the number of lanes that one instruction holds differs.
+// The hot loops, once per instruction set ("dispatch level"). All levels return the same bits: sums have the same order and
+// the same roundings; only the number of lanes per instruction differs.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,16 @@ constexpr size_t element_bytes(Element element) {
     return element == Element::float32 ? 4 : element == Element::int8 ? 1 : 2;
 }
 
-// Partial sums that a dot product keeps: lane l sums the products at l, l + 32, ...; a fixed tree adds the lanes.
+// Number of partial sums of a dot product: lane l sums the products at l, l + 32, ...; a fixed tree adds the lanes.
 constexpr size_t n_lanes = 32;
 
-// The scans look at this many accumulators at once; their lengths are multiples of it.
+// Number of accumulators that a scan tests at once; the length of a scan is a multiple of it.
 constexpr size_t scan_width = 64;
 
 // A query rounded to 15 bits, for upper bounds of int8 rows' scores: values[j] = 128 * high[j] + low[j], all padded with
 // zeros to a multiple of 64. Sums of widest_coarse columns fit 32 bits, lane by lane.
 constexpr size_t widest_coarse = 8192;
-constexpr int coarse_limit = 127 * 128;  // of |values|
+constexpr int coarse_limit = 127 * 128;  // maximum of |values|
 
 struct CoarseQuery {
     const int16_t* values;
@@ -31,12 +31,12 @@ struct CoarseQuery {
     const int32_t* high_lanes;  // (16,) lane l: sum of high[j] over j with j / 4 % 16 == l
     const int32_t* low_lanes;
     size_t dim;
-    float step;    // the query is about step * values
-    float slack;   // what a row of scale 1 can score above that
-    float length;  // of the query, at least
+    float step;    // the query is approximately step * values
+    float slack;   // upper bound of the error of a row's score, for scale 1
+    float length;  // upper bound of the query's length
 };
 
-// Rows in int8, and if they are copies the errors of each.
+// int8 rows, with an error per row if they are copies.
 struct CoarseRows {
     const uint8_t* data;
     size_t row_bytes;
@@ -50,7 +50,7 @@ struct RowSum {
     const float* scales;     // (rows,) of int8 tables, else null
     const uint32_t* ids;     // the rows to sum, in order
     size_t n_ids;
-    const uint32_t* next_ids;  // the rows of the query after this one, to prefetch
+    const uint32_t* next_ids;  // the rows of the next query, to prefetch
     size_t n_next_ids;
     size_t dim;
 };
@@ -65,27 +65,27 @@ constexpr size_t not_ascending = SIZE_MAX;
 struct Level {
     const char* name;
 
-    // Positions and values of all entries above the threshold, ascending; every entry read is set to 0. Returns how
-    // many; n is a multiple of scan_width.
+    // Writes the ascending positions and the values of all entries above the threshold, sets every entry to 0 and returns
+    // the number of hits; n is a multiple of scan_width.
     size_t (*take_above_u16)(uint16_t* scores, size_t n, uint16_t threshold, uint32_t* positions, float* values);
-    // The same for floats: "not at or below", so that NaN scores come out, and a NaN threshold lets everything pass.
+    // The same for floats. The test is "not at or below", so NaN scores pass, and a NaN threshold lets all scores pass.
     size_t (*take_above_f32)(float* scores, size_t n, float threshold, uint32_t* positions, float* values);
 
     // scores[i] = rows[i][:dim] . query[:dim], before any row scale; indexed by Element.
     void (*dot_rows[3])(const uint8_t* rows, size_t n_rows, size_t row_bytes, const float* query, size_t dim, float* scores);
-    // The positions, ascending, of rows whose score may be above the threshold, and how many; NaN scales are among them,
-    // and a NaN threshold lets all pass. A row's bound is scale * step * (row . values), but for rounding 64 times at
-    // most, and |scale| * slack + length * error.
+    // Writes the ascending positions of rows whose score may be above the threshold and returns their number. Rows with a
+    // NaN scale pass, and a NaN threshold lets all rows pass. A row's bound is scale * step * (row . values), with at most
+    // 64 roundings, plus |scale| * slack + length * error.
     size_t (*coarse_above)(const CoarseRows& rows, size_t n_rows, const CoarseQuery& query, float threshold,
                            uint32_t* positions);
     // out[j] = sum over ids of weight * scale * row[j], in the order of the ids; indexed by Element.
     void (*sum_rows[4])(const RowSum& what, float* out);
-    // Sum of squares, with the lanes and the tree of a dot product.
+    // Sum of squares, with the same lanes and tree as a dot product.
     float (*sum_of_squares)(const float* values, size_t n);
-    // out[j] = factor * values[j]; past the caches if asked, which takes a fence before another thread may read.
+    // out[j] = factor * values[j]. Optionally bypasses the caches, which requires a fence before another thread reads.
     void (*scale)(const float* values, size_t n, float factor, float* out, bool stream);
-    // scores[offsets[i]] += weight * impacts[i] for the postings of a portion, and perhaps for some behind it; offsets
-    // ascend. Returns how many it were, or not_ascending if one lies before the portion.
+    // scores[offsets[i]] += weight * impacts[i] for the postings of a portion and possibly for some after it; offsets
+    // ascend. Returns the number of postings added, or not_ascending if one is before the portion.
     size_t (*add_u8_to_u16)(uint16_t* scores, const uint16_t* offsets, const uint8_t* impacts, size_t n, Portion portion,
                             float weight);
     // scores[offsets[i]] += weight * impacts[i] / 256, rounded up.

@@ -10,7 +10,7 @@
 
 namespace lightir {
 
-// Runs task(0) .. task(n_tasks - 1), each once, on at most n_threads threads; the first exception is passed on.
+// Runs task(0) .. task(n_tasks - 1), each once, on at most n_threads threads, and rethrows the first exception.
 template <typename Task>
 void parallel_for(size_t n_tasks, size_t n_threads, const Task& task) {
     n_threads = std::min(n_threads, n_tasks);

@@ -1,10 +1,10 @@
-// The border to Python for every binding file: numpy arrays borrowed and checked, results turned into numpy arrays.
+// Conversions shared by the binding files: borrow and check numpy arrays, turn results into numpy arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-// One file, which defines this name, imports numpy's functions for all.
+// The one file that defines this name imports numpy's functions for all files.
 #ifndef LIGHTIR_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
 #endif
@@ -40,7 +40,7 @@ constexpr const char* dtype_name() {
     else return "float32";
 }
 
-// A numpy array, borrowed for as long as this lives.
+// A numpy array, borrowed for the lifetime of this object.
 class Array {
 public:
     Array(nb::handle object, const char* name, int ndim) : name_(name) {
@@ -116,7 +116,7 @@ inline void check_indptr(Span<int64_t> indptr, size_t total, const char* name) {
 // A matrix with its optional row scales.
 class Rows {
 public:
-    // bfloat16: uint16 rows are taken as such (numpy has no type of that name); else they are refused.
+    // bfloat16: whether uint16 rows are read as bfloat16, for which numpy has no dtype; otherwise uint16 is refused.
     Rows(nb::handle rows, nb::handle scales, const char* name, bool bfloat16 = false) : rows_(rows, name, 2) {
         const std::string dtype = rows_.dtype();
         if (dtype != "float16" && dtype != "float32" && dtype != "int8" && !(bfloat16 && dtype == "uint16")) {
@@ -168,7 +168,7 @@ constexpr int type_number() {
 
 inline void* array_data(const nb::object& array) { return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())); }
 
-// A new array, not filled.
+// Returns a new, uninitialized array.
 template <typename T, size_t n_dims>
 nb::object new_array(const std::array<size_t, n_dims>& shape) {
     npy_intp dims[n_dims];
@@ -178,8 +178,8 @@ nb::object new_array(const std::array<size_t, n_dims>& shape) {
     return array;
 }
 
-// numpy's own functions: what nanobind does by way of DLPack takes ten times as long. Few values are copied, the memory
-// of many is handed over.
+// Uses numpy's C API, since nanobind's conversion through DLPack takes ten times as long. Small vectors are copied; the
+// memory of large ones is handed over.
 template <typename T>
 nb::object to_numpy(std::vector<T> values) {
     constexpr size_t few_bytes = 4096;
@@ -207,7 +207,7 @@ public:
         array_.emplace_back(new Array(object, "allowed", 1));
         const Span<uint8_t> bits = array_[0]->span<uint8_t>();
         if (bits.size != (n + 7) / 8) {
-            throw InvalidInput("allowed must hold one bit a document: " + std::to_string((n + 7) / 8) + " bytes for " +
+            throw InvalidInput("allowed must hold one bit per document: " + std::to_string((n + 7) / 8) + " bytes for " +
                                std::to_string(n) + " documents, not " + std::to_string(bits.size));
         }
         bitmap = Bitmap{bits.data};
@@ -218,7 +218,7 @@ private:
     std::vector<std::unique_ptr<Array>> array_;
 };
 
-// Lists of hits one after the other: (indptr, doc_ords, scores).
+// Concatenated lists of hits: (indptr, doc_ords, scores).
 inline nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
     std::vector<int64_t> indptr{0};
     std::vector<uint32_t> doc_ords;
@@ -233,7 +233,7 @@ inline nb::tuple to_numpy(const std::vector<std::vector<Hit>>& lists) {
     return nb::make_tuple(to_numpy(std::move(indptr)), to_numpy(std::move(doc_ords)), to_numpy(std::move(scores)));
 }
 
-// int8 copies of a matrix's rows with their scales and errors; None for none.
+// int8 copies of a matrix's rows with their scales and errors, or None.
 class CopiesOf {
 public:
     CopiesOf(nb::handle given, const Matrix& matrix) {

@@ -1,4 +1,4 @@
-// Records of the Python half, made here.
+// Construction of Python records from C++.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,7 @@ namespace lightir {
 
 namespace nb = nanobind;
 
-// Makes instances of a frozen dataclass from its fields in their order, without its checks: only for what passes them.
+// Makes instances of a frozen dataclass from its fields in order. Skips the checks of the class: values must be valid.
 class Record {
 public:
     explicit Record(nb::handle type)
@@ -17,7 +17,7 @@ public:
 
     template <typename... Values>
     nb::object operator()(const Values&... values) const {
-        if (sizeof...(values) != names_.size()) throw InvalidInput("a record has other fields than the kernel fills");
+        if (sizeof...(values) != names_.size()) throw InvalidInput("a record's fields differ from those that the kernel sets");
         nb::object made = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type_.ptr()), 0));
         if (!made.is_valid()) nb::raise_python_error();
         size_t i = 0;

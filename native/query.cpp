@@ -12,11 +12,11 @@
 namespace lightir {
 namespace {
 
-constexpr size_t queries_chunk = 256;               // queries that a thread takes at a time
-constexpr size_t streamed_bytes = size_t{8} << 20;  // output from which on it is not worth a place in the caches
+constexpr size_t queries_chunk = 256;               // queries per task
+constexpr size_t streamed_bytes = size_t{8} << 20;  // output of this size and above bypasses the caches
 constexpr size_t cache_line = 64;
 
-// Floats that begin a cache line.
+// Floats aligned to a cache line.
 class Scratch {
 public:
     explicit Scratch(size_t n) : kept_(n + cache_line / sizeof(float)) {
@@ -29,7 +29,7 @@ private:
     std::vector<float> kept_;
 };
 
-// Ids in ascending order. Few are put into their places by insertion, which takes a third of std::sort's time.
+// Sorts ids in ascending order. Insertion sort takes a third of std::sort's time for few ids.
 Span<uint32_t> in_order(const uint32_t* begin, const uint32_t* end, std::vector<uint32_t>& kept) {
     constexpr std::ptrdiff_t few = 24;
     kept.assign(begin, end);
@@ -63,7 +63,7 @@ void mean_rows(const Matrix& table, Span<uint32_t> token_ids, Span<int64_t> indp
         const RowSum what{static_cast<const uint8_t*>(table.data), table.row_bytes(), table.scales,
                           ids.data, ids.size, next.data, next.size, dim};
         level().sum_rows[static_cast<size_t>(table.element)](what, sum);
-        // The mean's direction is the sum's.
+        // The mean and the sum have the same direction.
         const float total = normalize ? std::sqrt(level().sum_of_squares(sum, dim)) : static_cast<float>(ids.size);
         level().scale(sum, dim, total > 0.0f ? 1.0f / total : 0.0f, row, stream);
     };

@@ -1,4 +1,4 @@
-// From a query's term ids to its vectors: the mean of their table rows (dense) and their counts (sparse).
+// Query vectors from term ids: the mean of their table rows (dense) and their counts (sparse).
 #pragma once
 
 #include <cstddef>
@@ -9,22 +9,22 @@
 
 namespace lightir {
 
-// Writes one (dim,) float row per query: the mean of the table rows named by its token ids, then scaled to length 1 if
-// asked. A query without tokens gets zeros.
+// Writes one (dim,) float row per query: the mean of the table rows of its token ids, optionally normalized to length 1.
+// A query without tokens gets zeros.
 void mean_rows(const Matrix& table, Span<uint32_t> token_ids, Span<int64_t> indptr, size_t dim, bool normalize,
                size_t n_threads, float* out);
 
-// Asks for the first dim columns of the rows, as far as they fit a near cache; ids beyond the table are passed over.
+// Prefetches the first dim columns of the rows, up to the size of a near cache; ids outside the table are skipped.
 void fetch_rows(const Matrix& table, Span<uint32_t> ids, size_t dim);
 
-// How a term's count becomes its weight.
+// The conversion of a term's count to its weight.
 struct TermWeighting {
-    size_t vocab_size = 0;           // ids from here on are InvalidInput
-    bool binary = false;             // 1 in place of the count
-    const float* factors = nullptr;  // (vocab_size,) that the weights are multiplied by, or null
+    size_t vocab_size = 0;           // an id not below this is InvalidInput
+    bool binary = false;             // weight 1 instead of the count
+    const float* factors = nullptr;  // (vocab_size,) factors of the weights, or null
 };
 
-// Sparse rows: within a row term ids ascend and differ, and no weight is 0.
+// Sparse rows; term ids are strictly ascending within a row, and no weight is 0.
 struct SparseQueries {
     std::vector<int64_t> indptr{0};
     std::vector<uint32_t> term_ids;

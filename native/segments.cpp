@@ -32,14 +32,14 @@ std::vector<Term> terms_of(const SegmentedQuery& query, size_t segment) {
     return terms;
 }
 
-// A query's terms, for walks through rows in ascending order of term ids.
+// A query's terms, for lookups of rows whose term ids ascend.
 class Terms {
 public:
     explicit Terms(std::vector<Term> terms) : terms_(std::move(terms)), marked_(n_marks, 0) {
         for (const Term& term : terms_) marked_[term.first % n_marks] = 1;
     }
 
-    // Calls use(weight, place) for each of the row's terms [first, last) that the query has, in ascending order.
+    // Calls use(weight, entry) for each entry in [first, last) of a row whose term the query has, in ascending order.
     template <typename Use>
     void matches(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
         size_t n_steps = 1;
@@ -49,7 +49,7 @@ public:
     }
 
 private:
-    // Few terms are looked up, several at a time: each look-up waits for its last step, but not for the others'.
+    // Searches for few terms, several at a time: the steps of one search depend on each other, those of different ones do not.
     template <typename Use>
     void search(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
         for (size_t t = 0; t < terms_.size(); t += at_once) {
@@ -71,7 +71,7 @@ private:
         }
     }
 
-    // With many terms, most of a row's entries cost no more than a look at their mark.
+    // For many terms, tests the mark of each of the row's entries.
     template <typename Use>
     void walk(const uint32_t* term_ids, size_t first, size_t last, const Use& use) const {
         auto next = terms_.begin();
@@ -89,10 +89,10 @@ private:
     std::vector<uint8_t> marked_;
 };
 
-constexpr size_t ahead = 8;  // documents whose rows are fetched before they are needed
+constexpr size_t ahead = 8;  // number of documents whose rows are prefetched
 
-// Asks for the cache lines of array[first, last). A damaged place may point anywhere: an address to fetch is never read,
-// and made of integers.
+// Prefetches the cache lines of array[first, last). Damaged offsets may be out of bounds; they are safe here because the
+// address is computed with integers and never read.
 template <typename T>
 void fetch(const T* array, int64_t first, int64_t last) {
     constexpr uint64_t line = 64, most = 16;
@@ -152,7 +152,7 @@ void score_matrix(const Matrix& rows, const std::vector<uint32_t>& places, Span<
     }
 }
 
-// The k best of hits of different documents and those that tie with the last of them, in order.
+// Returns the k best hits and those that tie with the last of them, in order. The doc_ords must be distinct.
 std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
     if (k == 0) return {};
     std::vector<uint64_t> keys;
@@ -166,11 +166,11 @@ std::vector<Hit> best_and_ties(std::vector<Hit> hits, size_t k) {
     return hits;
 }
 
-// One segment's documents for a sparse query, by stored scores, as far down as they were asked for. A stored score is
-// the true one, or bounds it: because it is a sum of 16 bits, or because it is of another mean length.
+// One segment's best documents for a sparse query, by stored scores. A stored score is exact, or it is a bound of the
+// exact score because it is a 16-bit sum or because it was stored for another mean length.
 class SegmentList {
 public:
-    // share: how many documents of the best are expected here.
+    // share: expected number of the k best documents that are in this segment.
     SegmentList(const SparseSegment& segment, const std::vector<Term>& terms, uint32_t first_ord, double mean,
                 Bitmap allowed, double share)
         : segment_(segment), first_ord_(first_ord), allowed_(allowed),
@@ -182,9 +182,10 @@ public:
         coarse_ = segment.there && segment.byte_postings && coarse_pays(share);
     }
 
-    // Whether stored scores are the true ones.
+    // Whether stored scores are exact.
     bool exact() const { return current() && !coarse_; }
-    // Whether they are at least of the mean length of today, so that all that can be among the best is given at once.
+    // Whether the postings were stored for the current mean length; ask() then returns all documents that can be among the k
+    // best.
     bool current() const { return ratio_ == 1.0; }
     double lowest(const Hit& hit) const {
         if (exact()) return hit.score;
@@ -206,7 +207,7 @@ public:
         return out;
     }
 
-    // The k best, or those of them that score at least the floor, which a list may have that is current.
+    // Finds the segment's k best documents. floor is their minimum score; it must be 0 unless the list is current.
     void ask(size_t k, double floor) {
         if (!matches()) return;
         const size_t n_docs = segment_.byte_postings ? segment_.narrow_postings.n_docs : segment_.wide_postings.n_docs;
@@ -223,7 +224,7 @@ public:
         whole_ = hits_.size() < k || k == n_docs;
     }
 
-    // Whether a document that was not given may score as much.
+    // Whether a document that is not among the hits may score this much.
     bool may_withhold(double score) const { return !current() && !whole_ && highest(left_out_) >= score; }
 
 private:
@@ -231,7 +232,7 @@ private:
         return {{term_ids_.data(), term_ids_.size()}, {weights_.data(), weights_.size()}};
     }
 
-    // A document's exact score takes as long as is saved on this many postings.
+    // Whether coarse sums save time: computing one exact score takes as long as they save on postings_a_score postings.
     bool coarse_pays(double share) const {
         constexpr double postings_a_score = 2500.0;
         if (has_small_counts(query())) return false;
@@ -260,14 +261,14 @@ private:
     bool whole_ = true;
 };
 
-// The k-th best of the scores that were seen.
+// The k-th best of the scores added.
 class KthBest {
 public:
     KthBest(size_t k, float nothing) : k_(k), nothing_(nothing) {}
 
     void add(float score) { scores_.push_back(score); }
 
-    // The k-th best score, or `nothing` while fewer were seen.
+    // Returns the k-th best score, or `nothing` if fewer were added.
     float value() {
         if (k_ == 0 || scores_.size() < k_) return nothing_;
         const auto last = scores_.begin() + static_cast<std::ptrdiff_t>(k_ - 1);
@@ -282,7 +283,7 @@ private:
     std::vector<float> scores_;
 };
 
-// What k documents score at least, or 0.
+// Returns a lower bound of the k-th best score, or 0 if there are fewer hits.
 double kth_lowest(const std::vector<SegmentList>& lists, size_t k) {
     std::vector<double> scores;
     for (const SegmentList& list : lists) {
@@ -294,7 +295,7 @@ double kth_lowest(const std::vector<SegmentList>& lists, size_t k) {
     return *last;
 }
 
-// All hits with their true scores, but for those that cannot score `least`.
+// Returns the hits with their exact scores, without those that cannot score `least`.
 std::vector<Hit> true_hits(const std::vector<SegmentList>& lists, const Scorer& scorer, double least) {
     std::vector<Hit> hits;
     std::vector<uint32_t> bounded;
@@ -312,7 +313,7 @@ std::vector<Hit> true_hits(const std::vector<SegmentList>& lists, const Scorer& 
     return hits;
 }
 
-// A document among others with its score.
+// One of several documents with equal scores.
 struct Tied {
     int64_t at;
     size_t segment, place;
@@ -320,17 +321,17 @@ struct Tied {
     size_t n_bytes = 0;
 };
 
-// Finds the documents' ids. Each step asks for the memory of the next for all of them. An id that a damaged place would put
-// outside the text is taken for empty: checksums tell, and the search goes on.
+// Finds the ids of documents; each step prefetches the memory of the next. If damaged offsets put an id outside the text,
+// the id is treated as empty and the search continues; checksums report the damage.
 void find_ids(const std::vector<SegmentIds>& ids, std::vector<Tied>& tied) {
-    for (const Tied& each : tied) __builtin_prefetch(ids[each.segment].indptr.data + each.place);
-    for (Tied& each : tied) {
-        const SegmentIds& here = ids[each.segment];
-        const int64_t begin = here.indptr[each.place], end = here.indptr[each.place + 1];
+    for (const Tied& doc : tied) __builtin_prefetch(ids[doc.segment].indptr.data + doc.place);
+    for (Tied& doc : tied) {
+        const SegmentIds& here = ids[doc.segment];
+        const int64_t begin = here.indptr[doc.place], end = here.indptr[doc.place + 1];
         if (begin < 0 || end < begin || static_cast<size_t>(end) > here.text.size) continue;
-        each.text = here.text.data + begin;
-        each.n_bytes = static_cast<size_t>(end - begin);
-        __builtin_prefetch(each.text);
+        doc.text = here.text.data + begin;
+        doc.n_bytes = static_cast<size_t>(end - begin);
+        __builtin_prefetch(doc.text);
     }
 }
 
@@ -417,7 +418,7 @@ void DenseScorer::score(Span<uint32_t> doc_ords, float* scores) const {
 
 void SparseScorer::score(Span<uint32_t> doc_ords, float* scores) const {
     std::vector<float> found;
-    std::optional<Terms> kept;  // of the segment; without places of all of them
+    std::optional<Terms> kept;  // the segment's terms; without places the terms of all segments
     firsts_.each(doc_ords, [&](size_t segment, const std::vector<uint32_t>& places, const std::vector<uint32_t>& at) {
         found.assign(places.size(), 0.0f);
         const SparseSegment& here = segments_[segment];

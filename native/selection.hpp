@@ -1,5 +1,5 @@
-// The best of many hits, found by counting digits of their keys: comparisons of numbers in no order are mispredicted half of
-// the time, which takes several times as long.
+// Selection of the best of many hits by counting digits of their keys. Comparisons of unordered numbers would be
+// mispredicted half of the time and take several times as long.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,7 @@ struct Hit {
     float score;
 };
 
-// Integers that are in order as the scores are; -0 and 0 are the same. Floats compare like their bits once negative ones
-// are turned over.
+// Returns an integer that orders like the score; -0 equals 0. Floats order like their bits once negative ones are inverted.
 inline uint32_t ordered_bits(float score) {
     score += 0.0f;
     uint32_t bits;
@@ -26,7 +25,7 @@ inline uint32_t ordered_bits(float score) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Keys whose descending order is score down, doc_ord up.
+// Returns a key whose descending order is descending score, then ascending doc_ord.
 inline uint64_t key_of(Hit hit) {
     return static_cast<uint64_t>(ordered_bits(hit.score)) << 32 | static_cast<uint32_t>(~hit.doc_ord);
 }
@@ -39,17 +38,17 @@ inline Hit hit_of(uint64_t key) {
     return hit;
 }
 
-constexpr size_t few_keys = 64;  // which are compared
+constexpr size_t few_keys = 64;  // up to this number keys are compared
 
-// The bits in which keys differ.
+// Returns the bits in which keys differ.
 inline uint64_t differing_bits(const std::vector<uint64_t>& keys) {
     uint64_t differing = 0;
     for (const uint64_t key : keys) differing |= key ^ keys[0];
     return differing;
 }
 
-// The rank-th largest key, rank from 1 to as many as there are. Keys are divided by their highest differing bits, until
-// those that share the wanted one's are few.
+// Returns the rank-th largest key, counted from 1. Divides keys by their highest differing bits until few keys share those
+// of the wanted one.
 inline uint64_t nth_largest(const uint64_t* keys, size_t n, size_t rank) {
     constexpr int digit_bits = 10;
     constexpr size_t n_digits = size_t{1} << digit_bits;
@@ -75,8 +74,8 @@ inline uint64_t nth_largest(const uint64_t* keys, size_t n, size_t rank) {
     return *at;
 }
 
-// Keys in descending order: byte by byte of the scores, from the lowest that differs; ties, which mostly came in order, are
-// looked at last.
+// Sorts keys in descending order by the bytes of the scores, from the lowest that differs. Ties are sorted last, since most
+// are in order already.
 inline void sort_descending(std::vector<uint64_t>& keys) {
     if (keys.size() <= few_keys) {
         std::sort(keys.begin(), keys.end(), std::greater<uint64_t>());

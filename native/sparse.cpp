@@ -78,13 +78,13 @@ std::vector<QueryTerm> sorted_query(const SparseQuery& query) {
     return terms;
 }
 
-// A query term's runs, walked block by block.
+// A query term's runs, traversed block by block.
 struct Cursor {
     size_t run, end_run;
     float weight;
 };
 
-// A query term's postings in one block, from the next one that is to be added.
+// The remaining postings of a query term in one block.
 struct Run {
     size_t next, end;
     float weight;
@@ -99,7 +99,7 @@ std::pair<size_t, size_t> run_span(const PostingsView<W>& postings, size_t run) 
     return {static_cast<size_t>(begin), static_cast<size_t>(end)};
 }
 
-// The head of a run; from there on the processor sees by itself what is coming.
+// Prefetches the head of a run; the hardware prefetcher loads the rest.
 template <typename W>
 void prefetch(const PostingsView<W>& postings, size_t posting) {
     __builtin_prefetch(postings.offsets.data + posting);
@@ -109,8 +109,8 @@ void prefetch(const PostingsView<W>& postings, size_t posting) {
 
 constexpr size_t runs_ahead = 2;
 
-// A run that is added soon. It was asked for a block ago, when the postings before it were added, but where the terms are
-// many, the second-level cache does not hold what a block of all of them reads.
+// Prefetches a run that is added soon. Its head was prefetched one block earlier, but with many terms the second-level
+// cache cannot hold the data of a block until it is used.
 template <bool reads_weights, typename W>
 void fetch_run(const PostingsView<W>& postings, const Cursor& cursor) {
     constexpr size_t line = 64, most = 256;  // bytes, postings
@@ -121,8 +121,8 @@ void fetch_run(const PostingsView<W>& postings, const Cursor& cursor) {
     for (size_t i = begin; reads_weights && i < last; i += line / sizeof(W)) __builtin_prefetch(postings.weights.data + i);
 }
 
-// Where a term stands among those that occur, or where it would. Term ids ascend and differ, so term t is not behind
-// place t, and before it no more are missing than the vocabulary has terms that do not occur.
+// Returns the position of a term among those that occur, or its insertion point. Term ids ascend strictly, so term t is at
+// most at position t, and at least at t minus the number of terms that do not occur.
 template <typename W>
 size_t place_of(const PostingsView<W>& postings, uint32_t term_id) {
     const size_t n_terms = postings.term_ids.size;
@@ -133,7 +133,7 @@ size_t place_of(const PostingsView<W>& postings, uint32_t term_id) {
     return static_cast<size_t>(std::lower_bound(ids + first, ids + last, term_id) - ids);
 }
 
-// Each step asks for the memory of the next for all terms, so that terms wait for theirs together.
+// Each step prefetches the memory of the next for all terms, so that their cache misses overlap.
 template <typename W>
 std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vector<QueryTerm>& query) {
     std::vector<Cursor> cursors;
@@ -167,8 +167,8 @@ std::vector<Cursor> open_cursors(const PostingsView<W>& postings, const std::vec
     return cursors;
 }
 
-// How a term's postings come into the accumulators, by the types of both. Sums of integers are the same in any order, so
-// that they can be made portion by portion; floats are added in the order of the terms, a block at once.
+// Addition of a term's postings to the accumulators, by the types of both. Integer sums do not depend on their order and
+// can be computed portion by portion; floats are added in the order of the terms, one block at a time.
 template <typename Score, typename W>
 struct Adding;
 
@@ -226,8 +226,8 @@ size_t take_above(float* scores, size_t n, float threshold, uint32_t* positions,
     return level().take_above_f32(scores, n, threshold, positions, values);
 }
 
-// Guesses from the documents seen so far what the k-th best score of all will be, so that a large k need not collect
-// nearly everything that matches. Each guess is made when twice as many documents were seen as at the one before.
+// Guesses the final k-th best score from the documents seen so far, so that a large k does not collect nearly all matches.
+// The number of documents seen doubles from one guess to the next.
 class Guesses {
 public:
     Guesses(bool wanted, size_t k, size_t n_docs) : next_(wanted ? 1 : n_docs), k_(k), n_docs_(n_docs) {}
@@ -235,7 +235,7 @@ public:
     void look(size_t n_seen, TopK& best) {
         if (n_seen < next_ || 2 * n_seen > n_docs_) return;
         next_ = 2 * n_seen;
-        // So many of the k best are expected here, with four standard deviations more, and some where few are.
+        // rank is the expected number of the k best among the documents seen, plus four standard deviations and 8.
         const double expected = static_cast<double>(k_) * static_cast<double>(n_seen) / static_cast<double>(n_docs_);
         const size_t rank = static_cast<size_t>(expected + 4.0 * std::sqrt(expected)) + 8;
         if (rank < k_) best.guess(rank);
@@ -245,25 +245,25 @@ private:
     size_t next_, k_, n_docs_;
 };
 
-// One block's accumulators and what a scan of them found; a thread makes its own once and keeps it, all zero.
+// One block's accumulators and the results of a scan. Each thread keeps one object, with all accumulators 0 between queries.
 template <typename Score>
 struct Accumulators {
-    static constexpr size_t least_chunk = 512, most_chunk = 4096;  // between two looks at the threshold
+    static constexpr size_t least_chunk = 512, most_chunk = 4096;  // accumulators scanned per threshold
     alignas(64) Score scores[block_size];
     uint32_t positions[most_chunk];
     float values[most_chunk];
 
-    // The scores of the watched among a portion's documents; the block's first one is number first among all.
+    // Stores the scores of watched documents of a portion; first: doc_ord of the block's first document.
     void note(size_t first, Portion portion, Watched& watched) const {
         const auto& ords = watched.doc_ords;
-        auto each = std::lower_bound(ords.begin(), ords.end(), first + portion.first);
-        for (; each != ords.end() && *each < first + portion.end; ++each) {
-            watched.scores[static_cast<size_t>(each - ords.begin())] = static_cast<float>(scores[*each - first]);
+        auto ord = std::lower_bound(ords.begin(), ords.end(), first + portion.first);
+        for (; ord != ords.end() && *ord < first + portion.end; ++ord) {
+            watched.scores[static_cast<size_t>(ord - ords.begin())] = static_cast<float>(scores[*ord - first]);
         }
     }
 
-    // Takes what is above the threshold, and clears the portion. The block's first document is number first among all, and
-    // number first_doc of the n_docs of its segment.
+    // Collects the scores above the threshold and clears the portion. first: doc_ord of the block's first document; first_doc:
+    // its number in its segment of n_docs documents.
     void collect(size_t first, size_t first_doc, size_t n_docs, Portion portion, Bitmap allowed, TopK& best,
                  Guesses& guesses) {
         const size_t end = (portion.end + scan_width - 1) / scan_width * scan_width;
@@ -277,7 +277,7 @@ struct Accumulators {
             best.shrink();
             guesses.look(first + at + size, best);
         }
-        // Damaged postings may point behind the last document; the next query must not find their traces.
+        // Damaged postings may have added to accumulators after the last document; clear them for the next query.
         if (first_doc + portion.end == n_docs) std::fill(scores + end, scores + block_size, Score{0});
     }
 };
@@ -288,7 +288,7 @@ Accumulators<Score>& thread_accumulators() {
     return *kept;
 }
 
-// Zeroes the accumulators if damaged postings stop a query half-way, so that the thread's next query starts clean.
+// Clears the accumulators if damaged postings abort a query, so that the thread's next query starts from 0.
 template <typename Score>
 struct CleanOnFailure {
     Accumulators<Score>& kept;
@@ -298,7 +298,7 @@ struct CleanOnFailure {
     }
 };
 
-// What is asked of a walk: the k best above `lowest`, and those less than `slack` below the k-th.
+// The request of a search: the k best above `lowest`, and those less than `slack` below the k-th.
 struct Wanted {
     size_t k;
     Bitmap allowed;
@@ -312,8 +312,8 @@ template <typename Score>
 constexpr size_t portion_size = by_portions<Score> ? 16384 : block_size;  // 32 KiB of a first-level cache
 constexpr size_t long_run = 512;  // postings
 
-// Adds a block's runs but for those in `left`, which are so long that they are better added portion by portion.
-// Returns whether there are any.
+// Adds a block's runs, except for long ones, which it puts into `left` to be added portion by portion. Returns whether the
+// block has any runs.
 template <typename Score, typename W, typename Add>
 bool add_block(const PostingsView<W>& postings, std::vector<Cursor>& cursors, size_t block, Score* scores, const Add& add,
                std::vector<Run>& left) {
@@ -324,7 +324,7 @@ bool add_block(const PostingsView<W>& postings, std::vector<Cursor>& cursors, si
         if (cursor.run == cursor.end_run || postings.run_blocks[cursor.run] != block) continue;
         if (i + runs_ahead < cursors.size()) fetch_run<Add::reads_weights>(postings, cursors[i + runs_ahead]);
         const auto [begin, end] = run_span(postings, cursor.run++);
-        prefetch(postings, end);  // where the same term goes on in the next block
+        prefetch(postings, end);  // the same term's run in the next block
         any = true;
         if (by_portions<Score> && end - begin >= long_run) {
             left.push_back({begin, end, cursor.weight});
@@ -336,7 +336,7 @@ bool add_block(const PostingsView<W>& postings, std::vector<Cursor>& cursors, si
     return any;
 }
 
-// Adds the postings of a portion, and leaves the runs that go on behind it.
+// Adds the postings of a portion and keeps the runs that continue after it.
 template <typename Score, typename W, typename Add>
 void add_portion(const PostingsView<W>& postings, std::vector<Run>& left, Portion portion, Score* scores, const Add& add) {
     const auto is_done = [&](Run& run) {
@@ -349,8 +349,7 @@ void add_portion(const PostingsView<W>& postings, std::vector<Run>& left, Portio
     left.erase(std::remove_if(left.begin(), left.end(), is_done), left.end());
 }
 
-// Adds all postings of a query, block by block and portion by portion; first_ord is the number of their first document
-// among all.
+// Adds all postings of a query, block by block and portion by portion; first_ord: doc_ord of the segment's first document.
 template <typename Score, typename W, typename Add>
 void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t first_ord, Bitmap allowed, const Add& add,
           TopK& best, Guesses& guesses, Watched* watched = nullptr) {
@@ -370,7 +369,7 @@ void walk(const PostingsView<W>& postings, std::vector<Cursor> cursors, size_t f
     guard.done = true;
 }
 
-// Whether k hits came that beat all guesses, so that no guess has lost one.
+// Whether k hits score above all guesses, so that no guess has excluded a hit.
 bool complete(const std::vector<Hit>& hits, const TopK& best, size_t k, float lowest) {
     return best.guessed() <= lowest || (hits.size() >= k && hits[k - 1].score > best.guessed());
 }
@@ -404,8 +403,8 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
     check_rows(rows, vocab_size);
     const size_t n_blocks = (n_docs + block_size - 1) / block_size;
     const auto first_entry = [&](size_t doc) { return static_cast<size_t>(rows.indptr[std::min(doc, n_docs)]); };
-    // First walk: postings and runs of each term. Second walk: every posting goes to its place, documents ascending.
-    // A term has a run in a block if its place has moved from where it was marked when the block began.
+    // The first pass counts postings and runs of each term, the second writes the postings by ascending document. A term has
+    // a run in a block if its place has moved from its mark at the start of the block.
     std::vector<int64_t> place(vocab_size, 0), mark(vocab_size, 0), run(vocab_size, 0);
     for (size_t block = 0; block < n_blocks; ++block) {
         const size_t end = first_entry((block + 1) * block_size);
@@ -416,7 +415,7 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
     OwnedPostings<W> out;
     out.term_indptr.push_back(0);
     int64_t next_posting = 0, next_run = 0;
-    for (size_t term = 0; term < vocab_size; ++term) {  // counts turn into the places to write next
+    for (size_t term = 0; term < vocab_size; ++term) {  // turns counts into write positions
         const int64_t n_postings = std::exchange(place[term], next_posting);
         const int64_t n_runs = std::exchange(run[term], next_run);
         mark[term] = next_posting;
@@ -435,7 +434,7 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
         for (size_t doc = block * block_size; doc < std::min(n_docs, (block + 1) * block_size); ++doc) {
             for (size_t i = first_entry(doc); i < first_entry(doc + 1); ++i) {
                 const size_t ahead = static_cast<size_t>(place[rows.term_ids[std::min(i + 24, rows.term_ids.size - 1)]]);
-                __builtin_prefetch(out.offsets.data() + ahead, 1);  // the places lie scattered over all postings
+                __builtin_prefetch(out.offsets.data() + ahead, 1);  // the write positions are scattered over all postings
                 __builtin_prefetch(out.weights.data() + ahead, 1);
                 const size_t at = static_cast<size_t>(place[rows.term_ids[i]]++);
                 out.offsets[at] = static_cast<uint16_t>(doc % block_size);
@@ -515,7 +514,7 @@ bool has_small_counts(const SparseQuery& query) { return fits_u16(query); }
 
 namespace {
 
-// Weights as whole numbers of steps, at least 1, such that even all terms together stay below 65,536.
+// Rounds weights to whole numbers of steps, at least 1, such that the sum over all terms stays below 65,536.
 void round_weights(std::vector<QueryTerm>& terms, double step, CoarseTop& out) {
     for (QueryTerm& term : terms) {
         const double exact = static_cast<double>(term.weight) / step;

@@ -10,7 +10,7 @@ namespace lightir {
 
 constexpr size_t block_size = 65536;  // documents whose offsets fit 16 bits and whose accumulators fit a core's L2
 
-// Documents' sparse vectors row by row; term ids ascend within a row. W is uint8_t or float.
+// Sparse document vectors by row; term ids ascend within a row. W is uint8_t or float.
 template <typename W>
 struct SparseRows {
     Span<int64_t> indptr;  // (n_docs + 1,)
@@ -18,7 +18,7 @@ struct SparseRows {
     Span<W> weights;
 };
 
-// The same, term by term. A run is the postings of one term in one block of 65,536 documents.
+// Sparse document vectors by term. A run is the postings of one term in one block of 65,536 documents.
 template <typename W>
 struct PostingsView {
     size_t vocab_size = 0;
@@ -49,55 +49,55 @@ struct SparseQuery {
     Span<float> weights;
 };
 
-// The k best documents with a score above 0 and at least the floor: the float sum of query weight * impact in ascending
-// order of term ids.
+// Returns the k best documents with a score above 0 and at least the floor. A score is the float sum of query weight *
+// impact in ascending order of term ids.
 template <typename W>
 std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                               float floor = 0.0f);
 
-// A segment of a collection: its postings, of bytes or of floats, and the query's terms there.
+// One segment of a collection: its postings (byte or float) and the query's terms in it.
 struct SparsePart {
     const PostingsView<uint8_t>* narrow = nullptr;
     const PostingsView<float>* wide = nullptr;
     SparseQuery query;
     Bitmap allowed;
-    uint32_t first_ord = 0;  // of the segment's first document in the collection; ascending
+    uint32_t first_ord = 0;  // doc_ord of the segment's first document; ascending over the segments
 };
 
-// Documents whose scores are asked for whether they are among the best or not: doc_ords, ascending, and a score each.
+// Documents whose scores are wanted even if they are not among the best: ascending doc_ords and their scores.
 struct Watched {
     std::vector<uint32_t> doc_ords;
     std::vector<float> scores;
 };
 
-// The k best of all segments' documents, n_docs with those of segments that are left out, score down, then doc_ord up; and
-// those of each segment's k best that tie with the last of them. Watched documents get the scores of sparse_pair_scores,
-// to the bit, while all are summed, which costs less than to look one up.
+// Returns the k best documents of all segments, by descending score, then ascending doc_ord, plus those of each segment's k
+// best that tie with the last. n_docs includes the documents of omitted segments. Watched documents get the bits of
+// sparse_pair_scores from the accumulators, which costs less than a lookup.
 std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr);
 
-// What sums of rounded weights say: with s for its own, a document's sum of weight * impact lies between
-// unit * (s - over) and unit * (s + under), but for what float sums lose.
+// The result of sums of rounded weights. A document with the rounded sum s has a sum of weight * impact between
+// unit * (s - over) and unit * (s + under), apart from float rounding.
 struct CoarseTop {
-    std::vector<Hit> hits;  // with s for a score
+    std::vector<Hit> hits;  // with s as the score
     double unit = 1, over = 0, under = 0;
-    float left_out = 0;  // no document that is not among the hits has a larger s
+    float left_out = 0;  // upper bound of s of all documents that are not among the hits
 };
 
-constexpr double float_rounding = 1e-4;  // more than float sums of a few thousand terms can be off
-constexpr size_t most_narrow_terms = 4096;  // whose weights sums of 16 bits still tell apart
+constexpr double float_rounding = 1e-4;  // exceeds the relative error of float sums of a few thousand terms
+constexpr size_t most_narrow_terms = 4096;  // maximum number of terms whose weights 16-bit sums can distinguish
 
-// All documents that can be among the k with the largest sums of weight * impact, and can reach the floor; the hits hold
-// more. With binary impacts all are 1, and are not read.
+// Returns a superset of the documents that can be among the k with the largest sums of weight * impact and can reach the
+// floor. binary: all impacts are 1 and are not read.
 CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                        double floor, bool binary);
 
-// How many postings the query's terms have.
+// Returns the number of postings of the query's terms.
 size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& query);
 
-// Whether 16 bits hold every sum of the query exactly, so that nothing is gained by coarse ones.
+// Whether 16 bits hold every sum of the query exactly, so that coarse sums have no advantage.
 bool has_small_counts(const SparseQuery& query);
 
-// scores[i] = the same sum for document doc_ords[i], to the bit; 0 where nothing matches.
+// scores[i] = the score of document doc_ords[i], bit-identical to that of sparse_top_k; 0 without a match.
 template <typename W>
 void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores);
 

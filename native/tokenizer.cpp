@@ -15,9 +15,9 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "WordCache::key takes a word's bytes from the low end");
 
-constexpr size_t texts_chunk = 256;        // texts that a thread takes at a time
+constexpr size_t texts_chunk = 256;        // texts per task
 constexpr size_t cache_entries = 1 << 16;  // of 64 bytes
-constexpr size_t key_bytes = 24;           // read from a word on, so many must follow the text
+constexpr size_t key_bytes = 24;           // bytes read from the start of a word; the text needs this much padding
 constexpr uint64_t no_pair = std::numeric_limits<uint64_t>::max();
 constexpr uint32_t no_rank = std::numeric_limits<uint32_t>::max();
 
@@ -44,8 +44,8 @@ std::string_view strip(std::string_view text) {
     return text;
 }
 
-// Copies text of printable bytes, lowered if asked, and moves out to its end; false for any other text. In a form that
-// compilers vectorize.
+// Copies text of printable bytes, optionally lower-cased, and moves out to its end; false for any other text. Compilers
+// vectorize this form.
 bool copy_printable(std::string_view text, bool lower_case, char*& out) {
     const uint8_t lower = lower_case ? 0x20 : 0;
     unsigned other = 0;
@@ -59,7 +59,7 @@ bool copy_printable(std::string_view text, bool lower_case, char*& out) {
     return true;
 }
 
-// Copies any text byte by byte under a map; false when a byte is refused.
+// Copies any text through a byte map; false if a byte is refused.
 bool map_bytes(std::string_view text, const ByteMap& bytes, char*& out) {
     bool readable = true;
     for (const char c : text) {
@@ -71,13 +71,13 @@ bool map_bytes(std::string_view text, const ByteMap& bytes, char*& out) {
     return readable;
 }
 
-// Which of the pairs ASCII text can come to: the others would only thin out the table.
+// Returns the pairs that can occur in ASCII text; the others would only enlarge the table.
 std::vector<bool> reachable(Span<uint32_t> byte_ids, Span<uint32_t> left, Span<uint32_t> right,
                             Span<uint32_t> merged) {
     std::vector<bool> taken(left.size);
     std::unordered_map<uint32_t, bool> known;
     for (size_t byte = 0; byte < 128; ++byte) known[byte_ids[byte]] = true;
-    for (bool more = true; more;) {  // a second round finds nothing where parts are merged before the whole
+    for (bool more = true; more;) {  // a second round finds nothing if parts precede the pairs that contain them
         more = false;
         for (size_t i = 0; i < left.size; ++i) {
             if (taken[i] || known.count(left[i]) == 0 || known.count(right[i]) == 0) continue;
@@ -122,7 +122,7 @@ size_t BytePairs::ids(const char* word, size_t size, uint32_t* out) const {
             return 1;
         }
     }
-    uint32_t ranks[max_word_bytes], merged[max_word_bytes];  // of the pair that begins at each place
+    uint32_t ranks[max_word_bytes], merged[max_word_bytes];  // of the pair at each position
     const auto look = [&](size_t i) {
         const Merge& merge = table_[place(pair_of(out[i], out[i + 1]))];
         ranks[i] = merge.rank;
@@ -134,7 +134,7 @@ size_t BytePairs::ids(const char* word, size_t size, uint32_t* out) const {
         const size_t best = static_cast<size_t>(std::min_element(ranks, ranks + size - 1) - ranks);
         if (ranks[best] == no_rank) break;
         out[best] = merged[best];
-        const size_t n_after = size - best - 2;  // places behind the pair
+        const size_t n_after = size - best - 2;  // positions after the pair
         std::memmove(out + best + 1, out + best + 2, n_after * sizeof(uint32_t));
         std::memmove(ranks + best + 1, ranks + best + 2, (n_after > 0 ? n_after - 1 : 0) * sizeof(uint32_t));
         std::memmove(merged + best + 1, merged + best + 2, (n_after > 0 ? n_after - 1 : 0) * sizeof(uint32_t));
@@ -191,7 +191,7 @@ constexpr std::array<KeyMask, key_bytes> make_key_masks() {
 
 constexpr std::array<KeyMask, key_bytes> key_masks = make_key_masks();
 
-// Without a branch on the size, which no processor can foresee.
+// Avoids a branch on the size, which would be mispredicted.
 inline WordCache::Key WordCache::key(const char* word, size_t size) {
     uint64_t parts[3];
     std::memcpy(parts, word, sizeof(parts));
@@ -223,7 +223,7 @@ void WordCache::insert(Key key, const uint32_t* ids, size_t n_ids) {
 
 struct Tokenizer::Work {
     WordCache cache;
-    std::vector<char> text;  // prepared, with key_bytes zeros behind it
+    std::vector<char> text;  // prepared text, followed by key_bytes zeros
     size_t size = 0;         // of the prepared text
     std::vector<uint32_t> ids;
 };
@@ -284,7 +284,7 @@ TokenLists Tokenizer::tokenize(const std::vector<std::string_view>& texts, const
     }
     std::vector<TokenLists> chunks(n_chunks);
     parallel_for(n_chunks, n_threads, [&](size_t chunk) {
-        TokenLists out;  // of its own, so that threads write to cache lines of their own
+        TokenLists out;  // local, so that threads write to different cache lines
         read(chunk * texts_chunk, std::min(texts.size(), (chunk + 1) * texts_chunk), out);
         chunks[chunk] = std::move(out);
     });

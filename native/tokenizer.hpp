@@ -1,8 +1,8 @@
 // Text to term ids without the `tokenizers` library, for ASCII texts of byte-level BPE and WordPiece tokenizers.
 //
-// A text is prepared (stripped, lower-cased, mapped byte by byte), cut into words, and each word becomes ids through a
-// cache of words: real text repeats its words, so most cost one look-up. Whatever the rules here don't cover is
-// refused, never guessed: the caller has the library for it.
+// A text is prepared (stripped, lower-cased, mapped byte by byte) and split into words. A cache maps words to ids; real text
+// repeats its words, so most need one lookup. Texts that these rules do not cover are refused, never guessed; the caller
+// passes them to the library.
 #pragma once
 
 #include <array>
@@ -19,40 +19,40 @@
 
 namespace lightir {
 
-// How a text is cut into words: as the pre-tokenisers of these models do it with ASCII.
+// The way to split ASCII text into words, named after models with such a pre-tokenizer.
 enum class Split : uint8_t { gpt2, gpt2_digits, llama3, qwen2, bert };
 
-// Longer words are refused: merging is quadratic in a word's length here, and not in the library.
+// Longer words are refused, since merging is quadratic in a word's length here but not in the library.
 constexpr size_t max_word_bytes = 256;
 
-// What a byte of the text becomes before it is cut into words; values from 0x80 on are free for marks.
+// Maps each byte of a text before it is split into words; values of 0x80 and above are marks.
 using ByteMap = std::array<uint8_t, 256>;
 constexpr uint8_t byte_refused = 0xff;
 constexpr uint8_t byte_dropped = 0xfe;
 
-// What is done to a text before it is tokenised and to the ids after it.
+// Changes to a text before tokenization and to its ids afterward.
 struct TextPolicy {
     bool strip = false;
     bool lower_case = false;
-    bool leading_blank = false;  // in front of a text that isn't empty
-    size_t max_ids = SIZE_MAX;   // the rest is cut off, before `drop` takes any out
+    bool leading_blank = false;  // prepended to a text that is not empty
+    size_t max_ids = SIZE_MAX;   // longer lists are truncated, before `drop` is applied
     std::vector<uint32_t> drop;  // ascending
 };
 
-// From one word to its ids.
+// Converts one word to its ids.
 class WordModel {
 public:
     virtual ~WordModel() = default;
-    // Writes the word's ids, at most one a byte, and returns how many; size is 1 to max_word_bytes.
+    // Writes the word's ids, at most one per byte, and returns their number; size is 1 to max_word_bytes.
     virtual size_t ids(const char* word, size_t size, uint32_t* out) const = 0;
 };
 
-// Byte pair encoding (Sennrich et al. 2016) over bytes: of all neighbors the pair of the lowest rank is merged first,
-// of equals the leftmost.
+// Byte pair encoding (Sennrich et al. 2016) over bytes: merges the adjacent pair of the lowest rank first, and the leftmost
+// of equal pairs.
 class BytePairs : public WordModel {
 public:
-    // byte_ids: (256,) the id of each byte as a word of its own. Pair i has rank i: left[i], right[i] become merged[i].
-    // whole: words that have an id whatever their merges say.
+    // byte_ids: (256,) ids of single bytes. Pair i has rank i and merges left[i], right[i] into merged[i].
+    // whole: words whose id takes precedence over merges.
     BytePairs(Span<uint32_t> byte_ids, Span<uint32_t> left, Span<uint32_t> right, Span<uint32_t> merged,
               std::unordered_map<std::string, uint32_t> whole);
     size_t ids(const char* word, size_t size, uint32_t* out) const override;
@@ -63,14 +63,14 @@ private:
         uint32_t rank;
         uint32_t merged;
     };
-    size_t place(uint64_t pair) const;  // in the table: where the pair is, or would be
+    size_t place(uint64_t pair) const;  // position or insertion point of the pair in the table
 
     std::array<uint32_t, 256> byte_ids_;
     std::vector<Merge> table_;  // open addressing, a power of two, at most half full
     std::unordered_map<std::string, uint32_t> whole_;
 };
 
-// WordPiece (Wu et al. 2016): from left to right always the longest known piece; the unknown id when none fits.
+// WordPiece (Wu et al. 2016): takes the longest known piece from left to right; the unknown id if none fits.
 class WordPieces : public WordModel {
 public:
     WordPieces(std::unordered_map<std::string, uint32_t> first, std::unordered_map<std::string, uint32_t> further,
@@ -78,31 +78,31 @@ public:
     size_t ids(const char* word, size_t size, uint32_t* out) const override;
 
 private:
-    std::unordered_map<std::string, uint32_t> first_, further_;  // pieces that begin a word, and those inside one
+    std::unordered_map<std::string, uint32_t> first_, further_;  // pieces at the start of a word, and pieces inside one
     uint32_t unknown_;
-    size_t max_bytes_;  // of a word that is looked up at all
-    size_t longest_;    // piece
+    size_t max_bytes_;  // maximum size of a word; longer ones are unknown
+    size_t longest_;    // size of the longest piece
 };
 
-// The ids of words that came up before. Two places a word; a new one pushes the first into the second.
+// A cache of words' ids with two entries per slot; a new word moves the first entry to the second.
 class WordCache {
 public:
     static constexpr size_t max_key_bytes = 23, max_ids = 9;
 
     struct Key {
-        uint64_t low = 0, middle = 0, high = 0;  // the word's bytes; the top byte of high is their number
+        uint64_t low = 0, middle = 0, high = 0;  // the word's bytes; the top byte of high is the word's size
         bool operator==(const Key& other) const {
             return ((low ^ other.low) | (middle ^ other.middle) | (high ^ other.high)) == 0;
         }
     };
     struct alignas(64) Entry {
         Key key;
-        uint32_t n_ids = 0;  // 0: the place is free
+        uint32_t n_ids = 0;  // 0 if the entry is free
         uint32_t ids[max_ids] = {};
     };
 
     WordCache();
-    // Reads 24 bytes from word on, whatever its size.
+    // Reads 24 bytes from the start of the word, whatever its size.
     static Key key(const char* word, size_t size);
     const Entry* find(Key key) const;
     void insert(Key key, const uint32_t* ids, size_t n_ids);
@@ -112,41 +112,41 @@ private:
     std::vector<Entry> entries_;
 };
 
-// Ids of texts, one text after the other.
+// Concatenated ids of texts.
 struct TokenLists {
     std::vector<uint32_t> ids;
     std::vector<int64_t> indptr{0};
-    std::vector<size_t> refused;  // texts that the tokenizer can't read, ascending; their lists are empty
+    std::vector<size_t> refused;  // ascending positions of unsupported texts; their lists are empty
 };
 
 class Tokenizer {
 public:
-    // bytes: what becomes of each byte. literals: prepared texts that hold one of these are refused.
+    // bytes: map of each byte. literals: a prepared text that contains one of these is refused.
     Tokenizer(Split split, const ByteMap& bytes, std::vector<std::string> literals, std::unique_ptr<WordModel> model);
     ~Tokenizer();
 
-    // The ids of each text; a text whose data is null is refused. The same with any number of threads.
+    // Returns the ids of each text; a text whose data is null is refused. The result does not depend on n_threads.
     TokenLists tokenize(const std::vector<std::string_view>& texts, const TextPolicy& policy, size_t n_threads) const;
 
 private:
     struct Work;  // a thread's cache and scratch space
-    class Lease;  // on a Work that no other thread uses meanwhile
+    class Lease;  // exclusive use of a Work by one thread
 
     void append(std::string_view text, const TextPolicy& policy, Work& work, TokenLists& out) const;
     bool prepare(std::string_view text, const TextPolicy& policy, Work& work) const;
     bool holds_literal(std::string_view text) const;
 
     Split split_;
-    ByteMap bytes_, lower_bytes_;  // lower_bytes_: of the text in lower case
-    bool plain_ = true;            // printable bytes stay as they are, but for letters that may be lowered
+    ByteMap bytes_, lower_bytes_;  // lower_bytes_: map that also lower-cases
+    bool plain_ = true;            // whether printable bytes are unchanged, except for lower-casing
     std::vector<std::string> literals_;
-    std::string first_bytes_;  // of the literals, each once
+    std::string first_bytes_;  // distinct first bytes of the literals
     std::unique_ptr<WordModel> model_;
     mutable std::mutex lock_;
     mutable std::vector<std::unique_ptr<Work>> idle_;
 };
 
-// Puts the lists of the refused texts, one after the other, into their places.
+// Inserts the lists of the refused texts, in order, at their positions.
 void fill_refused(TokenLists& lists, Span<uint32_t> ids, Span<int64_t> indptr);
 
 }  // namespace lightir

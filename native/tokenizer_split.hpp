@@ -1,6 +1,6 @@
-// How pre-tokenisers cut ASCII text into words. Each function calls use(word, size) for one word after the other, up
-// to the end or until use returns false; together the words are the text, but for what bert leaves out. Seven bytes
-// behind the text must be readable.
+// Pre-tokenizers for ASCII text. Each function calls use(word, size) for each word in order, until the end or until use
+// returns false. The words cover the whole text, except for the characters that bert drops. Seven bytes after the text
+// must be readable.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace lightir {
 
-// What the patterns tell apart among the ASCII characters. The white ones come last.
+// The classes of ASCII characters that the patterns distinguish. White space is last.
 enum class Kind : uint8_t { letter, digit, other, blank, white, line_end };
 
 constexpr std::array<Kind, 128> make_kinds() {
@@ -40,7 +40,7 @@ inline size_t end_of_run(const char* text, size_t i, size_t end, const Is& is) {
     return i;
 }
 
-// Bit 7 of each of eight ASCII bytes that is a letter, or a digit: sums of bytes below 0x80 carry into no neighbor.
+// Sets bit 7 of each of eight ASCII bytes that is a letter, or a digit; sums of bytes below 0x80 do not carry over.
 inline uint64_t letters(uint64_t bytes) {
     const uint64_t lower = bytes | 0x2020202020202020u;
     return (lower + 0x1f1f1f1f1f1f1f1fu) & ~(lower + 0x0505050505050505u) & 0x8080808080808080u;
@@ -50,8 +50,8 @@ inline uint64_t digits(uint64_t bytes) {
     return (bytes + 0x5050505050505050u) & ~(bytes + 0x4646464646464646u) & 0x8080808080808080u;
 }
 
-// As end_of_run, eight bytes at a time: stops(bytes) has bit 7 of each byte that ends the run. Seven bytes behind the end
-// are read.
+// Returns the same as end_of_run, eight bytes at a time. stops(bytes) sets bit 7 of each byte that ends the run. Reads seven
+// bytes after the end.
 template <typename Stops>
 inline size_t end_of_long_run(const char* text, size_t i, size_t end, const Stops& stops) {
     for (; i < end; i += 8) {
@@ -74,7 +74,7 @@ inline size_t end_of_kind(const char* text, size_t i, size_t end, Kind wanted) {
     return end_of_run(text, i, end, [wanted](char c) { return kind(c) == wanted; });
 }
 
-// Bytes of 's, 't, 'm, 'd, 're, 've or 'll at i, where a ' stands; 0 when it is none of them.
+// Returns the size of 's, 't, 'm, 'd, 're, 've or 'll at i, the position of a '; 0 for none of them.
 template <bool any_case>
 inline size_t contraction(const char* text, size_t i, size_t end) {
     const auto at = [&](size_t j) { return static_cast<char>(any_case ? text[j] | 0x20 : text[j]); };
@@ -88,7 +88,7 @@ inline size_t contraction(const char* text, size_t i, size_t end) {
     return known ? 3 : 0;
 }
 
-// Where \s+(?!\S)|\s+ ends, in a run of white characters from begin to end_of_white: one is left to what follows.
+// Returns the end of \s+(?!\S)|\s+ in white space from begin to end_of_white; the last character goes to the next word.
 inline size_t end_of_white_word(size_t begin, size_t end_of_white, size_t end) {
     return end_of_white < end && end_of_white - begin > 1 ? end_of_white - 1 : end_of_white;
 }
@@ -114,7 +114,7 @@ bool each_gpt2_word(const char* text, size_t i, size_t end, const Use& use) {
     return true;
 }
 
-// Each digit is a word, and what stands between digits is cut by itself.
+// Each digit is a word; the text between digits is split separately.
 template <typename Use>
 bool each_gpt2_digits_word(const char* text, size_t i, size_t end, const Use& use) {
     while (i < end) {
@@ -168,7 +168,7 @@ inline bool is_punctuation(char c) {
     return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
 }
 
-// White characters part words and vanish; each punctuation mark is a word.
+// White space separates words and is dropped; each punctuation mark is a word.
 template <typename Use>
 bool each_bert_word(const char* text, size_t i, size_t end, const Use& use) {
     while (i < end) {

@@ -14,26 +14,26 @@
 
 namespace lightir {
 
-// The largest float below a floor: what a TopK takes for "at least the floor".
+// Returns the largest float below a floor; as the exclusive limit of a TopK it means "at least the floor".
 inline float just_below(float floor) {
     return std::nextafter(floor, -std::numeric_limits<float>::infinity());
 }
 
-// The k best of a stream of documents that come in ascending order: score down, then doc_ord up.
+// Collects the k best of a stream of ascending doc_ords, ordered by descending score, then ascending doc_ord.
 class TopK {
 public:
-    // lowest: scores at or below it never enter; NaN lets everything in. slack: those come too that are less than so
-    // much below the k-th best. ties: those too that score as much as the k-th, see end_segment.
+    // lowest: scores at or below it are rejected; NaN accepts all. slack: also keep scores less than this below the k-th
+    // best. ties: also keep scores equal to the k-th; the caller must then call end_segment.
     TopK(size_t k, float lowest, float slack = 0.0f, bool ties = false)
         : k_(k), slack_(slack), ties_(ties), threshold_(lowest) {}
 
-    // A later document has to beat this to enter; ties lose, for their doc_ord is larger, unless all are wanted.
+    // A later document must score above this. A tie is rejected because its doc_ord is larger, unless ties are kept.
     float threshold() const { return threshold_; }
 
     void push(uint32_t doc_ord, float score) { keys_.push_back(key_of({doc_ord, score})); }
 
-    // Raises the threshold to just below the score of the rank-th best so far, guessing that the k-th best of all will
-    // not be lower. The guess was right if finish() returns k hits and the k-th beats guessed().
+    // Raises the threshold to just below the score of the rank-th best so far, guessing that the k-th best of all
+    // is not lower. The guess was right if finish() returns k hits and the k-th scores above guessed().
     void guess(size_t rank) {
         if (rank == 0 || rank > keys_.size()) return;
         guessed_ = just_below(hit_of(nth_largest(keys_.data(), keys_.size(), rank)).score);
@@ -43,7 +43,7 @@ public:
     // The last guess, or minus infinity.
     float guessed() const { return guessed_; }
 
-    // Call between batches of pushes: keeps the buffer short and raises the threshold.
+    // Shortens the buffer and raises the threshold; call it between batches of pushes.
     void shrink() {
         if (k_ == 0) keys_.clear();
         if (keys_.size() < 2 * std::max(k_, n_kept_) + 512) return;
@@ -51,7 +51,7 @@ public:
         n_kept_ = keys_.size();
     }
 
-    // Call behind a segment's last document, with its first one: of each segment no more than the k best are kept.
+    // Keeps at most the k best of a segment; call it after the segment's last document, with the segment's first one.
     void end_segment(uint32_t first_ord) {
         const auto earlier = [first_ord](uint64_t one) { return hit_of(one).doc_ord < first_ord; };
         const auto first = std::partition_point(keys_.begin(), keys_.end(), earlier);
@@ -74,10 +74,10 @@ private:
     static constexpr float lowest_possible = -std::numeric_limits<float>::infinity();
 
     void raise(float score) {
-        if (!(threshold_ >= score)) threshold_ = score;  // it may be NaN
+        if (!(threshold_ >= score)) threshold_ = score;  // threshold_ may be NaN
     }
 
-    // Leaves documents in the order in which they came. There are k or more.
+    // Keeps documents in order of arrival. Requires k or more documents.
     void keep_best() {
         if (k_ == 0) {
             keys_.clear();
@@ -101,7 +101,7 @@ private:
     bool ties_;
     float threshold_;
     float guessed_ = lowest_possible;
-    std::vector<uint64_t> keys_;  // in the order in which the documents came
+    std::vector<uint64_t> keys_;  // in order of arrival
 };
 
 }  // namespace lightir

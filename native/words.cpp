@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint8_t no_word = 0;
 
-// What each byte is in a word: itself in lower case, or no part of one.
+// Maps each byte to its lower case, or to a mark if it is not part of a word.
 std::array<uint8_t, 256> word_bytes() {
     std::array<uint8_t, 256> map{};
     for (int c = '0'; c <= '9'; ++c) map[static_cast<size_t>(c)] = static_cast<uint8_t>(c);
@@ -80,7 +80,7 @@ private:
     std::vector<Entry> table_;
 };
 
-// FNV-1a, its upper bits mixed into the lower ones that the table uses.
+// FNV-1a with its upper bits mixed into the lower bits that the table uses.
 uint64_t hash_of(const std::string& word) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (const char c : word) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;

@@ -1,4 +1,4 @@
-// The words that BM25's analyzers count, for ASCII texts.
+// Word splitting of ASCII texts for the BM25 analyzers.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 
 namespace lightir {
 
-// Texts as lists of words, each word once in a dictionary.
+// Texts as lists of word ids, with a dictionary of the distinct words.
 struct WordLists {
-    std::string text;              // the distinct words one after the other, in the order of their first occurrence
-    std::vector<size_t> ends;      // where each of them ends in it
-    std::vector<uint32_t> ids;     // the texts' words, as places among the distinct ones, one text after the other
+    std::string text;              // the distinct words, concatenated in order of first occurrence
+    std::vector<size_t> ends;      // the end of each word in text
+    std::vector<uint32_t> ids;     // positions of the texts' words among the distinct ones, concatenated
     std::vector<int64_t> indptr{0};
     std::vector<size_t> refused;   // texts that are not ASCII, ascending; their lists are empty
 };
 
-// A word is a longest run of letters, digits and underscores, of two at least, in lower case: what the regular
-// expression \b\w\w+\b finds in the text in lower case. A text whose data is null is refused too.
+// Splits texts into words: maximal runs of at least two letters, digits and underscores, in lower case. This equals the
+// matches of the regular expression \b\w\w+\b in the lower-cased text. A text whose data is null is refused too.
 WordLists split_words(const std::vector<std::string_view>& texts);
 
 }  // namespace lightir

@@ -1,4 +1,4 @@
-// What the unit tests share: expectations, which are counted, and spans of vectors.
+// Helpers of the unit tests: counted expectations, and spans of vectors.
 #pragma once
 
 #include <cstdio>
@@ -35,7 +35,7 @@ Span<T> span(const std::vector<T>& values) {
     return {values.data(), values.size()};
 }
 
-// What main returns.
+// Returns the exit status for main.
 inline int outcome() {
     std::printf("%d passed, %d failed\n", n_passed, n_failed);
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

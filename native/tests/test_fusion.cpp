@@ -1,5 +1,5 @@
-// What sanitizers should see of fusion: segments without rows, lists of no and of all documents, arrays without a
-// byte to spare, against sums by loops.
+// Tests of fusion under sanitizers against plain loops: segments without rows, lists of no and of all documents, exactly
+// sized arrays.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ using namespace lightir;
 
 namespace {
 
-// Two branches over three segments, the second of them without rows.
+// Two branches over three segments, of which the second has no rows.
 struct Collection {
     std::vector<uint32_t> first_ords{0, 5, 9, 12};
     FirstOrds firsts{first_ords};
@@ -128,14 +128,14 @@ void the_best_of_all_segments_are_those_of_the_scores(unsigned seed, size_t k) {
     for (const Hit& hit : dense[0]) expect(hit.score == said[hit.doc_ord], "a row's score");
 }
 
-// Queries whose lists are all documents that score enough.
+// Queries whose lists hold all documents with a sufficient score.
 class ByScorer : public BranchQueries {
 public:
     explicit ByScorer(std::function<std::unique_ptr<Scorer>()> make) : make_(std::move(make)) {}
 
     std::vector<Hit> top(size_t, size_t n, Watched* watched) override {
         const auto by = make_();
-        if (watched != nullptr && n % 2 == 1) {  // or none
+        if (watched != nullptr && n % 2 == 1) {  // even n: no watched documents
             watched->scores.resize(watched->doc_ords.size());
             by->score(span(watched->doc_ords), watched->scores.data());
         }
@@ -156,8 +156,8 @@ private:
     std::function<std::unique_ptr<Scorer>()> make_;
 };
 
-// Two branches' lists joined in one call, by ids that fall while doc_ords ascend, and without ids; three queries at once,
-// the second of which goes deeper.
+// Fuses two branches in one call, with ids that descend while doc_ords ascend and without ids; three queries, the second
+// with a greater depth.
 void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, Scale scale) {
     const Collection data(seed);
     ByScorer by_dense([&]() -> std::unique_ptr<Scorer> {

@@ -1,5 +1,5 @@
-// What sanitizers should see of the kernel: every function at every level, at sizes around the vector widths, on
-// exactly sized heap arrays, so that one read or write outside them ends the run.
+// Tests of the kernel under sanitizers: every function at every level, at sizes around the vector widths, on exactly sized
+// heap arrays, so that any access outside them fails.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -102,7 +102,7 @@ void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary
     expect(k > n_matching || n_best == 0, "the best and all that tie with them are candidates");
 }
 
-// A run of n postings of other documents each, a portion of the block after the other, by a plain loop.
+// Adds a run of n postings of different documents, portion by portion, and compares with a plain loop.
 void additions_are_those_of_a_plain_loop(size_t n, size_t portion_size) {
     std::mt19937 random(static_cast<unsigned>(n));
     std::vector<uint16_t> offsets, start(block_size);
@@ -145,7 +145,7 @@ void additions_are_those_of_a_plain_loop(size_t n, size_t portion_size) {
         expect(same(equal, once), "the same for all");
     }
     std::vector<uint16_t> scores(block_size);
-    for (size_t i = 0; i < n; ++i) {  // one posting lies before its portion
+    for (size_t i = 0; i < n; ++i) {  // one posting is before its portion
         const uint16_t kept = std::exchange(offsets[i], uint16_t{4});
         const Portion portion{8, block_size};
         const size_t added = level().add_u8_to_u16(scores.data(), offsets.data(), impacts.data(), n, portion, 1.0f);
@@ -186,7 +186,7 @@ void bad_input_is_refused() {
         "an exception in a thread reaches the caller");
 }
 
-// Scores of few values, of one sign and of both, of none but ties, and keys that come in the order of their documents or not.
+// Scores with few distinct values, of one or both signs, all ties, and keys in the order of their documents or shuffled.
 void selection_is_that_of_comparisons(size_t n, unsigned n_values, float offset, bool in_order) {
     std::mt19937 random(static_cast<unsigned>(n) + n_values);
     std::vector<uint64_t> keys;

@@ -1,4 +1,4 @@
-// What sanitizers should see of query encoding: tokenisers at the borders of their buffers, on exactly sized texts.
+// Tests of query encoding under sanitizers: tokenizers at the boundaries of their buffers, on exactly sized texts.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -42,7 +42,7 @@ Tokenizer word_pieces() {
     return {Split::bert, ascii_as_it_is(), {}, std::make_unique<WordPieces>(first, further, 0, 100)};
 }
 
-// Texts on the heap without a byte to spare.
+// Exactly sized texts on the heap.
 TokenLists tokenize(const Tokenizer& tokenizer, const std::vector<std::string>& texts, const TextPolicy& policy,
                     size_t n_threads = 1) {
     std::vector<std::unique_ptr<char[]>> kept;
@@ -94,7 +94,7 @@ void any_text_fits_its_buffers() {
     }
 }
 
-// Against one byte after the other, for every byte at every place of the eight, and every end.
+// Compares with a loop over bytes, for every byte at each of the eight positions, and every end.
 void runs_end_where_they_should() {
     size_t n_wrong = 0;
     for (size_t run = 0; run < 20; ++run) {

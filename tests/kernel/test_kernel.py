@@ -395,7 +395,7 @@ REFUSED = {
         k=1,
         threads=None,  # type: ignore[arg-type]
     ),
-    "allowed must hold one bit a document": lambda: kernel.sparse_top_k(
+    "allowed must hold one bit per document": lambda: kernel.sparse_top_k(
         POSTINGS, U32([5]), F32([1]), k=1, allowed=U8([1, 1])
     ),
     "query_indptr must start at 0": lambda: kernel.sparse_top_k_batch(

@@ -572,7 +572,7 @@ REFUSED = {
     "has no place": lambda: pair_scores(u32(1), term_query(SPARSE, u32(1), f32(1), places=np.zeros((1, 1), np.int64))),
     "indptr and documents . 1 differ": lambda: SparseSegments([ROWS], [3]),
     "allowed and segments differ": lambda: top(DENSE, BY_DENSE, 1, allowed=[]),
-    "one bit a document": lambda: top(DENSE, BY_DENSE, 1, allowed=[np.zeros(2, np.uint8)]),
+    "one bit per document": lambda: top(DENSE, BY_DENSE, 1, allowed=[np.zeros(2, np.uint8)]),
     "parts and segments differ": lambda: DenseSegments([], [1]),
     "scores and ranks differ": lambda: normalize(f32(1), f32(1), np.zeros(2, np.int64), scale="max"),
 }
