@@ -22,8 +22,8 @@ def test_means_have_the_bits_of_the_twin(vocab_size: int, width: int, dtype: typ
     tokens = rng.integers(0, 30, indptr[-1]).astype(np.uint32)
     expected = reference.mean_expansions(ids, weights, tokens, indptr, vocab_size=vocab_size)
     for threads in (1, 3):
-        found = kernel.mean_expansions(ids, weights, tokens, indptr, vocab_size=vocab_size, threads=threads)
-        for one, other in zip(found, expected, strict=True):
+        means = kernel.mean_expansions(ids, weights, tokens, indptr, vocab_size=vocab_size, threads=threads)
+        for one, other in zip(means, expected, strict=True):
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype
     for query in (0, 1, 70):
@@ -37,11 +37,11 @@ def test_means_have_the_bits_of_the_twin(vocab_size: int, width: int, dtype: typ
 def test_one_query_by_hand() -> None:
     ids = np.array([[5, 2, 0], [2, 7, 7]], dtype=np.uint32)
     weights = np.array([[1.0, 0.5, 0.0], [3.0, 0.25, 0.5]], dtype=np.float16)
-    found = kernel.mean_expansions(ids, weights, np.array([0, 1, 1], np.uint32), np.array([0, 3]), vocab_size=8)
-    assert [each.tolist() for each in found[:2]] == [[0, 3], [2, 5, 7]]
-    np.testing.assert_allclose(found[2], [6.5 / 3, 1 / 3, 0.5], rtol=1e-7)
+    means = kernel.mean_expansions(ids, weights, np.array([0, 1, 1], np.uint32), np.array([0, 3]), vocab_size=8)
+    assert [array.tolist() for array in means[:2]] == [[0, 3], [2, 5, 7]]
+    np.testing.assert_allclose(means[2], [6.5 / 3, 1 / 3, 0.5], rtol=1e-7)
     none = kernel.mean_expansions(ids, weights, np.zeros(0, np.uint32), np.zeros(1, np.int64), vocab_size=8)
-    assert [each.tolist() for each in none] == [[0], [], []]
+    assert [array.tolist() for array in none] == [[0], [], []]
 
 
 def test_a_refused_query_leaves_nothing_behind() -> None:
@@ -50,8 +50,8 @@ def test_a_refused_query_leaves_nothing_behind() -> None:
     for token, says in ((1, "outside the vocabulary of 8"), (2, "has no expansion; there are 2")):
         with pytest.raises(InvalidInput, match=says):
             kernel.mean_expansions(ids, weights, np.array([0, token], np.uint32), np.array([0, 1, 2]), vocab_size=8)
-        found = kernel.mean_expansions(ids, weights, np.zeros(1, np.uint32), one, vocab_size=8)
-        assert [each.tolist() for each in found] == [[0, 2], [1, 2], [1.0, 1.0]]
+        means = kernel.mean_expansions(ids, weights, np.zeros(1, np.uint32), one, vocab_size=8)
+        assert [array.tolist() for array in means] == [[0, 2], [1, 2], [1.0, 1.0]]
     with pytest.raises(InvalidInput, match="outside the vocabulary"):
         reference.mean_expansions(ids, weights, np.ones(1, np.uint32), one, vocab_size=8)
     for wrong in (weights.astype(np.float64), weights[:, :1].copy()):

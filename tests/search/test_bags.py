@@ -90,9 +90,9 @@ def test_an_index_of_n_documents_is_the_union_of_n_indexes_of_one(tmp_path: Path
         with Index.open(out) as index:
             alone.append(searched(index, queries, 9))
     with Index.open(tmp_path / "all") as index:
-        for query, found in searched(index, queries, 9).items():
-            single = itertools.chain.from_iterable(each[query] for each in alone)
-            assert found == sorted(single, key=lambda pair: (-pair[1], pair[0]))
+        for query, ranking in searched(index, queries, 9).items():
+            single = itertools.chain.from_iterable(part[query] for part in alone)
+            assert ranking == sorted(single, key=lambda pair: (-pair[1], pair[0]))
 
 
 def test_bags_that_come_change_and_go_are_searched_as_if_built_at_once(tmp_path: Path) -> None:

@@ -77,34 +77,34 @@ def test_what_is_tried_measures_as_a_search_does(
         )
         return evaluate(run, data.qrels, ["nDCG@10"]).measures["nDCG@10"]
 
-    found = tune(
+    result = tune(
         searcher,
         data.queries,
         data.qrels,
         progress=False,
         options=SearchOptions(depth=6, exclude_same_id=exclude_same_id, smoothing=smoothing),
     )
-    assert found.default_value == pytest.approx(searched(found.default))
-    assert list(found.by_method) == list(METHODS)
-    for fusion, value in found.by_method.values():
+    assert result.default_value == pytest.approx(searched(result.default))
+    assert list(result.by_method) == list(METHODS)
+    for fusion, value in result.by_method.values():
         assert value == pytest.approx(searched(fusion))
-        assert found.chosen_value >= value
-    assert found.chosen_value == pytest.approx(searched(found.chosen))
-    assert found.options.endswith(" --tokens dirichlet:20") == (smoothing is not None)
+        assert result.chosen_value >= value
+    assert result.chosen_value == pytest.approx(searched(result.chosen))
+    assert result.options.endswith(" --tokens dirichlet:20") == (smoothing is not None)
 
 
 def test_a_branch_of_chance_loses_its_weight(tmp_path: Path) -> None:
     data = Collection(tmp_path / "i", noise=0.05)
     with Index.open(tmp_path / "i") as index:
-        found = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
-    assert found.recommended
-    assert found.chosen.weights["dense"] > 0.7
-    assert found.default_value < found.held_out_value <= found.chosen_value
-    assert found.interval[0] <= found.difference <= found.interval[1]
-    assert found.interval[0] > 0
-    assert found.p_value < 0.05
-    assert found.options == f"--fusion {fusion_text(found.chosen)} --weights " + ",".join(
-        f"{branch}={weight:g}" for branch, weight in found.chosen.weights.items()
+        result = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
+    assert result.recommended
+    assert result.chosen.weights["dense"] > 0.7
+    assert result.default_value < result.held_out_value <= result.chosen_value
+    assert result.interval[0] <= result.difference <= result.interval[1]
+    assert result.interval[0] > 0
+    assert result.p_value < 0.05
+    assert result.options == f"--fusion {fusion_text(result.chosen)} --weights " + ",".join(
+        f"{branch}={weight:g}" for branch, weight in result.chosen.weights.items()
     )
 
 
@@ -112,11 +112,11 @@ def test_chance_is_no_reason_for_a_change(noisy: tuple[Searcher, Collection]) ->
     searcher, data = noisy
     rng = np.random.default_rng(6)
     qrels: Qrels = {query.query_id: {f"d{rng.integers(N_DOCS):02d}": 1} for query in data.queries}
-    found = tune(searcher, data.queries, qrels, progress=False)
-    assert found.chosen_value > found.default_value  # what fits the very queries looks like a gain
-    assert found.held_out_value < found.chosen_value
-    assert not found.recommended
-    assert found.p_value > 0.05
+    result = tune(searcher, data.queries, qrels, progress=False)
+    assert result.chosen_value > result.default_value  # what fits the very queries looks like a gain
+    assert result.held_out_value < result.chosen_value
+    assert not result.recommended
+    assert result.p_value > 0.05
 
 
 def test_the_same_seed_finds_the_same(noisy: tuple[Searcher, Collection]) -> None:
@@ -129,9 +129,9 @@ def test_the_same_seed_finds_the_same(noisy: tuple[Searcher, Collection]) -> Non
 def test_queries_without_judgements_are_left_aside(noisy: tuple[Searcher, Collection]) -> None:
     searcher, data = noisy
     qrels = dict(list(data.qrels.items())[:12])
-    found = tune(searcher, data.queries, qrels, progress=False)
-    assert found.n_queries == 12
-    assert found == tune(searcher, data.queries[:12], qrels, progress=False)
+    result = tune(searcher, data.queries, qrels, progress=False)
+    assert result.n_queries == 12
+    assert result == tune(searcher, data.queries[:12], qrels, progress=False)
 
 
 def test_what_cannot_be_tuned_is_refused(noisy: tuple[Searcher, Collection]) -> None:
@@ -171,13 +171,13 @@ def test_three_branches_are_joined(tmp_path: Path) -> None:
     with Index.open(tmp_path / "i") as index:
         searcher, smoothing = Searcher(index, encoder), Smoothing("dirichlet", 20.0)
         for mode in ("dense+sparse+tokens", "sparse+tokens", "dense+sparse"):
-            found = tune(
+            result = tune(
                 searcher, queries, qrels, progress=False, options=SearchOptions(mode=mode, smoothing=smoothing)
             )
-            assert found.branches == tuple(mode.split("+"))
-            assert all(list(fusion.weights) == list(found.branches) for fusion, _ in found.by_method.values())
-            assert (found.smoothing is None) == ("tokens" not in found.branches)
-            for fusion, value in (*found.by_method.values(), (found.chosen, found.chosen_value)):
+            assert result.branches == tuple(mode.split("+"))
+            assert all(list(fusion.weights) == list(result.branches) for fusion, _ in result.by_method.values())
+            assert (result.smoothing is None) == ("tokens" not in result.branches)
+            for fusion, value in (*result.by_method.values(), (result.chosen, result.chosen_value)):
                 run = searcher.search(
                     queries,
                     options=SearchOptions(
@@ -214,12 +214,12 @@ def test_the_command_tells_what_to_do(
     assert main([*arguments, "--write"]) == 0
     assert f"default fusion is now {report['options']}" in capsys.readouterr().err
     with Index.open(tmp_path / "i") as index:
-        found = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
-        assert (fusion_text(found.default), found.default.weights) == (
+        result = tune(Searcher(index, data.encoder), data.queries, data.qrels, progress=False)
+        assert (fusion_text(result.default), result.default.weights) == (
             report["chosen"]["fusion"],
             report["chosen"]["weights"],
         )
-        assert not found.recommended
+        assert not result.recommended
         hit = Searcher(index, data.encoder).hits(data.queries[0].text, 1)[0]
         assert hit.branches["dense"].weight == report["chosen"]["weights"]["dense"]
     assert main([*arguments, "--write"]) == 0

@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
     (folder / "qrels").mkdir(parents=True)
     corpus = [{"_id": f"the {name}", "text": f"{name} and animal"} for name in ANIMALS]
     queries = [{"_id": name, "text": f"{name} question"} for name in ANIMALS] + [{"_id": "none", "text": "zebra"}]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in corpus))
-    (folder / "queries.jsonl").write_text("".join(json.dumps(each) + "\n" for each in queries))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in corpus))
+    (folder / "queries.jsonl").write_text("".join(json.dumps(record) + "\n" for record in queries))
     judged = [f"{name}\tthe {name}\t1\n" for name in ANIMALS] + ["none\tthe cat\t1\n"]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
     return folder

@@ -28,7 +28,7 @@ def documents() -> list[Document]:
 
 def definition(documents: list[Document], query: str, document: Document, smoothing: Smoothing) -> float:
     cut = Analyzer("english")
-    bags = {each.doc_id: Counter(cut.terms([each.full_text()])[0]) for each in documents}
+    bags = {doc.doc_id: Counter(cut.terms([doc.full_text()])[0]) for doc in documents}
     whole = sum(bags.values(), Counter())
     own, size = bags[document.doc_id], sum(bags[document.doc_id].values())
     score = 0.0
@@ -48,28 +48,28 @@ def definition(documents: list[Document], query: str, document: Document, smooth
 @pytest.mark.parametrize("query", ["river", "the rivers, rivers of copper", "winter nowhere", "nowhere", ""])
 def test_scores_and_order_are_the_definitions(documents: list[Document], query: str, smoothing: Smoothing) -> None:
     model = LanguageModel(iter(documents))
-    found = model.search([Query("q", query)], 100, smoothing=smoothing)["q"]
-    by_id = {each.doc_id: each for each in documents}
-    assert found.scores.tolist() == pytest.approx(
-        [definition(documents, query, by_id[doc_id], smoothing) for doc_id in found.doc_ids], rel=1e-12
+    ranking = model.search([Query("q", query)], 100, smoothing=smoothing)["q"]
+    by_id = {doc.doc_id: doc for doc in documents}
+    assert ranking.scores.tolist() == pytest.approx(
+        [definition(documents, query, by_id[doc_id], smoothing) for doc_id in ranking.doc_ids], rel=1e-12
     )
     words = set(Analyzer("english").terms([query])[0])
-    holding = {each.doc_id for each in documents if words & set(Analyzer("english").terms([each.text])[0])}
-    assert set(found.doc_ids) == holding
-    pairs = list(zip(-found.scores, found.doc_ids, strict=True))
+    holding = {doc.doc_id for doc in documents if words & set(Analyzer("english").terms([doc.text])[0])}
+    assert set(ranking.doc_ids) == holding
+    pairs = list(zip(-ranking.scores, ranking.doc_ids, strict=True))
     assert all(a < b for a, b in pairwise(pairs))
     first = model.search([Query("q", query)], 3, smoothing=smoothing)["q"]
-    assert list(first.doc_ids) == list(found.doc_ids)[:3]
+    assert list(first.doc_ids) == list(ranking.doc_ids)[:3]
 
 
 @pytest.mark.parametrize("smoothing", METHODS, ids=str)
 def test_a_run_is_put_into_the_order_of_likelihood(documents: list[Document], smoothing: Smoothing) -> None:
     model = LanguageModel(iter(documents))
     run = {"q": Ranking("q", ["d40", "d07", "d01", "d02"], np.array([4.0, 3.0, 2.0, 1.0]))}
-    found = model.rerank(run, [Query("q", "river bridge")], smoothing=smoothing, depth=3)["q"]
+    ranking = model.rerank(run, [Query("q", "river bridge")], smoothing=smoothing, depth=3)["q"]
     wanted = {d.doc_id: definition(documents, "river bridge", d, smoothing) for d in documents}
-    assert list(found.doc_ids) == sorted(["d40", "d07", "d01"], key=lambda doc_id: (-wanted[doc_id], doc_id))
-    assert found.scores.tolist() == pytest.approx([wanted[doc_id] for doc_id in found.doc_ids], rel=1e-12)
+    assert list(ranking.doc_ids) == sorted(["d40", "d07", "d01"], key=lambda doc_id: (-wanted[doc_id], doc_id))
+    assert ranking.scores.tolist() == pytest.approx([wanted[doc_id] for doc_id in ranking.doc_ids], rel=1e-12)
 
 
 def test_no_documents_and_what_is_missing(documents: list[Document]) -> None:
