@@ -21,8 +21,8 @@ from lightir.index import Index
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher
 from lightir.search.fusion_tuning import FOLDS, N_RESAMPLES, fusion_grid, fusion_values
-from lightir.search.options import SearchOptions, fusion_text, weights_text
 from lightir.search.plan import plan
+from lightir.search.search_options import SearchOptions, fusion_text, weights_text
 
 SMALLEST = "{index}={data}/tiny"
 CHUNK = 500

@@ -12,20 +12,17 @@ sys.path.insert(0, str(ROOT / "docs"))
 import measure_house  # noqa: E402
 
 NOT_YET: tuple[str, ...] = (
-    "ARCHITECTURE.md", "docs/performance.md", "docs/cli.md", "recipes/", "src/lightir/", "tests/kernel/",
-    "tests/search/",
+    "tests/kernel/", "tests/search/",
 )  # fmt: skip
 """Files and folders whose prose is still to be rewritten; the list only shrinks."""
 
-MAX_LONG_SIGNATURES = 17
+MAX_LONG_SIGNATURES = 9
 """Functions of the package that may take more than measure_house.MAX_PARAMETERS parameters."""
 
-MOST_PARAMETERS = 13
-MAX_LONG_FUNCTIONS = 3
+MOST_PARAMETERS = 9
+MAX_LONG_FUNCTIONS = 0
 
-TWO_MEANINGS: dict[str, str] = {
-    "file options.py": "each room keeps its record of options there",
-}
+TWO_MEANINGS: dict[str, str] = {}
 """File and type names that two rooms may define, each with its reason."""
 
 PAGES = [path for path in measure_house.pages() if not measure_house.name_of(path).startswith(NOT_YET)]

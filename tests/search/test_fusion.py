@@ -11,8 +11,8 @@ from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.kernel.candidates import BoundBranch, BranchList, Candidates, CandidateSearch, GivenLists, Request
 from lightir.kernel.segments import DenseSegments
-from lightir.search.options import fusion_text, parse_fusion
 from lightir.search.prepared import scale_of
+from lightir.search.search_options import fusion_text, parse_fusion
 from lightir.types import BRANCHES, Branch
 
 Scores = dict[int, float]

@@ -17,7 +17,7 @@ from lightir.index import Index, IndexOptions, IndexWriter, build_index, documen
 from lightir.search import Searcher, SearchOptions
 from lightir.search.fusion_tuning import METHODS, fusion_grid, tune, weight_grid
 from lightir.search.language_model import Smoothing
-from lightir.search.options import fusion_text
+from lightir.search.search_options import fusion_text
 from lightir.shards import Shard
 from lightir.types import Document, Qrels, Query
 from small_collections import GivenVectors, csr, word_contract

@@ -17,7 +17,7 @@ from lightir.eval import evaluate
 from lightir.index import Index, IndexOptions, build_index
 from lightir.search import Searcher
 from lightir.search.fusion_tuning import METHODS
-from lightir.search.options import parse_fusion
+from lightir.search.search_options import parse_fusion
 from lightir.shards import Shard
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run import checkpoint

@@ -4,9 +4,9 @@ An index is searched with the queries of a BEIR folder in each mode. A model fir
 keeps the vectors, and an interrupted run continues from them. Run files, from lightir or any other tool, are compared
 with the first one; instead of a BEIR folder, they accept a file of qrels (--qrels).
 
-A model has additional modes, for comparison with queries that need no model. full: dense queries through the whole
-model. full-sparse: sparse queries weighted by the model. beta: such sparse queries on a bag-of-tokens index (SiDR),
-and light-beta: the same without the model. FIRST:M:SECOND: the M best documents of one mode, reranked by another.
+A model has additional modes, to compare with queries that need no model. Dense queries through the whole model: full.
+Sparse queries weighted by the model: full-sparse, and beta on a bag-of-tokens index (SiDR). Its model-free twin:
+light-beta. The form FIRST:M:SECOND reranks the M best documents of one mode by another.
 """
 
 from __future__ import annotations

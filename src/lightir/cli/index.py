@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
 def index_options(args: argparse.Namespace) -> IndexOptions:
     """Return the options among the arguments."""
     from lightir.index import IndexOptions
-    from lightir.index.options import SEGMENT_DOCUMENTS
+    from lightir.index.index_options import SEGMENT_DOCUMENTS
 
     return IndexOptions(
         dense_dim=args.dense_dim,

@@ -118,7 +118,7 @@ def default_search(available: tuple[Branch, ...], contract: Contract | None) -> 
 
 def fusion_in_words(fusion: Fusion) -> str:
     """Return weights and method in the syntax of `lightir search --weights` and `--fusion`."""
-    from lightir.search.options import fusion_text, weights_text
+    from lightir.search.search_options import fusion_text, weights_text
 
     return f"{weights_text(fusion)} {fusion_text(fusion)}"
 

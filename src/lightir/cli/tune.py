@@ -107,7 +107,7 @@ def judged(args: argparse.Namespace) -> tuple[list[Query], Qrels]:
 
 def print_tuning(tuning: Tuning) -> None:
     """Print the best settings of each method, the cross-validated gain and the recommendation."""
-    from lightir.search.options import fusion_text, weights_text
+    from lightir.search.search_options import fusion_text, weights_text
 
     rows = [["fusion", "weights", "nDCG@10"]]
     rows.append(

@@ -10,8 +10,8 @@ from lightir.contract import Contract
 from lightir.encode.full_queries import SparseForm
 from lightir.errors import InvalidInput
 from lightir.search.index_evaluation import all_modes
-from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.plan import plan
+from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.types import BRANCHES, Branch
 
 FULL = "full"

@@ -1,9 +1,9 @@
 """The index: a SQLite store of documents and immutable segments of memory-mapped arrays."""
 
 from lightir.index.build import build_index, document_shards
+from lightir.index.index_options import IndexOptions
 from lightir.index.intake import normalized
 from lightir.index.metadata_filters import Filter
-from lightir.index.options import IndexOptions
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segments.segment import SparseBranch
 from lightir.index.token_queries import TokenQueries

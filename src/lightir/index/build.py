@@ -19,9 +19,9 @@ from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.files import copy_folder
 from lightir.index.bm25 import mean_length
+from lightir.index.index_options import IndexOptions
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, require_shard, sliced
 from lightir.index.merging import joining_bar
-from lightir.index.options import IndexOptions
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.segments.graph import require_usearch
 from lightir.index.segments.join import Join

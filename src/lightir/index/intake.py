@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index.options import IndexOptions
+from lightir.index.index_options import IndexOptions
 from lightir.index.segments.rows import (
     DenseMatrix,
     DocumentRows,

@@ -17,8 +17,8 @@ from lightir.contract import Contract, from_json
 from lightir.errors import FormatError, InvalidInput
 from lightir.index import metadata_filters
 from lightir.index.bm25 import K1, B, idf, mean_length
+from lightir.index.index_options import IndexOptions
 from lightir.index.metadata_filters import Filter
-from lightir.index.options import IndexOptions
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment

@@ -20,6 +20,7 @@ from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
+from lightir.index.index_options import IndexOptions
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, selected, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
@@ -30,7 +31,6 @@ from lightir.index.merging import (
     with_tombstones,
 )
 from lightir.index.metadata_filters import Filter
-from lightir.index.options import IndexOptions
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.segments.join import Join, Part
 from lightir.index.segments.layout import SEGMENTS_FOLDER

@@ -2,8 +2,8 @@
 
 from lightir.kernel.candidates import BranchColumn, Candidates
 from lightir.search.late import LateOptions, LateReport, LateSearcher
-from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.prepared import PreparedSearch
+from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
 
 __all__ = [

@@ -19,7 +19,7 @@ from lightir.kernel.candidates import Candidates
 from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedBigrams
 from lightir.search.branches import BranchSearch, EncodedQueries
-from lightir.search.options import fusion_text
+from lightir.search.search_options import fusion_text
 from lightir.search.snippets import snippet
 from lightir.text import query_term_ids
 from lightir.types import BRANCHES, Branch, BranchScore, Document, Hit, TermScore

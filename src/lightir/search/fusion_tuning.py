@@ -19,9 +19,9 @@ from lightir.eval.significance import randomization_test
 from lightir.kernel.candidates import Candidates, normalize
 from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
-from lightir.search.options import DEFAULT_OPTIONS, SearchOptions, fusion_text, parse_fusion, weights_text
 from lightir.search.plan import WHOLE_DEPTH, default_depth, plan
 from lightir.search.prepared import scale_of
+from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, fusion_text, parse_fusion, weights_text
 from lightir.search.searcher import Searcher
 from lightir.types import Branch, Qrels, Query
 

@@ -16,7 +16,7 @@ from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare
 from lightir.eval.measures import parse_measures
 from lightir.index import Index
 from lightir.search.explain import Explanation
-from lightir.search.options import DEFAULT_OPTIONS, SearchOptions
+from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.types import BRANCHES, Branch, Qrels, Query, Run
 

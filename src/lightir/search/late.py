@@ -13,7 +13,7 @@ from lightir.errors import InvalidInput, WriteFailed
 from lightir.index.connections import BUSY_S
 from lightir.pending import Encoded, Queue, deliver, encode_documents, keys_of_pending, require_fit
 from lightir.pending.queue_file import is_busy
-from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions
+from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder
 from lightir.types import Document, Hit

@@ -9,7 +9,7 @@ from typing import cast
 
 from lightir.contract import Contract, Fusion
 from lightir.errors import InvalidInput
-from lightir.search.options import DEFAULT_OPTIONS, Mode, SearchOptions, mode_parts, parse_fusion
+from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions, mode_parts, parse_fusion
 from lightir.types import BRANCHES, Branch
 
 DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}

@@ -24,9 +24,9 @@ from lightir.kernel.segments import Allowed
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries, documents, has_graphs
 from lightir.search.encoding import QueryCoding, checked_text
-from lightir.search.options import MAX_COUNT, SearchOptions, is_count
 from lightir.search.plan import WHOLE_DEPTH, Plan
 from lightir.search.progressive import with_estimates
+from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
 from lightir.types import Branch, Query, Ranking
 from lightir.vectors import Floats
 

@@ -20,9 +20,9 @@ from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch
 from lightir.search.encoding import QueryCoding
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
-from lightir.search.options import DEFAULT_OPTIONS, SearchOptions, is_count
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
+from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
 from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 

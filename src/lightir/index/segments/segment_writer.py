@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightir import kernel
 from lightir.files import atomic_folder, sha256_file
-from lightir.index.options import IndexOptions
+from lightir.index.index_options import IndexOptions
 from lightir.index.segments.graph import LEAST_DOCUMENTS, build_graph
 from lightir.index.segments.join import AnyArray, Join, Streamed, mapped
 from lightir.index.segments.layout import (
