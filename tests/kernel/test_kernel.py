@@ -194,7 +194,7 @@ def test_dense_search_equals_its_twin(level, seed, n, width, cut, n_queries, k, 
 
 
 def by_pair_scores(rows: np.ndarray, query: np.ndarray, k: int, scales: np.ndarray | None):
-    """What a search has to find, from every row's own score."""
+    """The best k rows and their scores, from every row's own score."""
     scores = kernel.dense_pair_scores(rows, np.arange(len(rows), dtype=np.uint32), query, scales=scales)
     order = np.lexsort((np.arange(len(rows)), -scores))[:k]
     return order.astype(np.uint32), scores[order]
@@ -251,15 +251,15 @@ def test_copies_of_rows_lose_no_hit(level, seed, width, cut, spread, size, k, al
 
 @pytest.mark.parametrize("n_rows", [*range(200, 217), 256, 257, 300])
 def test_copies_that_know_nothing_but_their_errors_lose_no_hit(level, n_rows: int) -> None:
-    """The best row stands in every place behind the last whole vector of rows once."""
+    """The best row is once at every place after the last whole vector of rows."""
     rows = np.full((n_rows, 5), 1e-3, np.float32)
     rows[-1] = 1.0
     rows[:-1:3] = 0.5
     lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32) * np.float32(1.001)
     copies = kernel.Copies(np.zeros((n_rows, 5), np.int8), np.ones(n_rows, np.float32), lengths)
     floors = np.array([4.5], np.float32)  # what has been found elsewhere: so only bounds above it are looked into
-    found = kernel.dense_top_k_batch(rows, np.ones((1, 5), np.float32), k=1, copies=copies, floors=floors)
-    assert [each.tolist() for each in found] == [[0, 1], [n_rows - 1], [5.0]]
+    hits = kernel.dense_top_k_batch(rows, np.ones((1, 5), np.float32), k=1, copies=copies, floors=floors)
+    assert [array.tolist() for array in hits] == [[0, 1], [n_rows - 1], [5.0]]
 
 
 @few
@@ -285,8 +285,8 @@ def test_floors_leave_out_what_scores_less(level, seed, k, dtype, whole, above) 
     docs, values = kernel.sparse_top_k(postings, *query, k=k)
     for floor in (above, *values[:1], *values[-1:]):
         bounds = np.array([0, len(query[0])])
-        found = kernel.sparse_top_k_batch(postings, bounds, *query, k=k, floors=F32([floor]))
-        same(found[1:], [docs[values >= floor], values[values >= floor]])
+        hits = kernel.sparse_top_k_batch(postings, bounds, *query, k=k, floors=F32([floor]))
+        same(hits[1:], [docs[values >= floor], values[values >= floor]])
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30, 3e37])
@@ -455,14 +455,14 @@ def test_damaged_postings_are_refused_and_leave_nothing_behind(level) -> None:
     assert kernel.sparse_top_k(far, U32([1]), F32([1]), k=2)[1].tolist() == [7]
     assert kernel.sparse_top_k(POSTINGS, U32([5]), F32([1]), k=2)[1].tolist() == [9, 4]
     n_docs = 40_000
-    many = kernel.invert(np.arange(n_docs + 1), U32([3] * n_docs), U8([1] * n_docs), vocab_size=10, n_docs=n_docs)
-    offsets = many.offsets.copy()
+    large = kernel.invert(np.arange(n_docs + 1), U32([3] * n_docs), U8([1] * n_docs), vocab_size=10, n_docs=n_docs)
+    offsets = large.offsets.copy()
     offsets[30_000] = 7
     with pytest.raises(FormatError, match="do not ascend"):
         kernel.sparse_top_k(
-            kernel.Postings(10, n_docs, **{**many.arrays(), "offsets": offsets}), U32([3]), F32([1]), k=2
+            kernel.Postings(10, n_docs, **{**large.arrays(), "offsets": offsets}), U32([3]), F32([1]), k=2
         )
-    assert kernel.sparse_top_k(many, U32([3]), F32([1]), k=n_docs)[1].max() == 1
+    assert kernel.sparse_top_k(large, U32([3]), F32([1]), k=n_docs)[1].max() == 1
 
 
 @pytest.mark.parametrize("name", LEVELS)

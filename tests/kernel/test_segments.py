@@ -65,10 +65,10 @@ def fused(
     """Given lists of one query, joined by a search."""
     known = [False] * len(lists) if complete is None else complete
     bound = [
-        BoundBranch(str(i), SimpleNamespace(native=each[0]), weight, is_complete)  # type: ignore[arg-type]
-        for i, (each, weight, is_complete) in enumerate(zip(queries, weights, known, strict=True))
+        BoundBranch(str(i), SimpleNamespace(native=query[0]), weight, is_complete)  # type: ignore[arg-type]
+        for i, (query, weight, is_complete) in enumerate(zip(queries, weights, known, strict=True))
     ]
-    given = [GivenLists.join([BranchList(*each)]) for each in lists]
+    given = [GivenLists.join([BranchList(*listed)]) for listed in lists]
     return CandidateSearch(bound, scale=scale, **more).search(queries, Request(k, 10**6), lists=given)[0]
 
 
@@ -118,16 +118,16 @@ class Collection:
             known = (local >= 0).nonzero()[0]
             wanted = local[known].astype(U32), self.query_weights[known]
             docs = np.arange(size, dtype=U32)
-            found = (
+            branch_scores = (
                 reference.dense_pair_scores(rows, docs, self.query_vector),
                 reference.sparse_pair_scores(
                     indptr, self.term_ids[columns], impacts, docs, self.term_ids, self.query_weights
                 ),
                 reference.sparse_pair_scores(indptr, (columns + i).astype(U32), weights, docs, *wanted),
             )
-            for branch, each, is_there in zip(scores, found, there, strict=True):
-                scores[branch].extend((each if is_there else np.zeros(size, F32)).tolist())
-        self.scores = {branch: np.array(each, F32) for branch, each in scores.items()}
+            for branch, values, is_there in zip(scores, branch_scores, there, strict=True):
+                scores[branch].extend((values if is_there else np.zeros(size, F32)).tolist())
+        self.scores = {branch: np.array(values, F32) for branch, values in scores.items()}
         order = rng.permutation(len(self.term_ids)).astype(U32)  # terms may come in any order
         stacked = np.array(places, dtype=np.int64).reshape(len(sizes), len(self.term_ids))
         self.order, self.places = order, stacked
@@ -253,8 +253,8 @@ def test_rounded_sums_lose_no_document(level: None, kind: str, n_terms: int) -> 
     scores = pair_scores(np.arange(n_docs, dtype=U32), term_query(segments, query, query_weights))
     mask = rng.random(n_docs) < 0.5
     for allowed in (None, mask):
-        found = np.flatnonzero((scores > 0) & (True if allowed is None else allowed))
-        ranked = found[np.lexsort((found, -scores[found]))].astype(U32)
+        matching = np.flatnonzero((scores > 0) & (True if allowed is None else allowed))
+        ranked = matching[np.lexsort((matching, -scores[matching]))].astype(U32)
         bitmaps = None if allowed is None else [pack_bitmap(allowed[:cut]), pack_bitmap(allowed[cut:])]
         for k in (1, 10, 700):
             (given,) = top(segments, term_query(segments, query, query_weights), k, allowed=bitmaps)
@@ -299,8 +299,8 @@ def test_the_best_are_those_of_the_slow_twin(
 
 def columns_of(candidates: Candidates) -> list[list[tuple[float, float, int]]]:
     return [
-        list(zip(each.scores.tolist(), each.normalized.tolist(), each.ranks.tolist(), strict=True))
-        for each in candidates.columns.values()
+        list(zip(column.scores.tolist(), column.normalized.tolist(), column.ranks.tolist(), strict=True))
+        for column in candidates.columns.values()
     ]
 
 
@@ -358,16 +358,16 @@ def test_a_whole_search_is_that_of_the_slow_twin(
         allowed=[bitmaps] * len(branches) if filtered == "asked" else None,
     )
     every = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
-    found = []
+    lists = []
     for branch, scores in zip(branches, every, strict=True):
         there = {i: score for i, score in scores.items() if mask[i]}
         if branch == "dense":
             there = {i: score for i, score in there.items() if data.with_rows[i] and data.query_vector.any()}
         else:
             there = {i: score for i, score in there.items() if score > 0}
-        found.append(there)
+        lists.append(there)
     how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5}
-    expected = reference.search(found, every, flat, **how)  # type: ignore[arg-type]
+    expected = reference.search(lists, every, flat, **how)  # type: ignore[arg-type]
     assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
     assert columns_of(best) == (expected[2] if columns else [])
     assert ids.texts(best.doc_ords) == [flat[doc].decode() for doc in best.doc_ords]
@@ -397,7 +397,7 @@ def test_a_batch_ranks_each_query_as_if_it_were_alone_with_given_lists_too(
     """Lists, and functions that score documents outside them, give what the branches' own lists give; sizes 0 and 1."""
     n = len(more)
     bound = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
-    search = CandidateSearch([BoundBranch(each, bound[each], complete=False) for each in branches], scale=scale)
+    search = CandidateSearch([BoundBranch(branch, bound[branch], complete=False) for branch in branches], scale=scale)
     asked, lists = [], []
     deepest = (k if len(branches) == 1 else depth) + max(more, default=0)
     for branch, is_given in zip(branches, given, strict=False):
@@ -484,7 +484,7 @@ def test_an_error_of_a_function_that_scores_reaches_the_caller() -> None:
     for threads in (1, 2):
         with pytest.raises(ZeroDivisionError, match="query"):
             CandidateSearch(bound, scale="none").search([None, None], Request(5, 5, threads), lists=lists)
-    wrong = [GivenLists(*each[:3], lambda _, docs: np.zeros(len(docs) + 1, F32)) for each in lists]
+    wrong = [GivenLists(*given[:3], lambda _, docs: np.zeros(len(docs) + 1, F32)) for given in lists]
     with pytest.raises(InvalidInput, match="doc_ords and scores differ"):
         CandidateSearch(bound, scale="none").search([None, None], Request(5, 5), lists=wrong)
 
@@ -519,15 +519,15 @@ def test_a_guess_from_the_first_segments_loses_no_document(best_in: str, kind: A
         csr = np.arange(size + 1, dtype=np.int64), np.full(size, 5, U32), weights.astype(kind)
         segments.append(SparseRows(*csr, invert(*csr, vocab_size=9, n_docs=size)))
     view = SparseSegments(segments, [size] * n_segments)
-    said = np.concatenate([each.weights for each in segments]).astype(F32)
+    scores = np.concatenate([segment.weights for segment in segments]).astype(F32)
     mask = rng.random(n_segments * size) < 0.7
     for allowed in (None, [pack_bitmap(part) for part in np.split(mask, n_segments)]):
-        kept = np.flatnonzero(mask) if allowed else np.arange(len(said))
-        ranked = kept[np.lexsort((kept, -said[kept]))]
+        kept = np.flatnonzero(mask) if allowed else np.arange(len(scores))
+        ranked = kept[np.lexsort((kept, -scores[kept]))]
         for k in (40, 300, 1500, 2900):
             (best,) = top(view, term_query(view, u32(5), f32(1)), k, allowed=allowed)
             assert best.doc_ords.tolist() == ranked[:k].tolist()
-            np.testing.assert_array_equal(best.scores, said[ranked[:k]])
+            np.testing.assert_array_equal(best.scores, scores[ranked[:k]])
 
 
 def test_sums_run_in_the_lists_order_however_long_they_are() -> None:
@@ -593,8 +593,8 @@ def test_a_row_outside_the_arrays_is_damage() -> None:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.text(max_size=3), unique=True, max_size=6), min_size=1, max_size=4), st.randoms())
 def test_ties_stand_in_the_order_of_their_ids_wherever_they_are(segments: list[list[str]], random: Any) -> None:
-    ids = [sorted(each.encode() for each in one) for one in segments]
-    flat = [each for one in ids for each in one]
+    ids = [sorted(text.encode() for text in one) for one in segments]
+    flat = [encoded for one in ids for encoded in one]
     arrays = [(np.frombuffer(b"".join(one), np.uint8), np.cumsum([0, *map(len, one)], dtype=np.int64)) for one in ids]
     docs = random.sample(range(len(flat)), random.randint(0, len(flat)))
     scores = sorted((random.choice([3.0, 0.5, -1.0]) for _ in docs), reverse=True)

@@ -70,7 +70,7 @@ class Collection:
         mean = sum(map(len, words.values())) / len(words)
         score = np.float32(0)
         for word, count in sorted(Counter(query.split("!")[0].split()).items()):
-            df = sum(word in each for each in words.values())
+            df = sum(word in document for document in words.values())
             tf = words[doc_id].count(word)
             if tf:
                 idf = float(np.log1p((len(words) - df + 0.5) / (df + 0.5)))
@@ -94,9 +94,9 @@ class Collection:
         listed = [score for _, score in self.found(branch, query, depth)]
         mean = math.fsum(listed) / len(listed) if listed else 0.0
         deviation = (float(np.std(listed)) if len(set(listed)) > 1 else 0.0) or abs(mean) or 1.0
-        found, tokens = self.found("tokens", query, depth), self.scores("tokens", query)
-        most = found[0][1] if found else 1.0
-        points = [(tokens[i], self.scores(branch, query)[i], 1) for i, _ in found if i not in self.pending]
+        pairs, tokens = self.found("tokens", query, depth), self.scores("tokens", query)
+        most = pairs[0][1] if pairs else 1.0
+        points = [(tokens[i], self.scores(branch, query)[i], 1) for i, _ in pairs if i not in self.pending]
         points += [(0.0, mean, 2), (most, mean + 5 * deviation, 2)]
         weighted = [(Fraction(x), Fraction(y), w) for x, y, w in points]
         total = sum(w for _, _, w in weighted)
@@ -119,53 +119,53 @@ class Collection:
                 scores[branch] = scores[branch] | estimates
                 placed = [(i, estimates[i]) for i, _ in self.found("tokens", query, depth) if i in estimates]
                 lists[branch] = sorted(lists[branch] + placed, key=lambda pair: (-pair[1], pair[0]))[:depth]
-        fused = {doc_id: 0.0 for found in lists.values() for doc_id, _ in found}
-        for doc_id, (branch, found) in itertools.product(fused, lists.items()):
+        fused = {doc_id: 0.0 for pairs in lists.values() for doc_id, _ in pairs}
+        for doc_id, (branch, pairs) in itertools.product(fused, lists.items()):
             score = scores[branch][doc_id]
-            said = NORMALIZED[method](found, score) if method in NORMALIZED else reciprocal(found, doc_id, method)
-            fused[doc_id] += weights[branch] * said
+            normalized = NORMALIZED[method](pairs, score) if method in NORMALIZED else reciprocal(pairs, doc_id, method)
+            fused[doc_id] += weights[branch] * normalized
         return sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
 
 
-def reciprocal(found: list[tuple[str, float]], doc_id: str, method: str) -> float:
+def reciprocal(pairs: list[tuple[str, float]], doc_id: str, method: str) -> float:
     k = float(method.removeprefix("rrf:")) if ":" in method else 60
-    return next((1 / (k + rank) for rank, (listed, _) in enumerate(found, 1) if listed == doc_id), 0.0)
+    return next((1 / (k + rank) for rank, (listed, _) in enumerate(pairs, 1) if listed == doc_id), 0.0)
 
 
-def by_most(found: list[tuple[str, float]], score: float) -> float:
-    if not found or found[-1][1] < 0:
-        return min_max(found, score)
-    return float(score >= 0) if found[0][1] == 0 else min(max(score / found[0][1], 0.0), 1.0)
+def by_most(pairs: list[tuple[str, float]], score: float) -> float:
+    if not pairs or pairs[-1][1] < 0:
+        return min_max(pairs, score)
+    return float(score >= 0) if pairs[0][1] == 0 else min(max(score / pairs[0][1], 0.0), 1.0)
 
 
-def min_max(found: list[tuple[str, float]], score: float) -> float:
-    if not found:
+def min_max(pairs: list[tuple[str, float]], score: float) -> float:
+    if not pairs:
         return 0.0
-    most, least = found[0][1], found[-1][1]
+    most, least = pairs[0][1], pairs[-1][1]
     if most == least:
         return float(score >= most)
     return min(max((score - least) / (most - least), 0.0), 1.0)
 
 
-def z_score(found: list[tuple[str, float]], score: float) -> float:
-    if not found:
+def z_score(pairs: list[tuple[str, float]], score: float) -> float:
+    if not pairs:
         return 0.0
-    listed = [each for _, each in found]
+    listed = [value for _, value in pairs]
     if listed[0] == listed[-1]:
         return 0.0 if score >= listed[0] else -1.0
     return float((score - np.mean(listed)) / np.std(listed, ddof=1))
 
 
-def dbsf(found: list[tuple[str, float]], score: float) -> float:
-    if not found:
+def dbsf(pairs: list[tuple[str, float]], score: float) -> float:
+    if not pairs:
         return 0.0
-    if found[0][1] == found[-1][1]:
-        return 0.5 if score >= found[0][1] else 0.0
-    return max(0.5 + z_score(found, score) / 6, 0.0)
+    if pairs[0][1] == pairs[-1][1]:
+        return 0.5 if score >= pairs[0][1] else 0.0
+    return max(0.5 + z_score(pairs, score) / 6, 0.0)
 
 
-def raw(found: list[tuple[str, float]], score: float) -> float:
-    return score if found else 0.0
+def raw(pairs: list[tuple[str, float]], score: float) -> float:
+    return score if pairs else 0.0
 
 
 NORMALIZED = {

@@ -37,8 +37,8 @@ def test_bm25_reaches_the_field_s_ndcg(tmp_path: Path, name: str, expected: floa
     build_index(document_shards(documents), tmp_path / "index", progress=False)
     with Index.open(tmp_path / "index") as index:
         run = Searcher(index).search(queries, 10)
-    found = {i: dict(zip(each.doc_ids, each.scores.tolist(), strict=True)) for i, each in run.items()}
-    assert ir_measures.nDCG(cutoff=10).calc_aggregate(qrels, found) == pytest.approx(expected, abs=0.0015)
+    scores = {i: dict(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True)) for i, ranking in run.items()}
+    assert ir_measures.nDCG(cutoff=10).calc_aggregate(qrels, scores) == pytest.approx(expected, abs=0.0015)
 
 
 def trec_qrels(path: Path) -> str:

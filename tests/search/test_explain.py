@@ -68,7 +68,9 @@ def test_an_explanation_is_what_the_search_returned_and_adds_up(searcher: Search
         for branch, terms in explanation.terms.items():
             raw = explanation.branches[branch].score
             assert sum(term.score for term in terms) == pytest.approx(raw, rel=1e-5, abs=1e-6)
-        assert hit.terms == tuple(t for b, each in explanation.terms.items() if b != "dense" for t in each)
+        assert hit.terms == tuple(
+            t for b, branch_terms in explanation.terms.items() if b != "dense" for t in branch_terms
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -76,12 +78,12 @@ def test_an_explanation_is_what_the_search_returned_and_adds_up(searcher: Search
 def test_a_document_that_no_branch_lists_is_explained_and_said_to_be_none(
     searcher: Searcher, mode: str, fusion: str
 ) -> None:
-    found = {
+    ranks = {
         searcher.explain(QUERY, f"d{i:02d}", SearchOptions(mode=mode, fusion=fusion, depth=2)).rank
         for i in range(N_DOCS)
     }
-    assert None in found
-    candidates = len(found) - 1
+    assert None in ranks
+    candidates = len(ranks) - 1
     for i in range(N_DOCS):
         explanation = searcher.explain(QUERY, f"d{i:02d}", SearchOptions(mode=mode, fusion=fusion, depth=2))
         assert explanation.n_candidates == candidates
@@ -114,10 +116,10 @@ def test_a_document_that_the_filter_leaves_out_is_not_explained(searcher: Search
 
 def test_what_a_branch_alone_says_is_its_raw_score(searcher: Searcher) -> None:
     explanation = searcher.explain(QUERY, "d03", SearchOptions(mode="sparse"))
-    said = explanation.branches["sparse"]
+    branch = explanation.branches["sparse"]
     assert explanation.fusion == "linear:none"
-    assert (said.weight, said.normalized) == (1.0, said.score)
-    assert explanation.score == said.score
+    assert (branch.weight, branch.normalized) == (1.0, branch.score)
+    assert explanation.score == branch.score
 
 
 def test_dense_scores_are_told_term_by_term(searcher: Searcher) -> None:

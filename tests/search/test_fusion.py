@@ -69,8 +69,8 @@ def test_how_long_a_list_is_changes_no_linear_score(n_listed: int) -> None:
 
 @pytest.mark.parametrize(("least", "others"), [(0.0, [0.5, 0.0]), (-1.0, [0.75, 0.5]), (-4.0, [0.9, 0.8])])
 def test_where_scores_below_zero_are_listed_the_least_is_nothing(least: float, others: list[float]) -> None:
-    found: Scores = {1: 1.0, 2: 0.5, 3: 0.0, 4: least} if least else {1: 1.0, 2: 0.5, 3: 0.0}
-    result = fused({"dense": found, "sparse": {9: 1.0}}, {"dense": {9: -9.0}}, also=(9,))
+    scores: Scores = {1: 1.0, 2: 0.5, 3: 0.0, 4: least} if least else {1: 1.0, 2: 0.5, 3: 0.0}
+    result = fused({"dense": scores, "sparse": {9: 1.0}}, {"dense": {9: -9.0}}, also=(9,))
     dense = dict(zip(result.doc_ords.tolist(), result.columns["dense"].normalized.tolist(), strict=True))
     assert [dense[2], dense[3]] == others
     assert dense[9] == dense.get(4, 0.0) == 0.0
@@ -97,11 +97,11 @@ def test_a_missing_document_counts_by_its_true_score_and_never_below_zero() -> N
     assert result.doc_ords.tolist() == [1, 3, 4, 2]
 
 
-@pytest.mark.parametrize("found", [{5: 3.0}, {5: 3.0, 6: 3.0}])
-def test_equal_scores_and_single_hits_count_one_and_lower_ones_nothing(found: Scores) -> None:
-    lists: dict[Branch, Scores] = {"dense": found, "sparse": {7: 1.0, 8: 1.0}}
+@pytest.mark.parametrize("scores", [{5: 3.0}, {5: 3.0, 6: 3.0}])
+def test_equal_scores_and_single_hits_count_one_and_lower_ones_nothing(scores: Scores) -> None:
+    lists: dict[Branch, Scores] = {"dense": scores, "sparse": {7: 1.0, 8: 1.0}}
     result = fused(lists, {"dense": {7: 3.0, 8: 2.0}}, "linear:min-max")
-    assert as_dict(result) == {**dict.fromkeys(found, 0.5), 7: 0.75, 8: 0.25}
+    assert as_dict(result) == {**dict.fromkeys(scores, 0.5), 7: 0.75, 8: 0.25}
 
 
 def test_an_empty_list_adds_nothing() -> None:
@@ -153,18 +153,18 @@ def test_without_normalization_raw_scores_are_summed() -> None:
     assert as_dict(result) == {1: 2.5, 2: 1.5}
 
 
-@pytest.mark.parametrize("found", [{5: 3.0}, {5: 3.0, 6: 3.0}, {5: 0.1, 6: 0.1, 7: 0.1}])
+@pytest.mark.parametrize("scores", [{5: 3.0}, {5: 3.0, 6: 3.0}, {5: 0.1, 6: 0.1, 7: 0.1}])
 @pytest.mark.parametrize(
     ("method", "listed_part", "lower_part"),
     [("linear", 1.0, 0.5), ("linear:min-max", 1.0, 0.0), ("linear:z-score", 0.0, -1.0), ("dbsf", 0.5, 0.0)],
 )
 def test_a_list_of_equal_scores_has_no_spread(
-    found: Scores, method: str, listed_part: float, lower_part: float
+    scores: Scores, method: str, listed_part: float, lower_part: float
 ) -> None:
-    score = next(iter(found.values()))
-    result = fused({"dense": found, "sparse": {8: 1.0, 9: 1.0}}, {"dense": {8: score, 9: score / 2}}, method)
+    score = next(iter(scores.values()))
+    result = fused({"dense": scores, "sparse": {8: 1.0, 9: 1.0}}, {"dense": {8: score, 9: score / 2}}, method)
     dense = dict(zip(result.doc_ords.tolist(), result.columns["dense"].normalized.tolist(), strict=True))
-    assert dense == {**dict.fromkeys(found, listed_part), 8: listed_part, 9: lower_part}
+    assert dense == {**dict.fromkeys(scores, listed_part), 8: listed_part, 9: lower_part}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -181,9 +181,9 @@ def test_further_documents_are_scored_and_change_nothing_for_the_others(method: 
     outside: dict[Branch, Scores] = {"dense": {3: 0.1, 4: 0.2, 7: -0.5}, "sparse": {2: 1.0, 9: 0.5, 7: 1.5}}
     without, together = fused(lists, outside, method), fused(lists, outside, method, also=(7, 1))
     assert as_dict(together) == as_dict(without) | {7: as_dict(together)[7]}
-    place = together.doc_ords.tolist().index(7)
-    assert [column.ranks[place] for column in together.columns.values()] == [0, 0]
-    assert [column.scores[place] for column in together.columns.values()] == [-0.5, 1.5]
+    row = together.doc_ords.tolist().index(7)
+    assert [column.ranks[row] for column in together.columns.values()] == [0, 0]
+    assert [column.scores[row] for column in together.columns.values()] == [-0.5, 1.5]
 
 
 @pytest.mark.parametrize("method", METHODS)

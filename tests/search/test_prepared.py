@@ -81,11 +81,11 @@ def test_a_query_by_itself_is_ranked_as_in_a_batch(index: Index, mode: str, kind
         how = {"mode": mode, "fusion": fusion, "depth": depth, **more}
         together = searcher.search([Query(text, text) for text in QUERIES], k, SearchOptions(**how))
         for text in QUERIES:
-            found = searcher.search([Query(text, text)], k, SearchOptions(**how))
-            assert list(found) == [text]
-            assert list(found[text].doc_ids) == list(together[text].doc_ids)
-            np.testing.assert_array_equal(found[text].scores, together[text].scores)
-            assert found[text].scores.dtype == np.float64
+            alone = searcher.search([Query(text, text)], k, SearchOptions(**how))
+            assert list(alone) == [text]
+            assert list(alone[text].doc_ids) == list(together[text].doc_ids)
+            np.testing.assert_array_equal(alone[text].scores, together[text].scores)
+            assert alone[text].scores.dtype == np.float64
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
@@ -95,8 +95,8 @@ def test_hits_say_what_explanations_say(index: Index, fusion: str) -> None:
         for hit in searcher.hits(text, 5, SearchOptions(mode="hybrid+tokens", fusion=fusion, depth=6)):
             explained = searcher.explain(text, hit.doc_id, SearchOptions(mode="hybrid+tokens", fusion=fusion, depth=6))
             assert hit.score == explained.score
-            for branch, said in hit.branches.items():
-                assert said == explained.branches[branch]
+            for branch, branch_score in hit.branches.items():
+                assert branch_score == explained.branches[branch]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -212,7 +212,8 @@ def test_two_searchers_of_a_view_keep_to_their_own_encoders(index: Index) -> Non
     one = encoder()
     turned = CachedQueryEncoder(word_contract(), word_tokenizer(), tables={"": CachedTable(-word_table())})
     first, second = (
-        Searcher(index, each).search(["the cat"], 5, SearchOptions(mode="dense"))["0"] for each in (one, turned)
+        Searcher(index, query_encoder).search(["the cat"], 5, SearchOptions(mode="dense"))["0"]
+        for query_encoder in (one, turned)
     )
     assert list(first.doc_ids) != list(second.doc_ids)
 

@@ -254,7 +254,9 @@ def test_only_pending_documents_of_vector_branches_are_estimated() -> None:
             return np.array([raw[branch][int(doc)] for doc in docs], np.float32)
 
         def merge(self, lists: list[BranchList], k: int) -> BranchList:
-            ords, scores = (np.concatenate([getattr(each, name) for each in lists]) for name in ("doc_ords", "scores"))
+            ords, scores = (
+                np.concatenate([getattr(listed, name) for listed in lists]) for name in ("doc_ords", "scores")
+            )
             order = np.argsort(-scores, kind="stable")[:k]
             return BranchList(ords[order], scores[order])
 

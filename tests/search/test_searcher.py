@@ -1,4 +1,4 @@
-"""What a searcher promises beside its rankings: modes, refusals, explanations, exclusions, snippets."""
+"""A searcher's modes, refusals, explanations, exclusions and snippets."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_what_cannot_be_searched_is_refused(tokens_only: Index, options: dict[st
 
 
 def test_whole_numbers_of_numpy_are_numbers(tokens_only: Index) -> None:
-    found = Searcher(tokens_only, threads=np.int64(1)).search(["cat"], np.int64(1), SearchOptions(depth=np.uint8(9)))  # type: ignore[arg-type]
-    assert len(found["0"]) == 1
+    run = Searcher(tokens_only, threads=np.int64(1)).search(["cat"], np.int64(1), SearchOptions(depth=np.uint8(9)))  # type: ignore[arg-type]
+    assert len(run["0"]) == 1
 
 
 def test_queries_must_be_text_and_different(tokens_only: Index) -> None:
@@ -181,10 +181,10 @@ def test_unknown_terms_alone_find_nothing_where_the_contract_keeps_them_too(tmp_
         unknown, known = searcher.encoder.encode(["zebra !?", "zebra cat"]).term_ids, ["cat", "dog zebra"]
         assert unknown.row(0).tolist() == [0, 0]
         run = searcher.search([known[0], "zebra !?", known[1], ""], options=SearchOptions(mode=mode))
-        assert [len(run[place]) > 0 for place in "0123"] == [True, False, True, False]
-        for place, query in zip("02", known, strict=True):
+        assert [len(run[query_id]) > 0 for query_id in "0123"] == [True, False, True, False]
+        for query_id, query in zip("02", known, strict=True):
             alone = searcher.search([query], options=SearchOptions(mode=mode))["0"]
-            assert (list(run[place].doc_ids), run[place].scores.tolist()) == (
+            assert (list(run[query_id].doc_ids), run[query_id].scores.tolist()) == (
                 list(alone.doc_ids),
                 alone.scores.tolist(),
             )
@@ -200,14 +200,14 @@ def test_ten_thousand_words_are_a_query(index: Index, mode: str) -> None:
 
 @pytest.mark.parametrize("texts", [["cat"], ["cat", "dog zebra"]])
 def test_queries_may_be_generated(index: Index, texts: list[str]) -> None:
-    found, expected = Searcher(index).search(text for text in texts), Searcher(index).search(texts)
-    assert {q: list(r.doc_ids) for q, r in found.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
+    run, expected = Searcher(index).search(text for text in texts), Searcher(index).search(texts)
+    assert {q: list(r.doc_ids) for q, r in run.items()} == {q: list(r.doc_ids) for q, r in expected.items()}
 
 
 def test_what_python_would_take_letter_by_letter_or_by_its_keys_is_refused(index: Index) -> None:
     searcher = Searcher(index)
-    for queries, said in (("cat", "queries is a str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):
-        with pytest.raises(InvalidInput, match=said):
+    for queries, message in (("cat", "queries is a str, 'cat'"), ({"q": "cat"}, "queries is a dict"), ([3], "is int")):
+        with pytest.raises(InvalidInput, match=message):
             searcher.search(queries)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="a query is int; expected str or Query"):
         searcher.search(["cat", 3])  # type: ignore[list-item]
@@ -295,12 +295,12 @@ def test_a_wide_query_meets_a_narrow_index_and_not_the_other_way(tmp_path: Path)
         wide, narrow, narrower = (
             CachedQueryEncoder(contract, word_tokenizer(), tables=tables, dim=d) for d in (4, 2, 1)
         )
-        found, same = (
+        ranking, same = (
             Searcher(index, encoder).search(["cat"], options=SearchOptions(mode="dense"))["0"]
             for encoder in (wide, narrow)
         )
-        assert list(found.doc_ids) == list(same.doc_ids)
-        np.testing.assert_allclose(found.scores, same.scores, atol=1e-6)
+        assert list(ranking.doc_ids) == list(same.doc_ids)
+        np.testing.assert_allclose(ranking.scores, same.scores, atol=1e-6)
         with pytest.raises(InvalidInput, match="1 wide, but the index's 2"):
             Searcher(index, narrower).search(["cat"], options=SearchOptions(mode="dense"))
 

@@ -92,8 +92,8 @@ def test_a_passage_starts_and_ends_between_words_and_holds_its_matches() -> None
     for length in (60, 61, 100, 240):
         for _ in range(40):
             words = ["".join(rng.choice(list("abcde"), rng.integers(1, 12))) for _ in range(150)]
-            for place in rng.choice(150, 3, replace=False):
-                words[place] = "zebra"
+            for position in rng.choice(150, 3, replace=False):
+                words[position] = "zebra"
             text = " ".join(words)
             shown = snippet(text, "zebra", ENGLISH, length=length)
             passage = shown.text.removeprefix("…").removesuffix("…")
@@ -119,10 +119,10 @@ def test_occurrences_are_the_analyzers_terms(name: str) -> None:
     text = "Cats, the catalog: cat-nap 中国 CATS çat a中b"
     terms = analyzer.terms([text])[0]
     for wanted in {*terms, "zebra"}:
-        places = analyzer.occurrences(text, frozenset([wanted]))
-        assert len(places) == terms.count(wanted)
-        for place in places:
-            assert wanted in analyzer.terms([text[place.start : place.end]])[0]
-            assert place.terms == {wanted}
+        occurrences = analyzer.occurrences(text, frozenset([wanted]))
+        assert len(occurrences) == terms.count(wanted)
+        for occurrence in occurrences:
+            assert wanted in analyzer.terms([text[occurrence.start : occurrence.end]])[0]
+            assert occurrence.terms == {wanted}
     assert analyzer.occurrences(text, frozenset()) == []
     assert analyzer.occurrences("", frozenset(["cat"])) == []

@@ -39,12 +39,12 @@ def random_documents(n: int, *, seed: int = 0) -> list[Document]:
     return [Document(f"d{i:02d}", text, metadata={"third": i % 3}) for i, text in enumerate(texts)]
 
 
-def require_same(found: Ranking, wanted: Ranking) -> None:
-    """The same documents with the same scores but for float32's rounding; those that tie in float32 go by doc_id."""
-    assert sorted(found.doc_ids) == sorted(wanted.doc_ids)
+def require_same(ranking: Ranking, wanted: Ranking) -> None:
+    """Require the same documents and scores but for float32's rounding; those that tie in float32 go by doc_id."""
+    assert sorted(ranking.doc_ids) == sorted(wanted.doc_ids)
     scores = dict(zip(wanted.doc_ids, wanted.scores, strict=True))
-    assert found.scores.tolist() == pytest.approx([scores[doc_id] for doc_id in found.doc_ids], rel=1e-6)
-    assert all(a < b for a, b in pairwise(zip(-found.scores, found.doc_ids, strict=True)))
+    assert ranking.scores.tolist() == pytest.approx([scores[doc_id] for doc_id in ranking.doc_ids], rel=1e-6)
+    assert all(a < b for a, b in pairwise(zip(-ranking.scores, ranking.doc_ids, strict=True)))
 
 
 def require_ranked(folder: Path, documents: Sequence[Document], smoothing: Smoothing) -> None:
@@ -52,12 +52,12 @@ def require_ranked(folder: Path, documents: Sequence[Document], smoothing: Smoot
     with Index.open(folder) as index:
         index.verify()
         searcher, options = Searcher(index), SearchOptions(smoothing=smoothing)
-        found = searcher.search(QUERIES, 100, options)
+        run = searcher.search(QUERIES, 100, options)
         for query_id, ranking in model.search(QUERIES, 100, smoothing=smoothing).items():
-            require_same(found[query_id], ranking)
+            require_same(run[query_id], ranking)
         for query_id, first in searcher.search(QUERIES, 4, options).items():
-            assert list(first.doc_ids) == list(found[query_id].doc_ids)[:4]
-            assert first.scores.tolist() == found[query_id].scores.tolist()[:4]
+            assert list(first.doc_ids) == list(run[query_id].doc_ids)[:4]
+            assert first.scores.tolist() == run[query_id].scores.tolist()[:4]
 
 
 @EITHER
@@ -82,16 +82,18 @@ def test_real_collections_are_ranked_as_in_memory(tmp_path: Path, name: str) -> 
     model = LanguageModel(documents)
     with Index.open(tmp_path / "index") as index:
         for smoothing in (Smoothing("dirichlet", 1000.0), Smoothing("jelinek-mercer", 0.1)):
-            found = Searcher(index).search(queries, len(documents), SearchOptions(smoothing=smoothing))
+            run = Searcher(index).search(queries, len(documents), SearchOptions(smoothing=smoothing))
             for query_id, ranking in model.search(queries, len(documents), smoothing=smoothing).items():
-                require_same(found[query_id], ranking)
+                require_same(run[query_id], ranking)
 
 
 @EITHER
 def test_an_index_that_changed_ranks_to_the_bit_as_one_built_at_once(tmp_path: Path, smoothing: Smoothing) -> None:
     documents = random_documents(40)
-    changed = [Document("d03", "island island winter") if each.doc_id == "d03" else each for each in documents]
-    left = [each for each in changed if each.doc_id not in ("d07", "d11")]
+    changed = [
+        Document("d03", "island island winter") if document.doc_id == "d03" else document for document in documents
+    ]
+    left = [document for document in changed if document.doc_id not in ("d07", "d11")]
     with IndexWriter.create(tmp_path / "index") as writer:
         writer.add(documents[:25])
         writer.add(documents[25:33])
@@ -104,10 +106,10 @@ def test_an_index_that_changed_ranks_to_the_bit_as_one_built_at_once(tmp_path: P
     build_index(document_shards(left), tmp_path / "once", progress=False)
     with Index.open(tmp_path / "index") as index, Index.open(tmp_path / "once") as once:
         options = SearchOptions(smoothing=smoothing)
-        found, wanted = (Searcher(each).search(QUERIES, 100, options) for each in (index, once))
+        run, wanted = (Searcher(opened).search(QUERIES, 100, options) for opened in (index, once))
         for query_id, ranking in wanted.items():
-            assert list(found[query_id].doc_ids) == list(ranking.doc_ids)
-            assert found[query_id].scores.tolist() == ranking.scores.tolist()
+            assert list(run[query_id].doc_ids) == list(ranking.doc_ids)
+            assert run[query_id].scores.tolist() == ranking.scores.tolist()
 
 
 @EITHER
@@ -116,10 +118,10 @@ def test_a_filter_takes_documents_out_of_the_ranking_and_leaves_scores(tmp_path:
     build_index(
         document_shards(documents), tmp_path / "index", options=IndexOptions(segment_documents=11), progress=False
     )
-    thirds = {each.doc_id: each.metadata["third"] for each in documents}
+    thirds = {document.doc_id: document.metadata["third"] for document in documents}
     with Index.open(tmp_path / "index") as index:
-        options = [SearchOptions(filter=each, smoothing=smoothing) for each in (None, {"third": 1})]
-        whole, some = (Searcher(index).search(QUERIES, 100, each) for each in options)
+        options = [SearchOptions(filter=condition, smoothing=smoothing) for condition in (None, {"third": 1})]
+        whole, some = (Searcher(index).search(QUERIES, 100, option) for option in options)
         assert any(len(ranking) for ranking in some.values())
         for query_id, ranking in whole.items():
             pairs = [pair for pair in zip(ranking.doc_ids, ranking.scores, strict=True) if thirds[pair[0]] == 1]
