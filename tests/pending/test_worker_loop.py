@@ -42,11 +42,18 @@ def test_kill_9_loses_and_repeats_no_committed_document(tmp_path: Path) -> None:
     assert report["lost"] > 0, "no worker was killed between encoding and committing: the test is blind"
 
 
-@pytest.mark.skipif("LIGHTIR_KILLS" not in os.environ, reason="its timing can hang on a busy machine; set LIGHTIR_KILLS=1")
 def test_kill_9_loses_no_parked_vectors(tmp_path: Path) -> None:
     report = run_program("parked_kills", tmp_path / "index", 8, 1)
     assert report["parked"] > 10, "every worker was killed before it parked anything: the test is blind"
     assert report["killed_in_delivery"] > 0, "no worker was killed while it committed parked batches: the test is blind"
+
+
+def test_a_worker_removes_what_a_killed_one_left_of_a_batch_that_it_was_removing(tmp_path: Path) -> None:
+    folder = pending_index(tmp_path / "index", 3)
+    left = folder / "queue" / "parked" / f".parked-{'0' * 16}.new-removed"
+    (left / "vectors").mkdir(parents=True)
+    work(folder, FakeEncoder(), WorkOptions(once=True), progress=False)
+    assert not left.exists()
 
 
 def test_workers_side_by_side_encode_each_document_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 
 from lightir.contract import Contract
 from lightir.errors import WriteFailed
+from lightir.files import remove_abandoned
 from lightir.index.connections import BUSY_S, Connection
 from lightir.index.reader import Index
 from lightir.index.store import DocKeys, read_mode
@@ -158,6 +159,7 @@ class Queue:
         with self._opened.lock, self._transaction() as execute:
             if self._worker is None:
                 self._worker = WorkerLock.create(self.folder / WORKERS_FOLDER)
+                remove_abandoned(self.folder / PARKED_FOLDER)  # of workers that were killed while they removed a batch
             self._release_stale_claims(self._worker.name)
             index.refresh()  # after the release: what the dead workers committed is in this view
             view = index.view
