@@ -92,6 +92,8 @@ class QueryRunRecipe(RunRecipe):
     Attributes:
         data: training sets.
         documents: how documents become model input.
+        use_instructions: train with instructions; false trains every set without one, whatever it lists, and requires an
+            empty query.instruction.
         held_out: data sets whose development and test queries must not be trained on: training queries that nearly
             equal one of them are dropped.
         held_out_documents: also drop training queries with a positive that is, or nearly is, a document relevant to one
@@ -101,9 +103,17 @@ class QueryRunRecipe(RunRecipe):
 
     data: tuple[DataRecipe, ...]
     documents: DocumentRecipe = field(default_factory=DocumentRecipe)
+    use_instructions: bool = True
     held_out: tuple[str, ...] = ()
     held_out_documents: bool = False
     evaluation: DevelopmentEvaluation = field(default_factory=DevelopmentEvaluation)
+
+    def __post_init__(self) -> None:
+        RunRecipe.__post_init__(self)
+        if self.query.instruction and not self.use_instructions:
+            raise InvalidInput(
+                f"use_instructions is false, but query.instruction is {self.query.instruction!r}; set it to ''"
+            )
 
     @property
     def training_contract(self) -> Contract:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,9 +93,12 @@ def open_sets(
     Raises:
         InvalidInput: all examples of a set were dropped.
     """
+    listed = recipe.data
+    if not recipe.use_instructions:
+        listed = tuple(dataclasses.replace(data, instructions=()) for data in listed)
     sets = [
         open_set(data, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
-        for data, mined in zip(recipe.data, negatives, strict=True)
+        for data, mined in zip(listed, negatives, strict=True)
     ]
     if not recipe.held_out:
         return sets, None
