@@ -289,6 +289,27 @@ def test_the_learning_rate_rises_and_falls_to_its_share(recipe: ContrastiveRecip
     assert shares[-1] == pytest.approx(0.1, abs=1e-3)
 
 
+@pytest.mark.parametrize(("steps", "warmup", "final"), [(100, 9, 0.1), (12_000, 100, 0.1), (10_000, 1_000, 0.0)])
+def test_the_learning_rate_is_a_line_and_then_a_cosine_over_the_remaining_steps(
+    recipe: ContrastiveRecipe, steps: int, warmup: int, final: float
+) -> None:
+    settings = with_settings(recipe, steps=steps, warmup_steps=warmup, final_share=final).optimisation
+    for step in (0, warmup - 1, warmup, (steps + warmup) // 2, (steps + warmup) // 2 + 1, steps - 1):
+        if step < warmup:
+            expected = (step + 1) / (warmup + 1)
+        else:
+            angle = np.pi * (step - warmup) / (steps - warmup)
+            expected = final + (1 - final) * (1 + np.cos(angle)) / 2
+        assert learning_rate_share(step, step / steps, settings) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_run_that_only_warms_up_has_no_cosine(recipe: ContrastiveRecipe) -> None:
+    settings = with_settings(recipe, steps=5, warmup_steps=9, final_share=0.0).optimisation
+    assert [learning_rate_share(step, step / 5, settings) for step in range(5)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.5]
+    )
+
+
 def test_a_time_budget_ends_a_run(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
     out = train(with_settings(recipe, steps=10_000, max_minutes=0.03), tmp_path / "model", device="cpu")
     assert 0 < len(losses_of(out)) < 10_000

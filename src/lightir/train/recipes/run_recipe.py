@@ -92,8 +92,8 @@ class QueryRunRecipe(RunRecipe):
     Attributes:
         data: training sets.
         documents: how documents become model input.
-        use_instructions: train with instructions; false trains every set without one, whatever it lists, and requires an
-            empty query.instruction.
+        use_instructions: train with instructions; false trains every set without one, whatever it lists, with an empty
+            query.instruction.
         held_out: data sets whose development and test queries must not be trained on: training queries that nearly
             equal one of them are dropped.
         held_out_documents: also drop training queries with a positive that is, or nearly is, a document relevant to one

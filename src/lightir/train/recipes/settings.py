@@ -160,7 +160,7 @@ class Optimisation:
         query_tokens: maximum number of tokens of a training query; 0 uses the query policy's maximum.
         learning_rate: peak learning rate.
         warmup_steps: steps of linear warm-up.
-        final_share: share of the peak learning rate at the end of the cosine schedule.
+        final_share: share of the peak learning rate at the end of the cosine schedule, which follows the warm-up.
         weight_decay: weight decay of AdamW.
         max_gradient_norm: gradients are scaled down to this norm; .inf disables clipping.
         max_minutes: time budget of the run, 0 for none. Schedules then follow steps or time, whichever is further, so

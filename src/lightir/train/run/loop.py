@@ -372,14 +372,16 @@ def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def learning_rate_share(step: int, progress: float, settings: Optimisation) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then a cosine over the run down to final_share.
+    """Return the share of the peak learning rate: linear warm-up, then a cosine over the remaining run to final_share.
 
     Args:
         step: number of optimizer steps done.
         progress: share of the run that is done, in [0, 1).
         settings: settings with the schedule.
     """
-    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * progress)) / 2
+    warmup = min(settings.warmup_steps / settings.steps, 1.0)
+    after = (progress - warmup) / (1 - warmup) if progress > warmup else 0.0
+    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * after)) / 2
     return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
 
 
