@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lightir.errors import ContractMismatch, FormatError, InvalidInput, NotFound
 from lightir.files import read_json, write_json
-from lightir.text import LATER, PROMPT, QueryPolicy, require_placeholder
+from lightir.text import LATER, MAX_TOKENS, PROMPT, QueryPolicy, require_placeholder
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
@@ -70,6 +70,9 @@ class DocumentPolicy:
         echo_prompt: text before the second copy with attention "echo"; "{prompt}" is replaced by the prompt.
         light: encode documents like light queries: the dense vector is the mean of the tokens' vectors, each encoded
             alone after the prompt; the sparse vector has the tokens' counts (LightRetriever's Table 4).
+        bag_tokens: maximum number of tokens from which a document's bag of tokens (SiDR's V_BoT) is made, from the
+            start of the text, without the frame. Training and indexes cut bags alike. 0: an index never cuts a bag, and
+            training cuts it where the model's input ends.
     """
 
     prompt: str = ""
@@ -84,8 +87,11 @@ class DocumentPolicy:
     ends_hash: str = field(default="", metadata=LATER)
     echo_prompt: str = field(default=PROMPT, metadata=LATER)
     light: bool = field(default=False, metadata=LATER)
+    bag_tokens: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.bag_tokens <= MAX_TOKENS:
+            raise InvalidInput(f"document bag_tokens is {self.bag_tokens}; expected 0 (no limit) to {MAX_TOKENS}")
         if self.ends < 1:
             raise InvalidInput(f"document ends is {self.ends}; the minimum is 1 (use eos: false for no end token)")
         if self.light and (self.suffix or self.ends != 1):

@@ -197,6 +197,7 @@ def test_a_record_without_the_later_fields_keeps_its_fingerprint(path: Path, tmp
     for changed in (
         dataclasses.replace(loaded, document=dataclasses.replace(loaded.document, suffix="\nSummarization: ")),
         dataclasses.replace(loaded, document=dataclasses.replace(loaded.document, ends=4)),
+        dataclasses.replace(loaded, document=dataclasses.replace(loaded.document, bag_tokens=254)),
         dataclasses.replace(loaded, query=dataclasses.replace(loaded.query, suffix="?")),
     ):
         assert changed.fingerprint != loaded.fingerprint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightir.contract import DocumentPolicy
-from lightir.errors import InvalidInput
+from lightir.contract import Contract, DocumentPolicy
+from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Query
@@ -32,25 +33,29 @@ def random_queries(seed: int, n: int) -> dict[str, dict[int, float]]:
     return {f"q{i}": {int(t): float(rng.integers(1, 9)) / 8 for t in rng.choice(8, i % 9, False)} for i in range(n)}
 
 
-def bag(document: Document) -> set[int]:
-    """V_BoT: the terms that stand in the whole document, as the model's documents are prepared; never cut."""
+def bag(document: Document, cut: int | None = None) -> set[int]:
+    """V_BoT: the terms of the document's first `cut` tokens, as the model's documents are prepared; None for all."""
     text = f"{document.title} the {document.text}" if document.title else document.text
-    return set(word_tokenizer().term_ids([text.strip().lower()]).row(0).tolist())
+    return set(word_tokenizer().term_ids([text.strip().lower()]).row(0).tolist()[:cut])
 
 
-def beta(query: Mapping[int, float], documents: list[Document], k: int) -> list[tuple[str, float]]:
+def beta(
+    query: Mapping[int, float], documents: list[Document], k: int, cut: int | None = None
+) -> list[tuple[str, float]]:
     """<V(q), V_BoT(d)> by loops: score down, then doc_id; documents without a common term are not found."""
-    scores = {d.doc_id: sum(w for t, w in query.items() if t in bag(d)) for d in documents}
+    scores = {d.doc_id: sum(w for t, w in query.items() if t in bag(d, cut)) for d in documents}
     return sorted(((i, s) for i, s in scores.items() if s > 0), key=lambda pair: (-pair[1], pair[0]))[:k]
 
 
-def encoder_folder(tmp_path: Path) -> Path:
+def encoder_folder(tmp_path: Path, contract: Contract = CONTRACT) -> Path:
     folder = tmp_path / "q"
-    return folder if folder.exists() else write_folder(folder, CONTRACT, {})
+    return folder if folder.exists() else write_folder(folder, contract, {})
 
 
-def searched(index: Index, queries: Mapping[str, Mapping[int, float]], k: int) -> dict[str, list[tuple[str, float]]]:
-    searcher = Searcher(index, GivenVectors(CONTRACT, {q: np.zeros(0) for q in queries}, queries))
+def searched(
+    index: Index, queries: Mapping[str, Mapping[int, float]], k: int, contract: Contract = CONTRACT
+) -> dict[str, list[tuple[str, float]]]:
+    searcher = Searcher(index, GivenVectors(contract, {q: np.zeros(0) for q in queries}, queries))
     run = searcher.search([Query(q, q) for q in queries], k, SearchOptions(mode="tokens"))
     return {q: list(zip(r.doc_ids, r.scores.tolist(), strict=True)) for q, r in run.items()}
 
@@ -112,6 +117,33 @@ def test_bags_that_come_change_and_go_are_searched_as_if_built_at_once(tmp_path:
         writer.compact(progress=False)
     with Index.open(tmp_path / "index") as index:
         assert searched(index, queries, 5) == expected
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 100])
+def test_bags_hold_the_first_tokens_that_the_contract_says_however_they_are_written(tmp_path: Path, cut: int) -> None:
+    contract = word_contract(dense=None, document=dataclasses.replace(POLICY, bag_tokens=cut))
+    documents, queries = random_documents(7, 24), random_queries(4, 12)
+    folder, options = encoder_folder(tmp_path, contract), IndexOptions(analyzer="bag")
+    build_index(document_shards(documents[:9]), tmp_path / "index", query_encoder=folder, options=options)
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.add(documents[9:])
+        writer.upsert([Document("d2", "cat dog yak the the runs")])
+    documents[2] = Document("d2", "cat dog yak the the runs")
+    expected = {q: beta(row, documents, 9, cut) for q, row in queries.items()}
+    assert (expected == {q: beta(row, documents, 9) for q, row in queries.items()}) == (cut == 100)
+    with Index.open(tmp_path / "index") as index:
+        assert searched(index, queries, 9, contract) == expected
+        with pytest.raises(ContractMismatch, match="document"):
+            Searcher(index, GivenVectors(CONTRACT, {}, {}))
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.compact(progress=False)
+    with Index.open(tmp_path / "index") as index:
+        assert searched(index, queries, 9, contract) == expected
+
+
+def test_a_length_of_bags_below_0_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="bag_tokens is -1"):
+        DocumentPolicy(bag_tokens=-1)
 
 
 def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) -> None:

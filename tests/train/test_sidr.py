@@ -222,15 +222,19 @@ def test_light_losses_reach_the_adapter(sidr: SidrRecipe) -> None:
     assert any(p.grad is not None and bool(p.grad.any()) for p in retriever.trunk.parameters())
 
 
-def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: SidrRecipe, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(sidr, documents=DocumentRecipe(max_tokens=2000))
+@pytest.mark.parametrize(
+    "documents", [DocumentRecipe(max_tokens=2000), DocumentRecipe(max_tokens=48, train_tokens=32, bag_tokens=20)]
+)
+def test_an_index_of_bags_ranks_as_in_training_where_no_text_or_every_bag_is_cut(
+    sidr: SidrRecipe, tmp_path: Path, documents: DocumentRecipe
+) -> None:
+    recipe = dataclasses.replace(sidr, documents=documents)
     retriever, sets, batch = prepared(recipe)
     trained = BagOfTokens(sets[0], retriever)
     weights = parametric(retriever, retriever.frame_queries(batch.queries)).detach()
     write_query_encoder(tmp_path / "q", retriever.contract, retriever.backbone.tokenizer, QueryEncoderArrays())
-    documents = [sets[0].documents[doc_id] for doc_id in trained.doc_ids]
     build_index(
-        document_shards(documents),
+        document_shards(sets[0].documents[doc_id] for doc_id in trained.doc_ids),
         tmp_path / "bags",
         query_encoder=tmp_path / "q",
         options=IndexOptions(analyzer="bag"),
@@ -241,6 +245,23 @@ def test_an_index_of_bags_ranks_as_in_training_where_no_document_is_cut(sidr: Si
     with Index.open(tmp_path / "bags") as index:
         run = Searcher(index, encoder).search(batch.queries, 7, SearchOptions(mode="tokens"))
     assert [list(run[str(i)].doc_ids) for i in range(len(batch.queries))] == trained.search(weights, m=7)
+
+
+@pytest.mark.parametrize("cut", [5, 60])
+def test_the_losses_bags_are_those_of_an_index(sidr: SidrRecipe, cut: int) -> None:
+    recipe = dataclasses.replace(sidr, documents=DocumentRecipe(max_tokens=48, train_tokens=32, bag_tokens=cut))
+    retriever, _, batch = prepared(recipe)
+    documents = [dataclasses.replace(document, text=document.text * 4) for document in batch.documents]
+    batch = dataclasses.replace(batch, documents=tuple(documents))
+    bags = torch.zeros(len(documents), 258)
+    for row, document in enumerate(documents):
+        text = f"{document.title} {document.text}" if document.title else document.text
+        bags[row, retriever.backbone.tokenizer.term_ids([text.lower()]).row(0)[:cut].astype(np.int64)] = 1.0
+    queries = parametric(retriever, retriever.frame_queries(batch.queries, instruction=batch.instructions[0]))
+    positives, excluded = torch.arange(len(queries)), torch.from_numpy(batch.false_negatives)
+    expected = 0.5 * two_way_loss(queries @ bags.T / 2.0, positives, excluded=excluded)
+    parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
+    torch.testing.assert_close(parts["bag_documents"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: SidrRecipe) -> None:

@@ -19,7 +19,7 @@ from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_q
 from lightir.encode.vocabulary import cache_vocabulary, stored_term_weights
 from lightir.errors import InvalidInput
 from lightir.index import IndexOptions, build_index, document_shards
-from lightir.index.intake import document_term_ids
+from lightir.index.intake import bag_term_ids
 from lightir.models.devices import fast_dtype, usable_device
 from lightir.models.encoder import LightRetriever
 from lightir.query import CachedQueryEncoder
@@ -127,7 +127,7 @@ class PreparedModel:
         if form == "bin":
             return Shard(shard.documents, None, sparse.with_weights(np.ones(len(sparse.term_ids), dtype=np.uint8)))
         tokenizer = TextTokenizer.from_file(self.folder / "tokenizer.json")
-        own = document_term_ids(tokenizer, self.contract.document, shard.documents)
+        own = bag_term_ids(tokenizer, self.contract.document, shard.documents)
         rows, width = np.arange(len(shard.documents)), sparse.vocab_size
         kept = np.isin(
             np.repeat(rows, np.diff(sparse.indptr)) * width + sparse.term_ids,

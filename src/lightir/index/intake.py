@@ -84,9 +84,7 @@ class Intake:
 
     def _tokens(self, analyzer: Analyzer, documents: Sequence[Document]) -> TokenRows:
         if self._encoder is not None and analyzer.name == BAG:
-            return bags_of_term_ids(
-                document_term_ids(self._encoder.tokenizer, self._encoder.contract.document, documents)
-            )
+            return bags_of_term_ids(bag_term_ids(self._encoder.tokenizer, self._encoder.contract.document, documents))
         texts = [document.full_text() for document in documents]
         if self._encoder is None or analyzer.name not in OF_A_MODEL:
             return count_terms(*analyzer.distinct_terms(texts))
@@ -122,11 +120,16 @@ class Intake:
         return rows
 
 
-def document_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, documents: Sequence[Document]) -> Ragged:
-    """Return the term ids of documents, normalized as for the model, without its frame and never truncated."""
+def bag_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, documents: Sequence[Document]) -> Ragged:
+    """Return the term ids of which documents' bags are made, in text order, with repetitions.
+
+    Texts are normalized as for the model, without its frame, and truncated to the policy's bag_tokens.
+    """
     texts = [document.full_text(policy.title_joiner) for document in documents]
     reading = QueryPolicy(
-        lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=WHOLE_TEXT_TOKENS
+        lower_case=policy.lower_case,
+        leading_blank=policy.leading_blank,
+        max_tokens=policy.bag_tokens or WHOLE_TEXT_TOKENS,
     )
     return query_term_ids(tokenizer, reading, texts)
 

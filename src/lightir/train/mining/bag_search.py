@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightir import kernel
+from lightir.index.intake import bag_term_ids
 from lightir.models.encoder import LightRetriever
 from lightir.types import Document
-from lightir.vectors import Ragged, SparseVectors
+from lightir.vectors import Ragged, SparseVectors, row_starts
 
 BagRankings = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]
 """indptr (n + 1,), and the concatenated documents and scores of all queries, best first."""
@@ -35,12 +36,24 @@ class BagSearch(Protocol):
         """
 
 
+def training_bags(documents: Sequence[Document], retriever: LightRetriever) -> Ragged:
+    """Return the term ids of which documents' bags are made in training, with repetitions.
+
+    They are those of an index (`lightir.index.intake.bag_term_ids`). If the contract has no bag_tokens, they end where
+    the model's input ends.
+    """
+    policy = retriever.contract.document
+    if policy.bag_tokens:
+        return bag_term_ids(retriever.backbone.tokenizer, policy, documents)
+    return Ragged.from_lists([ids[begin:end] for ids, begin, end in retriever.frame_documents(documents)])
+
+
 def corpus_bags(documents: Sequence[Document], retriever: LightRetriever) -> SparseVectors:
-    """Return V_BoT of each document, as the model reads it: weights are uint8 ones."""
-    rows: list[list[int]] = []
-    for start in range(0, len(documents), 1024):
-        rows += [ids[begin:end] for ids, begin, end in retriever.frame_documents(documents[start : start + 1024])]
-    bags = SparseVectors.count(Ragged.from_lists(rows), vocab_size=retriever.backbone.vocab_size)
+    """Return V_BoT of each document, see `training_bags`: weights are uint8 ones."""
+    pieces = [training_bags(documents[start : start + 1024], retriever) for start in range(0, len(documents), 1024)]
+    term_ids = np.concatenate([np.zeros(0, np.uint32), *(piece.term_ids for piece in pieces)])
+    lengths = np.concatenate([np.zeros(0, np.int64), *(piece.lengths for piece in pieces)])
+    bags = SparseVectors.count(Ragged(term_ids, row_starts(lengths)), vocab_size=retriever.backbone.vocab_size)
     return bags.with_weights(np.ones(len(bags.term_ids), dtype=np.uint8))
 
 

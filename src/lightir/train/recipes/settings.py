@@ -218,6 +218,8 @@ class DocumentRecipe:
         new_ends: the end tokens are distinct new tokens with trained embeddings.
         echo_prompt: text in front of the second copy with attention "echo"; "{prompt}" is replaced by the prompt.
         light: encode documents as light queries are encoded: the mean of single tokens' vectors, and counts.
+        bag_tokens: maximum number of tokens of a document's bag of tokens, in training and in indexes; 0 cuts bags in
+            training where the model's input ends, and never in an index.
     """
 
     prompt: str = ""
@@ -233,6 +235,7 @@ class DocumentRecipe:
     new_ends: bool = False
     echo_prompt: str = PROMPT
     light: bool = False
+    bag_tokens: int = 0
 
     @property
     def policy(self) -> DocumentPolicy:

@@ -26,6 +26,7 @@ from lightir.text import query_term_ids
 from lightir.train.batches.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
 from lightir.train.batches.gradient_cache import EncodedVectors, in_pieces
 from lightir.train.batches.share import share_of
+from lightir.train.mining.bag_search import training_bags
 from lightir.train.recipes.sidr_recipe import SidrHeadRecipe, SidrRecipe
 from lightir.train.run.loop import run_stage
 from lightir.train.run.processes import gather, rank, world_size
@@ -36,6 +37,7 @@ from lightir.train.stages.losses import similarity, two_way_loss
 from lightir.train.stages.sidr_retrieval import BagOfTokens
 from lightir.train.stages.stage_data import StageData
 from lightir.train.stages.stage_model import ModelStage, build_model
+from lightir.types import Document
 
 
 def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: str = "auto") -> Path:
@@ -134,6 +136,20 @@ def bag_of_tokens(framed: Sequence[Framed], *, vocab_size: int, device: torch.de
     return bags
 
 
+def document_bags(retriever: LightRetriever, documents: Sequence[Document], framed: Sequence[Framed]) -> Tensor:
+    """Return V_BoT of documents, (n, V) float32, cut like the bags of an index.
+
+    Args:
+        retriever: the model.
+        documents: the documents.
+        framed: the same documents in their frames, whose own tokens are the bags if the contract has no bag_tokens.
+    """
+    if retriever.contract.document.bag_tokens:
+        cut = training_bags(documents, retriever)
+        framed = [(row, 0, len(row)) for row in (cut.row(i).tolist() for i in range(len(cut)))]
+    return bag_of_tokens(framed, vocab_size=retriever.backbone.vocab_size, device=retriever.backbone.device)
+
+
 def pruned(weights: Tensor, bags: Tensor, heads: SidrHeadRecipe, *, k: int = 0) -> Tensor:
     """Return the top-k of V_θ, and the text's own terms if the recipe keeps them; k = 0 uses the recipe's."""
     return top_k_weights(weights, k or heads.top_k, own=bags > 0 if heads.own_terms else None)
@@ -195,7 +211,8 @@ def batch_losses(
     share = share_of(batch, process=rank(), processes=world_size())
     framed = retriever.frame_documents(share.documents)
     documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
-    bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    bags = gather(document_bags(retriever, share.documents, framed))
+    own_terms = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
     positives = torch.from_numpy(share.positives).to(device)
     excluded = torch.from_numpy(share.excluded).to(device)
 
@@ -203,7 +220,7 @@ def batch_losses(
         return two_way_loss(similarity(a, b) / temperature, positives, excluded=excluded)
 
     parts: dict[str, Tensor] = {}
-    top_queries, top_documents = pruned(queries, query_bags, recipe.heads), pruned(documents, bags, recipe.heads)
+    top_queries, top_documents = pruned(queries, query_bags, recipe.heads), pruned(documents, own_terms, recipe.heads)
     if recipe.losses.parametric > 0:
         parts["parametric"] = (
             recipe.losses.parametric * (loss(top_queries, documents) + loss(queries, top_documents)) / 2
@@ -280,7 +297,9 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
 
     framed = retriever.frame_queries([query.text for query in development.queries])
     queries, query_bags = encoded(framed, k=retriever.contract.query.top_k)
-    documents, bags = encoded(retriever.frame_documents(development.documents))
+    framed = retriever.frame_documents(development.documents)
+    documents, _ = encoded(framed)
+    bags = document_bags(retriever, development.documents, framed)
     scores = {
         "full": similarity(queries, documents),
         "beta": similarity(queries, bags),
