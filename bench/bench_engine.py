@@ -35,6 +35,7 @@ from engine_peers import Engine, Maker
 from lightir import kernel
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
+from lightir.kernel.segments import BranchQueries, SparseRows, SparseSegments, pair_scores
 from lightir.search import Searcher, SearchOptions
 from lightir.search.plan import DEPTH, WHOLE_DEPTH
 from lightir.shards import Shard, VectorsReader
@@ -356,15 +357,17 @@ def measured_recall(engine: Engine, queries: Sequence[Any], k: int, truths: Sequ
 
 def sparse_truths(task: data.SparseTask) -> Truths:
     """Return true rankings by the kernel's inner products with the documents' rows."""
-    csr = task.documents.indptr, task.documents.term_ids, task.documents.weights
-
     def truths(queries: Sequence[data.Query], k: int) -> list[Truth]:
-        postings, listed = task.documents.invert(), []
+        documents, postings, listed = task.documents, task.documents.invert(), []
+        rows = SparseRows(documents.indptr, documents.term_ids, documents.weights, postings)
+        segments = SparseSegments([rows], [len(documents.indptr) - 1])
         for query in task.weighted(queries[:COMPARED]):
             best = kernel.sparse_top_k(postings, *query, k=k)[1]
 
-            def scores(docs: npt.NDArray[np.int64], query: data.Query = query) -> npt.NDArray[np.float32]:
-                return kernel.sparse_pair_scores(*csr, docs.astype(np.uint32), *query)
+            asked = segments.queries(np.array([0, len(query[0])]), *query)
+
+            def scores(docs: npt.NDArray[np.int64], asked: BranchQueries = asked) -> npt.NDArray[np.float32]:
+                return pair_scores(docs.astype(np.uint32), asked)
 
             listed.append(Truth(float(best[-1]) if len(best) else 1.0, len(best), scores))
         return listed

@@ -26,25 +26,6 @@ using namespace lightir;
 
 namespace {
 
-// Optional minimum scores, one per query.
-class Floors {
-public:
-    Floors(nb::handle object, size_t n_queries) {
-        if (object.is_none()) return;
-        array_.emplace_back(new Array(object, "floors", 1));
-        const Span<float> values = array_[0]->span<float>();
-        same_length("queries and floors", n_queries, values.size);
-        for (const float value : values) {
-            if (std::isnan(value)) throw InvalidInput("floors must not be NaN");
-        }
-        data = values.data;
-    }
-    const float* data = nullptr;
-
-private:
-    std::vector<std::unique_ptr<Array>> array_;
-};
-
 // Calls use(W{}) with the weights' type.
 template <typename Use>
 auto with_weights(const Array& weights, const Use& use) {
@@ -75,7 +56,7 @@ nb::tuple bind_invert(nb::handle indptr, nb::handle term_ids, nb::handle weights
 
 nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs, nb::handle query_indptr,
                             nb::handle query_term_ids, nb::handle query_weights, size_t k, size_t n_threads,
-                            nb::handle allowed, nb::handle given_floors) {
+                            nb::handle allowed) {
     const Array term_ids(postings[0], "term_ids", 1), term_indptr(postings[1], "term_indptr", 1);
     const Array run_blocks(postings[2], "run_blocks", 1), run_indptr(postings[3], "run_indptr", 1);
     const Array offsets(postings[4], "offsets", 1), weights(postings[5], "weights", 1);
@@ -90,7 +71,6 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
     same_length("query_term_ids and query_weights", ids.size, floats.size);
     check_indptr(indptr, ids.size, "query_indptr");
     const Allowed filter(allowed, n_docs);
-    const Floors floors(given_floors, indptr.size - 1);
     return with_weights(weights, [&](auto kind) {
         using W = decltype(kind);
         const PostingsView<W> view{vocab_size,
@@ -107,48 +87,26 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
             parallel_for(hits.size(), n_threads, [&](size_t q) {
                 const size_t begin = static_cast<size_t>(indptr[q]), size = static_cast<size_t>(indptr[q + 1]) - begin;
                 const SparseQuery query{{ids.data + begin, size}, {floats.data + begin, size}};
-                const float floor = floors.data == nullptr ? 0.0f : floors.data[q];
-                hits[q] = sparse_top_k(view, query, k, filter.bitmap, floor);
+                hits[q] = sparse_top_k(view, query, k, filter.bitmap);
             });
         }
         return to_numpy(hits);
     });
 }
 
-nb::object bind_sparse_pair_scores(nb::handle indptr, nb::handle term_ids, nb::handle weights, nb::handle doc_ords,
-                                   nb::handle query_term_ids, nb::handle query_weights) {
-    const Array pointers(indptr, "indptr", 1), terms(term_ids, "term_ids", 1), values(weights, "weights", 1);
-    const Array docs(doc_ords, "doc_ords", 1);
-    const Array query_terms(query_term_ids, "query_term_ids", 1), query_values(query_weights, "query_weights", 1);
-    same_length("term_ids and weights", terms.size(), values.size());
-    same_length("query_term_ids and query_weights", query_terms.size(), query_values.size());
-    if (pointers.size() == 0) throw InvalidInput("indptr must hold at least one entry");
-    const SparseQuery query{query_terms.span<uint32_t>(), query_values.span<float>()};
-    const Span<uint32_t> ords = docs.span<uint32_t>();
-    std::vector<float> scores(ords.size);
-    with_weights(values, [&](auto kind) {
-        using W = decltype(kind);
-        const SparseRows<W> rows{pointers.span<int64_t>(), terms.span<uint32_t>(), values.span<W>()};
-        nb::gil_scoped_release released;
-        sparse_pair_scores(rows, ords, query, scores.data());
-    });
-    return to_numpy(std::move(scores));
-}
-
 nb::tuple bind_dense_top_k(nb::handle rows, nb::handle scales, nb::handle queries, size_t k, size_t n_threads,
-                           nb::handle allowed, nb::handle given_copies, nb::handle given_floors) {
+                           nb::handle allowed, nb::handle given_copies) {
     const Rows matrix(rows, scales, "rows");
     const CopiesOf bytes(given_copies, matrix.matrix);
     const Array vectors(queries, "queries", 2);
     const Span<float> values = vectors.span<float>();
     matrix.check_dim(vectors.size(1));
     const Allowed filter(allowed, matrix.matrix.n_rows);
-    const Floors floors(given_floors, vectors.size(0));
     std::vector<std::vector<Hit>> hits;
     {
         nb::gil_scoped_release released;
         hits = dense_top_k(matrix.matrix, values.data, vectors.size(0), vectors.size(1), k, n_threads, filter.bitmap,
-                           bytes.copies, floors.data);
+                           bytes.copies);
     }
     return to_numpy(hits);
 }
@@ -193,10 +151,9 @@ NB_MODULE(_native, m) {
     m.def("use_level", &use_level, nb::arg("name"));
     m.def("invert", &bind_invert);
     m.def("sparse_top_k", &bind_sparse_top_k, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-          nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none());
-    m.def("sparse_pair_scores", &bind_sparse_pair_scores);
+          nb::arg(), nb::arg(), nb::arg().none());
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-          nb::arg().none(), nb::arg().none(), nb::arg().none());
+          nb::arg().none(), nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     bind_search(m);
     bind_query(m);

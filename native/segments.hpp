@@ -105,7 +105,7 @@ public:
     SparseScorer(const FirstOrds& firsts, const std::vector<SparseSegment>& segments, const SegmentedQuery& query,
                  const Saturation& saturation)
         : firsts_(firsts), segments_(segments), query_(query), saturation_(saturation) {}
-    // Sums in ascending order of the segment's term ids, like sparse_pair_scores.
+    // Sums in ascending order of the segment's term ids, as a search does.
     void score(Span<uint32_t> doc_ords, float* scores) const override;
 
 private:

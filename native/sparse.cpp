@@ -558,34 +558,9 @@ CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery&
     return out;
 }
 
-template <typename W>
-void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores) {
-    const std::vector<QueryTerm> terms = sorted_query(query);
-    const size_t n_docs = rows.indptr.size - 1;
-    for (size_t i = 0; i < doc_ords.size; ++i) {
-        const size_t doc = doc_ords[i];
-        if (doc >= n_docs) {
-            throw InvalidInput("doc_ord " + std::to_string(doc) + " is outside the " + std::to_string(n_docs) +
-                               " documents");
-        }
-        const uint32_t* begin = rows.term_ids.begin() + row_begin(rows.indptr, doc, rows.term_ids.size);
-        const uint32_t* end = rows.term_ids.begin() + rows.indptr[doc + 1];
-        float score = 0.0f;
-        for (const QueryTerm& term : terms) {
-            begin = std::lower_bound(begin, end, term.term_id);
-            if (begin == end) break;
-            if (*begin == term.term_id) {
-                score += term.weight * static_cast<float>(rows.weights[static_cast<size_t>(begin - rows.term_ids.begin())]);
-            }
-        }
-        scores[i] = score;
-    }
-}
-
-#define LIGHTIR_INSTANTIATE(W)                                                                                     \
-    template OwnedPostings<W> invert(const SparseRows<W>&, size_t, size_t);                                        \
-    template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap, float);     \
-    template void sparse_pair_scores(const SparseRows<W>&, Span<uint32_t>, const SparseQuery&, float*);
+#define LIGHTIR_INSTANTIATE(W)                                              \
+    template OwnedPostings<W> invert(const SparseRows<W>&, size_t, size_t); \
+    template std::vector<Hit> sparse_top_k(const PostingsView<W>&, const SparseQuery&, size_t, Bitmap, float);
 LIGHTIR_INSTANTIATE(uint8_t)
 LIGHTIR_INSTANTIATE(float)
 #undef LIGHTIR_INSTANTIATE

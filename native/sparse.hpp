@@ -71,8 +71,8 @@ struct Watched {
 };
 
 // Returns the k best documents of all segments, by descending score, then ascending doc_ord, plus those of each segment's k
-// best that tie with the last. n_docs includes the documents of omitted segments. Watched documents get the bits of
-// sparse_pair_scores from the accumulators, which costs less than a lookup.
+// best that tie with the last. n_docs includes the documents of omitted segments. Watched documents get their scores
+// from the accumulators, which costs less than a lookup.
 std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched = nullptr);
 
 // The result of sums of rounded weights. A document with the rounded sum s has a sum of weight * impact between
@@ -96,9 +96,5 @@ size_t n_postings(const PostingsView<uint8_t>& postings, const SparseQuery& quer
 
 // Whether 16 bits hold every sum of the query exactly, so that coarse sums have no advantage.
 bool has_small_counts(const SparseQuery& query);
-
-// scores[i] = the score of document doc_ords[i], bit-identical to that of sparse_top_k; 0 without a match.
-template <typename W>
-void sparse_pair_scores(const SparseRows<W>& rows, Span<uint32_t> doc_ords, const SparseQuery& query, float* scores);
 
 }  // namespace lightir

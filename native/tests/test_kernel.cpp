@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -28,8 +29,25 @@ PostingsView<W> view(const OwnedPostings<W>& p, size_t vocab_size, size_t n_docs
             span(p.run_indptr), span(p.offsets), span(p.weights)};
 }
 
+// The inner product of each row with a query; terms are added in ascending order.
 template <typename W>
-void sparse_search_finds_what_pair_scores_say(size_t n_docs, size_t k) {
+std::vector<float> plain_scores(const SparseRows<W>& rows, const SparseQuery& query) {
+    std::map<uint32_t, float> weights;
+    for (size_t i = 0; i < query.term_ids.size; ++i) weights[query.term_ids[i]] = query.weights[i];
+    std::vector<float> scores(rows.indptr.size - 1, 0.0f);
+    for (size_t doc = 0; doc < scores.size(); ++doc) {
+        for (int64_t entry = rows.indptr[doc]; entry < rows.indptr[doc + 1]; ++entry) {
+            const auto weight = weights.find(rows.term_ids[static_cast<size_t>(entry)]);
+            if (weight != weights.end()) {
+                scores[doc] += weight->second * static_cast<float>(rows.weights[static_cast<size_t>(entry)]);
+            }
+        }
+    }
+    return scores;
+}
+
+template <typename W>
+void sparse_search_finds_the_largest_inner_products(size_t n_docs, size_t k) {
     constexpr uint32_t vocab_size = 40;
     std::mt19937 random(static_cast<unsigned>(n_docs));
     std::vector<int64_t> indptr{0};
@@ -49,15 +67,12 @@ void sparse_search_finds_what_pair_scores_say(size_t n_docs, size_t k) {
         const std::vector<float> query_weights(3, weight);
         const SparseQuery query{span(query_terms), span(query_weights)};
         const std::vector<Hit> hits = sparse_top_k(view(postings, vocab_size, n_docs), query, k, Bitmap{});
-        std::vector<uint32_t> every(n_docs);
-        for (size_t doc = 0; doc < n_docs; ++doc) every[doc] = static_cast<uint32_t>(doc);
-        std::vector<float> scores(n_docs);
-        sparse_pair_scores(rows, span(every), query, scores.data());
+        const std::vector<float> scores = plain_scores(rows, query);
         size_t n_matching = 0;
         for (const float score : scores) n_matching += score > 0.0f;
         expect(hits.size() == std::min(k, n_matching), "number of sparse hits");
         for (size_t i = 0; i < hits.size(); ++i) {
-            expect(scores[hits[i].doc_ord] == hits[i].score, "a hit's score is its pair score");
+            expect(scores[hits[i].doc_ord] == hits[i].score, "a hit's score is its inner product");
             expect(i == 0 || hits[i - 1].score > hits[i].score ||
                        (hits[i - 1].score == hits[i].score && hits[i - 1].doc_ord < hits[i].doc_ord),
                    "hits stand in the total order");
@@ -65,11 +80,11 @@ void sparse_search_finds_what_pair_scores_say(size_t n_docs, size_t k) {
     }
 }
 
-void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary) {
+void coarse_sums_bound_the_inner_products(size_t n_docs, size_t k, bool binary) {
     constexpr uint32_t vocab_size = 40;
     std::mt19937 random(static_cast<unsigned>(n_docs));
     std::vector<int64_t> indptr{0};
-    std::vector<uint32_t> term_ids, every;
+    std::vector<uint32_t> term_ids;
     std::vector<uint8_t> weights;
     for (size_t doc = 0; doc < n_docs; ++doc) {
         for (uint32_t term = random() % 8; term < vocab_size; term += 1 + random() % 20) {
@@ -77,15 +92,13 @@ void coarse_sums_bound_what_pair_scores_say(size_t n_docs, size_t k, bool binary
             weights.push_back(static_cast<uint8_t>(binary ? 1 : random() % 256));
         }
         indptr.push_back(static_cast<int64_t>(term_ids.size()));
-        every.push_back(static_cast<uint32_t>(doc));
     }
     const SparseRows<uint8_t> rows{span(indptr), span(term_ids), span(weights)};
     const OwnedPostings<uint8_t> postings = invert(rows, vocab_size, n_docs);
     const std::vector<uint32_t> query_terms{7, 3, 39, 20};
     const std::vector<float> query_weights{0.3f, 17.0f, 0.0f, 1e-6f};
     const SparseQuery query{span(query_terms), span(query_weights)};
-    std::vector<float> scores(n_docs);
-    sparse_pair_scores(rows, span(every), query, scores.data());
+    const std::vector<float> scores = plain_scores(rows, query);
     const CoarseTop found = coarse_top_k(view(postings, vocab_size, n_docs), query, k, Bitmap{}, 0.0, binary);
     size_t n_matching = 0, n_best = 0;
     for (const float score : scores) n_matching += score > 0.0f;
@@ -166,7 +179,7 @@ void dense_functions_stay_inside_their_arrays(Element element, size_t n_rows, si
     const Copies copies{{bytes.data(), n_rows, width, Element::int8, scales.data()}, scales.data()};
     const std::vector<float> floors{1.0f, -1.0f};
     const auto above = dense_top_k(rows, queries.data(), 2, dim, 5, 2, Bitmap{}, copies, floors.data());
-    expect(above[0].empty() && above[1].size() == hits[1].size(), "floors leave out what scores less");
+    expect(above[0].empty() && above[1].size() == hits[1].size(), "rows below the floor are left out");
 }
 
 void bad_input_is_refused() {
@@ -221,10 +234,10 @@ int main() {
         use_level(name);
         for (const size_t n_docs : {size_t{0}, size_t{1}, size_t{500}, block_size + 70}) {
             for (const size_t k : {size_t{0}, size_t{1}, size_t{100}, 2 * block_size}) {
-                sparse_search_finds_what_pair_scores_say<uint8_t>(n_docs, k);
-                sparse_search_finds_what_pair_scores_say<float>(n_docs, k);
-                coarse_sums_bound_what_pair_scores_say(n_docs, k, false);
-                coarse_sums_bound_what_pair_scores_say(n_docs, k, true);
+                sparse_search_finds_the_largest_inner_products<uint8_t>(n_docs, k);
+                sparse_search_finds_the_largest_inner_products<float>(n_docs, k);
+                coarse_sums_bound_the_inner_products(n_docs, k, false);
+                coarse_sums_bound_the_inner_products(n_docs, k, true);
             }
         }
         for (size_t n = 0; n < 150; ++n) additions_are_those_of_a_plain_loop(n, block_size);

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from lightir import kernel
 from lightir.errors import FormatError, InvalidInput
 from lightir.kernel import _native, reference
+from lightir.kernel.candidates import BoundBranch, CandidateSearch, Request
+from lightir.kernel.segments import DenseSegments, SparseRows, SparseSegments, pair_scores
 
 LEVELS = kernel.available()
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -71,8 +73,10 @@ def test_sparse_search_equals_its_twin_to_the_bit(level, seed, n_docs, vocab_siz
     hits = kernel.sparse_top_k(postings, *query, k=k, allowed=allowed)
     same(hits, reference.sparse_top_k(postings, *query, k=k, allowed=allowed))
     pairs = rng.integers(0, n_docs, 20 if n_docs else 0).astype(np.uint32)
+    segments = SparseSegments([SparseRows(*documents, postings)], [n_docs])
+    asked = segments.queries(np.array([0, len(query[0])]), *query)
     same(
-        [kernel.sparse_pair_scores(*documents, pairs, *query), kernel.sparse_pair_scores(*documents, hits[0], *query)],
+        [pair_scores(pairs, asked), pair_scores(hits[0], asked)],
         [reference.sparse_pair_scores(*documents, pairs, *query), hits[1]],
     )
 
@@ -257,9 +261,11 @@ def test_copies_that_know_nothing_but_their_errors_lose_no_hit(level, n_rows: in
     rows[:-1:3] = 0.5
     lengths = np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32) * np.float32(1.001)
     copies = kernel.Copies(np.zeros((n_rows, 5), np.int8), np.ones(n_rows, np.float32), lengths)
-    floors = np.array([4.5], np.float32)  # what has been found elsewhere: so only bounds above it are looked into
-    hits = kernel.dense_top_k_batch(rows, np.ones((1, 5), np.float32), k=1, copies=copies, floors=floors)
-    assert [array.tolist() for array in hits] == [[0, 1], [n_rows - 1], [5.0]]
+    earlier = np.full((1, 5), 0.9, np.float32)  # scores 4.5, so that only rows with bounds above it are read
+    segments = DenseSegments([(earlier, None, None), (rows, None, copies)], [1, n_rows])
+    search = CandidateSearch([BoundBranch("dense", segments)], scale="none")
+    (best,) = search.search([segments.queries(np.ones((1, 5), np.float32))], Request(1, 1))
+    assert (best.doc_ords.tolist(), best.scores.tolist()) == ([n_rows], [5.0])
 
 
 @few
@@ -267,26 +273,25 @@ def test_copies_that_know_nothing_but_their_errors_lose_no_hit(level, n_rows: in
     seed=st.integers(0, 2**32),
     k=st.sampled_from([1, 10, 1000]),
     dtype=st.sampled_from([np.float16, np.int8]),
-    whole=st.booleans(),
-    above=st.sampled_from([-np.inf, -1.0, 0.0, 3.0, 1e30, np.inf]),
+    order=st.sampled_from(["best first", "best last", "mixed"]),
+    threads=st.sampled_from([1, 3]),
 )
-def test_floors_leave_out_what_scores_less(level, seed, k, dtype, whole, above) -> None:
+def test_best_scores_of_earlier_segments_leave_out_only_worse_rows(level, seed, k, dtype, order, threads) -> None:
+    """A segment gets the k-th best score of the earlier ones; its rows that tie with it come after them."""
     rng = np.random.default_rng(seed)
-    rows, scales = whole_rows(rng, 700, 31, dtype)
+    rows, scales = whole_rows(rng, 900, 31, dtype)
     queries = rng.integers(-2, 3, (3, 31)).astype(np.float32)
-    every = kernel.dense_top_k(rows, queries, k=k, scales=scales)
-    floors = F32([above, every[1][1, -1], every[1][2, 0]])
-    indptr, doc_ords, scores = kernel.dense_top_k_batch(rows, queries, k=k, scales=scales, floors=floors)
-    for i, floor in enumerate(floors):
-        kept, span = every[1][i] >= floor, slice(indptr[i], indptr[i + 1])
-        same([doc_ords[span], scores[span]], [every[0][i][kept], every[1][i][kept]])
-    postings = kernel.invert(*random_documents(rng, n_docs=300, vocab_size=50), vocab_size=50, n_docs=300)
-    query = random_query(rng, vocab_size=50, whole=whole)
-    docs, values = kernel.sparse_top_k(postings, *query, k=k)
-    for floor in (above, *values[:1], *values[-1:]):
-        bounds = np.array([0, len(query[0])])
-        hits = kernel.sparse_top_k_batch(postings, bounds, *query, k=k, floors=F32([floor]))
-        same(hits[1:], [docs[values >= floor], values[values >= floor]])
+    if order != "mixed":
+        scores = kernel.dense_pair_scores(rows, np.arange(900, dtype=np.uint32), queries[0], scales=scales)
+        sorting = np.argsort(scores if order == "best last" else -scores)
+        rows, scales = rows[sorting].copy(), None if scales is None else scales[sorting]
+    cuts = [slice(0, 300), slice(300, 340), slice(340, 900)]
+    parts = [(rows[cut], None if scales is None else scales[cut], None) for cut in cuts]
+    segments = DenseSegments(parts, [300, 40, 560])
+    search = CandidateSearch([BoundBranch("dense", segments)], scale="none")
+    expected = kernel.dense_top_k(rows, queries, k=k, scales=scales)
+    for i, best in enumerate(search.search([segments.queries(queries)], Request(k, k, threads))):
+        same([best.doc_ords, best.scores.astype(np.float32)], [expected[0][i], expected[1][i]])
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-44, 1e-30, 1e30, 3e37])
@@ -413,20 +418,11 @@ REFUSED = {
     "weights must be uint8 or float32": lambda: kernel.invert(I64([0, 1]), U32([1]), I64([1]), vocab_size=5, n_docs=1),
     "weights must be finite": lambda: kernel.invert(I64([0, 1]), U32([1]), F32([-1]), vocab_size=5, n_docs=1),
     "indptr and n_docs": lambda: kernel.invert(I64([0, 1]), U32([1]), U8([1]), vocab_size=5, n_docs=2),
-    "doc_ord 7 is outside": lambda: kernel.sparse_pair_scores(
-        I64([0, 1]), U32([1]), U8([1]), U32([7]), U32([1]), F32([1])
-    ),
     "doc_ord 2 is outside": lambda: kernel.dense_pair_scores(np.eye(2, dtype=F32), U32([2]), F32([1, 1])),
     "rows are 2 wide": lambda: kernel.dense_top_k(np.eye(2, dtype=F32), np.ones((1, 3), F32), k=1),
     "rows must be a C-contiguous": lambda: kernel.dense_top_k(np.eye(4, dtype=F32)[:, ::2], np.ones((1, 2), F32), k=1),
     "rows must be float16, float32 or int8, not float64": lambda: kernel.dense_top_k(
         np.eye(2), np.ones((1, 2), F32), k=1
-    ),
-    "floors must not be NaN": lambda: kernel.dense_top_k_batch(
-        np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, floors=F32([np.nan])
-    ),
-    "queries and floors differ": lambda: kernel.dense_top_k_batch(
-        np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, floors=F32([0, 0])
     ),
     "rows and copies differ": lambda: kernel.dense_top_k(
         np.eye(2, dtype=F32), np.ones((1, 2), F32), k=1, copies=kernel.copy_rows(np.eye(3, 2, dtype=F32))

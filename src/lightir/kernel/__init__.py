@@ -156,7 +156,6 @@ def sparse_top_k_batch(
     k: int,
     threads: int = 1,
     allowed: npt.NDArray[np.uint8] | None = None,
-    floors: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
     """Return the k best documents of each of a batch of queries, as `sparse_top_k` ranks them.
 
@@ -168,7 +167,6 @@ def sparse_top_k_batch(
         k: maximum number of documents per query.
         threads: maximum number of threads; each works on whole queries.
         allowed: bitmap of the documents that may be returned (`pack_bitmap`); None for all.
-        floors: (n_queries,) float32 minimum score of each query's documents; None for no minimum.
 
     Returns:
         indptr (n_queries + 1,) int64, doc_ords uint32, scores float32; query i has the hits indptr[i] to indptr[i + 1].
@@ -190,34 +188,7 @@ def sparse_top_k_batch(
         _count("k", k),
         _threads(threads),
         allowed,
-        floors,
     )
-
-
-def sparse_pair_scores(
-    indptr: npt.NDArray[np.int64],
-    term_ids: npt.NDArray[np.uint32],
-    impacts: Weights,
-    doc_ords: DocOrds,
-    query_term_ids: npt.NDArray[np.uint32],
-    query_weights: npt.NDArray[np.float32],
-) -> Scores:
-    """Return the sparse scores of given documents for one query, bit-identical to those of `sparse_top_k`.
-
-    A document that shares no term with the query scores 0.
-
-    Args:
-        indptr: (n_docs + 1,) int64; document i has the entries indptr[i] to indptr[i + 1].
-        term_ids: (nnz,) uint32, strictly ascending within a document.
-        impacts: (nnz,) uint8 impacts or float32 weights.
-        doc_ords: (n,) uint32, in any order; duplicates are allowed.
-        query_term_ids: (n_terms,) uint32; ids that no document has are ignored.
-        query_weights: (n_terms,) float32.
-
-    Returns:
-        (n,) float32.
-    """
-    return _native.sparse_pair_scores(indptr, term_ids, impacts, doc_ords, query_term_ids, query_weights)
 
 
 def dense_top_k(
@@ -253,42 +224,13 @@ def dense_top_k(
     Raises:
         InvalidInput: an argument has a wrong dtype or shape, or an allowed row scores NaN.
     """
-    indptr, doc_ords, scores = dense_top_k_batch(
-        rows, queries, k=k, scales=scales, threads=threads, allowed=allowed, copies=copies
+    arrays = None if copies is None else (copies.rows, copies.scales, copies.errors)
+    indptr, doc_ords, scores = _native.dense_top_k(
+        rows, scales, queries, _count("k", k), _threads(threads), allowed, arrays
     )
     n_queries = len(indptr) - 1
     n_hits = int(indptr[1]) if n_queries else 0
     return doc_ords.reshape(n_queries, n_hits), scores.reshape(n_queries, n_hits)
-
-
-def dense_top_k_batch(
-    rows: Rows,
-    queries: npt.NDArray[np.float32],
-    *,
-    k: int,
-    scales: npt.NDArray[np.float32] | None = None,
-    threads: int = 1,
-    allowed: npt.NDArray[np.uint8] | None = None,
-    copies: Copies | None = None,
-    floors: npt.NDArray[np.float32] | None = None,
-) -> tuple[npt.NDArray[np.int64], DocOrds, Scores]:
-    """Return the hits of `dense_top_k` as ragged arrays; floors may leave the queries different numbers of hits.
-
-    Args:
-        rows: (n_docs, width) float16, float32 or int8.
-        queries: (n, dim) float32, finite, dim <= width.
-        k: maximum number of rows per query.
-        scales: (n_docs,) float32 for int8 rows, else None.
-        threads: maximum number of threads.
-        allowed: bitmap of the rows that may be returned (`pack_bitmap`); None for all.
-        copies: int8 copies of the rows (`copy_rows`), or None.
-        floors: (n,) float32 minimum score of each query's rows; None for no minimum.
-
-    Returns:
-        indptr (n + 1,) int64, doc_ords uint32, scores float32; query i has the hits indptr[i] to indptr[i + 1].
-    """
-    arrays = None if copies is None else (copies.rows, copies.scales, copies.errors)
-    return _native.dense_top_k(rows, scales, queries, _count("k", k), _threads(threads), allowed, arrays, floors)
 
 
 def copy_rows(rows: Rows) -> Copies:

@@ -29,18 +29,8 @@ def sparse_top_k(
     k: int,
     n_threads: int,
     allowed: _Array | None,
-    floors: _Array | None,
     /,
 ) -> _Lists: ...
-def sparse_pair_scores(
-    indptr: _Array,
-    term_ids: _Array,
-    weights: _Array,
-    doc_ords: _Array,
-    query_term_ids: _Array,
-    query_weights: _Array,
-    /,
-) -> npt.NDArray[np.float32]: ...
 def dense_top_k(
     rows: _Array,
     scales: _Array | None,
@@ -49,7 +39,6 @@ def dense_top_k(
     n_threads: int,
     allowed: _Array | None,
     copies: tuple[_Array, _Array, _Array] | None,
-    floors: _Array | None,
     /,
 ) -> _Lists: ...
 def dense_pair_scores(

@@ -70,7 +70,7 @@ def sparse_pair_scores(
     query_term_ids: npt.NDArray[np.uint32],
     query_weights: npt.NDArray[np.float32],
 ) -> Scores:
-    """Return the sparse scores of given documents, as `lightir.kernel.sparse_pair_scores` does."""
+    """Return the sparse scores of given documents, as `lightir.kernel.segments.pair_scores` does."""
     weights = dict(zip(query_term_ids.tolist(), query_weights, strict=True))
     scores = np.zeros(len(doc_ords), dtype=np.float32)
     for i, doc in enumerate(doc_ords):

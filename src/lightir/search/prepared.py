@@ -93,6 +93,8 @@ def scale_of(fusion: Fusion) -> Scale:
 class PreparedSearch:
     """Searches one view with fixed options; made by `Searcher.prepare`. Safe to use from several threads."""
 
+    __slots__ = ("_bound", "matching", "options", "plan", "threads", "view")
+
     def __init__(self, view: View, bound: BoundPlan, options: SearchOptions, *, threads: int = 1) -> None:
         """Put a bound plan and the options of a search together.
 
@@ -148,7 +150,7 @@ class PreparedSearch:
             try:
                 rankings = self._bound.kernel.search_texts(texts, request, allowed=self._allowed)
             except InvalidInput:
-                _check_texts(queries)
+                _check_texts([query.query_id for query in queries], texts)
                 raise
         else:
             rankings = self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
@@ -156,28 +158,32 @@ class PreparedSearch:
             return rankings
         return [self._without(ranked, doc_ids, k) for ranked, doc_ids in zip(rankings, excluded, strict=True)]
 
-    def rankings(self, queries: Sequence[Query], k: int) -> list[Ranking]:
+    def rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
         """Return each query's ranking of its k best documents, without the excluded ones.
+
+        Args:
+            query_ids: id of each query.
+            texts: text of each query.
+            k: number of documents; fewer are returned if fewer match.
 
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        if self.options.excludes:
-            candidates = self.rank(queries, k, columns=False)
-            return [
-                Ranking(query.query_id, self.view.doc_ids(ranked.doc_ords), ranked.scores)
-                for query, ranked in zip(queries, candidates, strict=True)
-            ]
         require_count(k)
-        request = Request(k, max(k, self.depth), self.threads, columns=False)
-        query_ids, bound = [query.query_id for query in queries], self._bound
-        if bound.takes_texts:
-            texts = [query.text for query in queries]
+        request, bound = Request(k, max(k, self.depth), self.threads, False), self._bound
+        if bound.takes_texts and not self.options.excludes:
             try:
                 return bound.kernel.rankings_of_texts(texts, query_ids, request, allowed=self._allowed)
             except InvalidInput:
-                _check_texts(queries)
+                _check_texts(query_ids, texts)
                 raise
+        queries = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
+        if self.options.excludes:
+            candidates = self.rank(queries, k, columns=False)
+            return [
+                Ranking(query_id, self.view.doc_ids(ranked.doc_ords), ranked.scores)
+                for query_id, ranked in zip(query_ids, candidates, strict=True)
+            ]
         searched = self.branches(self.encode(queries))
         asked = [searched.queries(branch) for branch in self.plan.branches]
         lists = self._lists(searched, request)
@@ -288,10 +294,10 @@ class PreparedSearch:
         return candidates.take(np.flatnonzero(~np.isin(candidates.doc_ords, np.array(ords, dtype=np.uint32)))[:k])
 
 
-def _check_texts(queries: Sequence[Query]) -> None:
+def _check_texts(query_ids: Sequence[str], texts: Sequence[str]) -> None:
     """Raise InvalidInput that names the query whose text is refused, if there is one."""
-    for query in queries:
-        checked_text(query.query_id, query.text)
+    for query_id, text in zip(query_ids, texts, strict=True):
+        checked_text(query_id, text)
 
 
 def require_count(k: int) -> None:

@@ -21,6 +21,7 @@ Mode: TypeAlias = str | tuple[Branch, ...] | None
 
 NORMALIZATIONS = ("max", "min-max", "z-score", "none")
 MAX_COUNT = 2**31 - 1
+_WHOLE_NUMBERS = (int, np.integer)
 _MODE_EXPECTED = f"expected hybrid, {', '.join(BRANCHES)}, joined by '+'"
 
 
@@ -162,7 +163,7 @@ def checked_weights(weights: Mapping[str, Any]) -> dict[Branch, float]:
 
 def is_count(value: object) -> bool:
     """Whether a value is a whole number from 1 to MAX_COUNT."""
-    return isinstance(value, int | np.integer) and 1 <= int(value) <= MAX_COUNT
+    return isinstance(value, _WHOLE_NUMBERS) and 1 <= int(value) <= MAX_COUNT
 
 
 DEFAULT_OPTIONS = SearchOptions()

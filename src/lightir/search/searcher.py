@@ -100,11 +100,11 @@ class Searcher:
         """
         require_count(k)
         prepared = self.prepare(options)
-        named = _named(queries)
+        query_ids, texts = _ids_and_texts(queries)
         run: Run = {}
-        for start in range(0, len(named), BATCH_QUERIES):
-            batch = named[start : start + BATCH_QUERIES]
-            for ranking in prepared.rankings(batch, k):
+        for start in range(0, len(texts), BATCH_QUERIES):
+            batch = slice(start, start + BATCH_QUERIES)
+            for ranking in prepared.rankings(query_ids[batch], texts[batch], k):
                 run[ranking.query_id] = ranking
                 if self.demand is not None and prepared.view.n_pending:
                     doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in ranking.doc_ids[:DEMAND_TOP]]
@@ -265,8 +265,8 @@ class Searcher:
         return Analyzer("chinese") if view.analyzer is None or self.index.counts_model_terms else view.analyzer
 
 
-def _named(queries: Iterable[Query | str]) -> list[Query]:
-    """Return the queries as records.
+def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]]:
+    """Return the queries' ids and texts; the query_id of a bare text is its position.
 
     Raises:
         InvalidInput: one str, a dict, an item of another type, or a repeated query_id.
@@ -274,13 +274,20 @@ def _named(queries: Iterable[Query | str]) -> list[Query]:
     require_list(queries, "queries")
     if isinstance(queries, dict):
         raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
-    named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
-    for query in named:
-        if not isinstance(query, Query):
+    query_ids: list[str] = []
+    texts: list[str] = []
+    for query in queries:
+        if isinstance(query, str):
+            query_ids.append(str(len(texts)))
+            texts.append(query)
+        elif isinstance(query, Query):
+            query_ids.append(query.query_id)
+            texts.append(query.text)
+        else:
             raise InvalidInput(f"a query is {type(query).__name__}; expected str or Query")
-    if len(named) > 1 and len({query.query_id for query in named}) < len(named):
+    if len(set(query_ids)) < len(query_ids):
         raise InvalidInput("a query_id is repeated; each query needs its own")
-    return named
+    return query_ids, texts
 
 
 def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:
