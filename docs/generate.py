@@ -6,19 +6,27 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lightir
 from lightir import contract, text
 from lightir.cli.app import GROUPS, build_parser, command_parsers
 
+if TYPE_CHECKING:
+    from lightir.train.recipes.paper_settings import PaperTable
+    from lightir.train.recipes.run_recipe import RunRecipe
+
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "lightir"
+FULL_SCALE = re.compile(r"-(llama-[\d.]+-\d+b|bert-base)")
+"""Marks of recipes' names whose backbone is a paper's."""
 NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
 
 
@@ -50,6 +58,7 @@ def pages() -> dict[str, str]:
         "contract.md": contract_page(),
         "modules.md": modules_page(),
         "recipe.md": recipe_page(),
+        "recipes-and-papers.md": recipes_and_papers_page(),
     }
 
 
@@ -208,8 +217,79 @@ def recipe_page() -> str:
         "values are replaced. `stage` selects the stage (default contrastive):",
         f"{', '.join(sorted(STAGES))}.",
         "",
+        "`deviations` and `chosen` give reasons for settings that differ from a paper's or that it does not give;",
+        "[recipes-and-papers.md](recipes-and-papers.md) shows them beside the papers' settings.",
+        "",
     ]
     return "\n".join([*intro, *(line for record in records for line in fields_of(record))])
+
+
+def recipes_and_papers_page() -> str:
+    """Return the page that compares the full-scale recipes with their papers' settings, setting by setting."""
+    from lightir.train.recipes.paper_settings import read_paper_table
+    from lightir.train.stages.registry import read_recipe
+
+    folder = DOCS.parent / "recipes"
+    recipes = {path.stem: read_recipe(path)[1] for path in sorted(folder.glob("*.yaml"))}
+    intro = [
+        "# Recipes and papers",
+        NOTE,
+        "",
+        "The settings of the full-scale recipes beside those of their papers, from the tables in `recipes/papers/`.",
+        "A recipe lists its deviations, and what its paper does not give, with reasons; `lightir train RECIPE --show`",
+        "prints them. A test compares every recipe with its paper's table and refuses what is not listed.",
+        "",
+    ]
+    tables = [read_paper_table(path) for path in sorted((folder / "papers").glob("*.yaml"))]
+    return "\n".join([*intro, *(line for table in tables for line in _paper_section(table, recipes))])
+
+
+def _paper_section(table: PaperTable, recipes: Mapping[str, RunRecipe]) -> Iterator[str]:
+    """Yield the section of a paper: what deviates, what the paper does not give, what is the same; with the recipes."""
+    from lightir.train.recipes.paper_settings import compare_with_paper
+
+    rows: dict[str, dict[tuple[str, ...], list[str]]] = {"deviation": {}, "chosen": {}, "same": {}}
+    own = [name for name in recipes if FULL_SCALE.search(name) and table.settings(name)]
+    for name in own:
+        for item in compare_with_paper(name, recipes[name], table):
+            where = "" if item.group is None else item.group.where
+            value = "no such setting" if item.recipe is None else _shown(item.key, item.recipe)
+            row = {
+                "deviation": (item.key, f"{_shown(item.key, item.paper)} ({where})", value, item.reason),
+                "chosen": (item.key, value, item.reason),
+                "same": (item.key, _shown(item.key, item.paper), where),
+            }[item.kind]
+            rows[item.kind].setdefault(row, []).append(name)
+    yield from (f"## {table.paper}", "", f"Recipes: {', '.join(own)}.", "", "**Deviations**", "")
+    yield from _table("setting | paper | recipe | why | recipes", rows["deviation"], own)
+    yield from ("**Not in the paper, chosen here**", "")
+    yield from _table("setting | recipe | why | recipes", rows["chosen"], own)
+    yield from ("**As in the paper**", "")
+    parts: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (key, value, where), names in rows["same"].items():
+        parts.setdefault((where, tuple(names)), []).append(f"{key} {value}")
+    merged = {(where, ", ".join(settings)): list(names) for (where, names), settings in parts.items()}
+    yield from _table("where | settings | recipes", merged, own)
+
+
+def _table(header: str, rows: Mapping[tuple[str, ...], Sequence[str]], everyone: Sequence[str]) -> Iterator[str]:
+    """Yield a table whose last column has the recipes of a row; rows of one setting are neighbors."""
+    yield from (f"| {header} |", "|---" * len(header.split("|")) + "|")
+    first = {key: position for position, (key, *_) in reversed(list(enumerate(rows)))}
+    for row in sorted(rows, key=lambda row: first[row[0]]):
+        cells = " | ".join(cell.replace("|", "\\|") for cell in row)
+        yield f"| {cells} | {'all' if list(rows[row]) == list(everyone) else ', '.join(rows[row])} |"
+    yield ""
+
+
+def _shown(key: str, value: object) -> str:
+    """Return a setting's value; one value for training sets that all have it."""
+    values = list(value.values()) if isinstance(value, dict) else []
+    if "*" in key and values and values.count(values[0]) == len(values):
+        return _shown(key, values[0])
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(key, item)}" for name, item in value.items())
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 def modules_page() -> str:

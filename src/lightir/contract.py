@@ -333,6 +333,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _convert(next(a for a in arguments if a is not type(None)), value, where)
+    if hint is object:
+        return value
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, where)
     if origin is Literal:

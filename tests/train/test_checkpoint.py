@@ -19,6 +19,7 @@ from lightir.search import Searcher
 from lightir.search.fusion_tuning import METHODS
 from lightir.search.search_options import parse_fusion
 from lightir.shards import Shard
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run import checkpoint
 from lightir.train.run.checkpoint import (
@@ -155,3 +156,8 @@ def test_development_sets_join_branches_to_the_bit_as_a_search_does(
     }
     expected = evaluate(run, judged, ["nDCG@10"]).measures["nDCG@10"]
     assert ndcg_of_fusion(scores, grades, fusion) == pytest.approx(expected)
+
+
+def test_a_run_resumes_after_its_recipe_explains_itself_otherwise(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, {}, recipe=recipe)
+    assert load_checkpoint(tmp_path, recipe=dataclasses.replace(recipe, deviations={"heads.top_k": "why"})) == {}

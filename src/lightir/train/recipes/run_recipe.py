@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,9 @@ from lightir.train.recipes.settings import (
     packed_attention,
 )
 
+REASONS = ("deviations", "chosen")
+"""Fields of a recipe that explain its other settings; training ignores them."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecipe(ABC):
@@ -34,6 +38,9 @@ class RunRecipe(ABC):
         documents: document policy of the model's contract.
         checkpoint_every: optimizer steps between two checkpoints; 0 writes none. A killed run repeats the steps after
             its last checkpoint. Ctrl-C and SIGTERM write one at once, whatever this is.
+        deviations: reasons of settings that differ from the paper's, by key, such as heads.top_k; an empty reason
+            removes one that a base lists. Training ignores them; a test compares them with recipes/papers.
+        chosen: reasons of settings that the paper does not give, by key. Training ignores them.
     """
 
     model: ModelRecipe
@@ -42,6 +49,8 @@ class RunRecipe(ABC):
     query: QueryPolicy = field(default_factory=QueryPolicy)
     documents: Any = field(default_factory=DocumentPolicy)
     checkpoint_every: int = 200
+    deviations: Mapping[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -14,6 +14,7 @@ import torch
 from lightir.contract import differences, from_json, to_json
 from lightir.errors import FormatError, NotFound, WriteFailed
 from lightir.files import atomic_folder, read_json, write_json
+from lightir.train.recipes.run_recipe import REASONS
 
 FORMAT_VERSION = 3
 KEPT = 2
@@ -84,8 +85,8 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
     """Load the folder's last checkpoint.
 
     The recipes are compared field by field. A field that the checkpoint lacks, because it is newer than the run, counts
-    as its default; a default that changed since is a difference. Other inputs are compared, too, unless the checkpoint
-    has no record of them.
+    as its default; a default that changed since is a difference. REASONS may differ. Other inputs are compared, too,
+    unless the checkpoint has no record of them.
 
     Raises:
         NotFound: there is no checkpoint.
@@ -102,10 +103,10 @@ def load_checkpoint(folder: Path, *, recipe: Any, given: Mapping[str, Any] | Non
             f"{last} has checkpoint format {header.get('format_version')!r}; this release reads {FORMAT_VERSION}"
         )
     before = from_json(type(recipe), header["recipe"], str(last / _HEADER))
-    changed = [
-        f"{field} was {was!r} and is {now!r}"
-        for field, was, now in differences("recipe", to_json(before), to_json(recipe))
-    ]
+    was_set, is_set = (
+        {key: value for key, value in to_json(settings).items() if key not in REASONS} for settings in (before, recipe)
+    )
+    changed = [f"{field} was {was!r} and is {now!r}" for field, was, now in differences("recipe", was_set, is_set)]
     if changed:
         raise FormatError(
             f"{last} was written under another recipe: {'; '.join(changed)}; resume with the run's own recipe"
