@@ -115,7 +115,8 @@ class DenseHead:
             ("mean"), mean including special tokens as in sentence-transformers ("mean_all"), or state at the first
             token ("first", an encoder's [CLS]).
         standardized: hash of the fixed mean and deviation that pooled states are standardized with; "" for none.
-        dims: trained Matryoshka widths, widest first; the first is the stored width.
+        dims: trained Matryoshka widths, widest first; the first is the stored width. Empty if only the full width was
+            trained, or the widths are unknown.
     """
 
     pooling: Literal["eos", "last", "mean", "mean_all", "first"] = "eos"
@@ -226,6 +227,19 @@ class Contract:
         """Whether query tokens can be encoded alone: between a prompt and one end token, without a suffix."""
         document = self.document
         return not self.query.suffix and document.ends == 1 and not document.ends_hash
+
+    def width_warning(self, columns: int) -> str:
+        """Return why vectors that are cut to a number of columns may rank badly; "" for a width that was trained."""
+        trained = () if self.dense is None else self.dense.dims
+        if self.dense is None or columns in (trained or (self.backbone.hidden_size,)):
+            return ""
+        if not trained:
+            return (
+                f"the model records no Matryoshka widths, so its first {columns} columns may rank badly; measure them "
+                "with lightir evaluate, or train with losses.dims"
+            )
+        listed = ", ".join(map(str, trained))
+        return f"the model was trained at {listed} columns, not at {columns}: measure them with lightir evaluate"
 
     def save(self, folder: Path) -> None:
         """Write lightir.json into the folder."""

@@ -103,6 +103,16 @@ def test_several_instructions_lie_in_one_folder_and_the_first_is_the_default(tmp
     assert Contract.load(tmp_path / "q").document_fingerprint == model.contract.document_fingerprint
 
 
+def test_a_table_of_a_width_that_was_not_trained_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(dims=(32, 16, 8))
+    cached_table(model, dim=16)
+    assert not caplog.records
+    cached_table(model, dim=9)
+    assert [record.getMessage()[:62] for record in caplog.records] == [
+        "dim: the model was trained at 32, 16, 8 columns, not at 9: mea"
+    ]
+
+
 def test_standardisation_and_a_narrow_table(tmp_path: Path) -> None:
     model = tiny_model(dims=(32, 16, 8))
     model.heads = HeadArrays(mean=torch.full((32,), 0.3), deviation=torch.linspace(0.5, 2, 32))

@@ -56,6 +56,20 @@ def test_documents_are_returned_whole_with_their_vectors(tmp_path: Path) -> None
         index.verify()
 
 
+def test_a_width_that_was_not_trained_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dense = word_contract().dense
+    assert dense is not None
+    trained = dataclasses.replace(word_contract(), dense=dataclasses.replace(dense, dims=(4, 2)))
+    build(tmp_path / "trained", dense_dim=2, contract=trained)
+    build(tmp_path / "whole")
+    assert not caplog.records
+    build(tmp_path / "between", dense_dim=3, contract=trained)
+    build(tmp_path / "unknown", dense_dim=3)
+    between, unknown = (record.getMessage() for record in caplog.records)
+    assert between.startswith("dense_dim: the model was trained at 4, 2 columns, not at 3")
+    assert unknown.startswith("dense_dim: the model records no Matryoshka widths, so its first 3 columns")
+
+
 def test_info_counts_documents_branches_and_bytes(tmp_path: Path) -> None:
     info = build(tmp_path / "index", dense_dim=2)
     assert (info.documents, info.segments, info.branches, info.dense_dim) == (3, 1, ("dense", "sparse", "tokens"), 2)

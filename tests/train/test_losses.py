@@ -75,7 +75,7 @@ def test_flops_is_the_sum_of_squared_means_and_its_ramp_is_quadratic() -> None:
     assert flops_ramp(0, ramp_steps=0) == 1.0
 
 
-def test_matryoshka_averages_over_widths_each_normalised_again() -> None:
+def test_matryoshka_sums_over_widths_each_normalised_again() -> None:
     queries, documents, positives = random(3, 8), random(3, 8, seed=1), torch.arange(3)
 
     def loss(q: Tensor, d: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def test_matryoshka_averages_over_widths_each_normalised_again() -> None:
         q, d = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, d))
         expected.append(-np.diag(log_softmax(q @ d.T / 0.1)).mean())
     ours = matryoshka(loss, queries, documents, dims=(8, 4, 2))
-    assert ours.item() == pytest.approx(np.mean(expected), rel=1e-12)
+    assert ours.item() == pytest.approx(np.sum(expected), rel=1e-12)
     for dims in ((), (9,), (0,)):
         with pytest.raises(InvalidInput, match="widths"):
             matryoshka(loss, queries, documents, dims=dims)

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim",
         type=positive,
         metavar="N",
-        help="number of dimensions to keep, for models trained with Matryoshka (default: all)",
+        help="number of dimensions to keep, for models trained with Matryoshka (default: all). "
+        "Prints a warning for a width that the model was not trained at",
     )
     parser.add_argument(
         "--dtype", choices=("fp16", "int8"), default="fp16", help="number format of the table (default %(default)s)"

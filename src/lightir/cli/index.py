@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dense-dim",
         type=positive,
         metavar="N",
-        help="number of dense dimensions to keep, for models trained with Matryoshka (default: all)",
+        help="number of dense dimensions to keep, for models trained with Matryoshka (default: all). "
+        "Prints a warning for a width that the model was not trained at",
     )
     branches.add_argument(
         "--dense-dtype",

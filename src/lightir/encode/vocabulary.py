@@ -6,6 +6,7 @@ For sparse queries with the weighting "expansion", the strongest terms of each t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.query import CachedExpansions
 from lightir.vectors import Floats
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,8 @@ def cached_table(
     width = dim or (trained[0] if trained else model.backbone.hidden_size)
     if batch < 1 or not 1 <= width <= (trained[0] if trained else model.backbone.hidden_size):
         raise InvalidInput(f"dim is {dim} and batch {batch}; the model's vectors have {trained or 'all'} dimensions")
+    if warning := model.contract.width_warning(width):
+        logger.warning("dim: %s", warning)
     n_terms = model.backbone.tokenizer.vocab_size
     cache = model.prompt_cache(instruction=instruction)
     table = np.empty((n_terms, width), dtype=np.float32)

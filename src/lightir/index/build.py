@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
 from lightir.version import __version__
+
+logger = logging.getLogger(__name__)
 
 SHARD_DOCUMENTS = 4096
 
@@ -96,6 +99,8 @@ def build_index(
     query_encoder = query_encoder and resolve_query_encoder(query_encoder)
     encoder = CachedQueryEncoder.load(query_encoder) if query_encoder else None
     contract = _joint_contract(contract, encoder)
+    if contract is not None and options.dense_dim and (warning := contract.width_warning(options.dense_dim)):
+        logger.warning("dense_dim: %s", warning)
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
     intake = Intake(contract, analyzer, encoder, options)
     with new_index(Path(out), overwrite=overwrite) as folder:

@@ -20,6 +20,7 @@ class IndexOptions:
 
     Attributes:
         dense_dim: number of leading columns of each dense vector to keep, normalized again (Matryoshka); None for all.
+            A width that the model was not trained at is logged as a warning.
         dense_dtype: storage of dense vectors: "fp16"; "int8", with one scale per row (its largest absolute value /
             127); or "fp16+int8", float16 rows with int8 copies that are scanned first. "fp16+int8" returns the results
             of "fp16" in less time.

@@ -40,7 +40,8 @@ class LossWeights:
             former without bias. A small model's step is a third cheaper. 0 projects on the whole vocabulary.
         temperature: temperature of the dense scores.
         sparse_temperature: temperature of the sparse scores, which are inner products.
-        dims: Matryoshka widths below the full width; the dense losses are averaged over all widths.
+        dims: Matryoshka widths below the full width. The dense contrastive losses, their alignment with the teacher's
+            full-width scores, and distillation are summed over all widths, the full one included.
         contrast: factor of all contrastive losses; 0 ignores the labels where teacher scores are given.
         distillation: factor of the loss between each trained branch's scores and the scores given with the data.
         distillation_loss: "kl" between softmaxes over a query's scored candidates, or "margin_mse" between their
@@ -76,6 +77,8 @@ class LossWeights:
             above=("temperature", "sparse_temperature", "distillation_temperature"),
             least=(*weights, "flops", "query_flops", "flops_ramp_steps", "sparse_terms"),
         )
+        if any(dim < 1 for dim in self.dims) or len(set(self.dims)) < len(self.dims):
+            raise InvalidInput(f"losses.dims is {list(self.dims)}; expected distinct widths of at least 1")
         if self.symmetric_sparse > 0 and self.sparse_terms:
             raise InvalidInput("losses.symmetric_sparse compares all terms: losses.sparse_terms must be 0")
         for name in ("flops", "query_flops"):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightir.contract import Fusion
+from lightir.contract import Contract, Fusion
 from lightir.data import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
@@ -68,6 +68,7 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
             require_scores(self.data.sets)
         retriever = build_model(recipe, device=device)
         require_reachable(recipe.losses, retriever.backbone.vocab_size)
+        retriever.contract = with_widths(retriever.contract, recipe.losses.dims)
         fit_heads(retriever, recipe, self.data.sets)
         super().__init__(recipe, retriever, device)
         taught, max_tokens = recipe.teacher.address, retriever.contract.document.max_tokens
@@ -161,6 +162,23 @@ def require_reachable(losses: LossWeights, vocab_size: int) -> None:
     for name in ("flops_target", "query_flops_target"):
         if (target := getattr(losses, name)) > vocab_size:
             raise InvalidInput(f"losses.{name} is {target}, but the vocabulary has {vocab_size} terms")
+
+
+def with_widths(contract: Contract, dims: Sequence[int]) -> Contract:
+    """Return the contract with the trained Matryoshka widths, widest first; unchanged without any.
+
+    Raises:
+        InvalidInput: a width that is not below the vectors', or no dense branch.
+    """
+    if not dims:
+        return contract
+    full = contract.backbone.hidden_size
+    if contract.dense is None or max(dims) >= full:
+        raise InvalidInput(
+            f"losses.dims is {list(dims)}; expected widths of a dense branch below the full width, {full}"
+        )
+    widths = (full, *sorted(dims, reverse=True))
+    return dataclasses.replace(contract, dense=dataclasses.replace(contract.dense, dims=widths))
 
 
 def sparsity_controls(recipe: ContrastiveRecipe) -> dict[str, SparsityControl]:

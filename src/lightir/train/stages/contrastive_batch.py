@@ -20,7 +20,7 @@ from lightir.train.batches.batch_vectors import (
 )
 from lightir.train.batches.share import ProcessShare, share_of
 from lightir.train.distill.teacher import Teacher
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, LossWeights
 from lightir.train.run.processes import gather, rank, world_size
 from lightir.train.stages.losses import (
     alignment_kl,
@@ -140,37 +140,44 @@ def dead_share(weights: Tensor) -> float:
 def _dense_losses(
     inputs: BatchInputs, candidates: BatchDocuments, full: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Return symmetric, light and alignment losses, and the full encoder's scaled scores (n, D); None without it."""
-    recipe, losses, dense = inputs.recipe, inputs.recipe.losses, candidates.dense
+    """Return symmetric, light and alignment losses, and the full encoder's scaled scores (n, D); None without it.
+
+    Each loss is summed over the Matryoshka widths. The alignment's teacher is the full encoder at its full width.
+    """
+    losses, dense = inputs.recipe.losses, candidates.dense
     if dense is None:
         return {}, None
     dims = (dense.shape[1], *losses.dims)
     parts: dict[str, Tensor] = {}
     full_scores = None
 
-    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
-        return info_nce(
-            similarity(queries, documents),
-            candidates.positives,
-            temperature=losses.temperature,
-            excluded=candidates.excluded,
-        )
+    def scaled(queries: Tensor, documents: Tensor) -> Tensor:
+        return similarity(queries, documents) / losses.temperature
 
-    def scaled_scores(queries: Tensor) -> Tensor:
-        return similarity(F.normalize(queries, dim=-1), F.normalize(dense, dim=-1)) / losses.temperature
+    def contrast(queries: Tensor, documents: Tensor) -> Tensor:
+        scores = scaled(queries, documents)
+        return info_nce(scores, candidates.positives, temperature=1.0, excluded=candidates.excluded)
+
+    def alignment(queries: Tensor, documents: Tensor) -> Tensor:
+        assert full_scores is not None  # called with them only
+        return alignment_kl(scaled(queries, documents), full_scores, excluded=candidates.excluded)
+
+    def learned(queries: Tensor, weight: float, branch: str) -> dict[str, Tensor]:
+        own = {branch: weight * losses.contrast * matryoshka(contrast, queries, dense, dims=dims)}
+        if candidates.scores is not None:
+            given = matryoshka(lambda q, d: _distillation(scaled(q, d), losses, candidates), queries, dense, dims=dims)
+            own[f"{branch}_distillation"] = weight * losses.distillation * given
+        return own
 
     if full is not None:
         full = gather(full)
-        parts["symmetric"] = losses.symmetric * losses.contrast * matryoshka(contrast, full, dense, dims=dims)
-        full_scores = scaled_scores(full)
-        parts |= _distilled("symmetric", full_scores, recipe, candidates)
+        parts |= learned(full, losses.symmetric, "symmetric")
+        full_scores = scaled(F.normalize(full, dim=-1), F.normalize(dense, dim=-1))
     if losses.dense > 0:
-        light = gather(light_query_vectors(inputs.retriever, inputs.share, recipe))
-        parts["dense"] = losses.dense * losses.contrast * matryoshka(contrast, light, dense, dims=dims)
-        parts |= _distilled("dense", scaled_scores(light), recipe, candidates)
+        light = gather(light_query_vectors(inputs.retriever, inputs.share, inputs.recipe))
+        parts |= learned(light, losses.dense, "dense")
         if losses.dense_alignment > 0 and full_scores is not None:
-            alignment = alignment_kl(scaled_scores(light), full_scores, excluded=candidates.excluded)
-            parts["dense_alignment"] = losses.dense_alignment * alignment
+            parts["dense_alignment"] = losses.dense_alignment * matryoshka(alignment, light, dense, dims=dims)
     return parts, full_scores
 
 
@@ -241,9 +248,13 @@ def _distilled(branch: str, scores: Tensor, recipe: ContrastiveRecipe, candidate
     losses = recipe.losses
     if candidates.scores is None:
         return {}
-    if losses.distillation_loss == "kl":
-        loss = score_kl(scores, candidates.scores)
-    else:
-        loss = margin_mse(scores, candidates.scores, candidates.positives)
     weight = getattr(losses, branch) * losses.distillation
-    return {f"{branch}_distillation": weight * loss}
+    return {f"{branch}_distillation": weight * _distillation(scores, losses, candidates)}
+
+
+def _distillation(scores: Tensor, losses: LossWeights, candidates: BatchDocuments) -> Tensor:
+    """Return the loss of scaled scores (n, D) against the given ones."""
+    assert candidates.scores is not None  # callers check
+    if losses.distillation_loss == "kl":
+        return score_kl(scores, candidates.scores)
+    return margin_mse(scores, candidates.scores, candidates.positives)

@@ -118,7 +118,7 @@ def flops_ramp(step: int, *, ramp_steps: int) -> float:
 def matryoshka(
     loss: Callable[[Tensor, Tensor], Tensor], queries: Tensor, documents: Tensor, *, dims: Sequence[int]
 ) -> Tensor:
-    """Average the loss over widths: both sides are cut to their first `dim` values and L2-normalized again.
+    """Sum the loss over widths: both sides are cut to their first `dim` values and L2-normalized again.
 
     Raises:
         InvalidInput: no width, or a width above the vectors'.
@@ -126,7 +126,7 @@ def matryoshka(
     if not dims or min(dims) < 1 or max(dims) > queries.shape[1]:
         raise InvalidInput(f"Matryoshka widths {list(dims)}: expected 1 to {queries.shape[1]}")
     losses = [loss(F.normalize(queries[:, :dim], dim=1), F.normalize(documents[:, :dim], dim=1)) for dim in dims]
-    return torch.stack(losses).mean()
+    return torch.stack(losses).sum()
 
 
 def mean_pairwise_cosine(vectors: Tensor) -> float:
