@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "lightir"
-FULL_SCALE = re.compile(r"-(llama-[\d.]+-\d+b|bert-base)")
+FULL_SCALE = re.compile(r"-((llama|mistral|qwen)-[\d.]+-[\d.]+b|bert-base)")
 """Marks of recipes' names whose backbone is a paper's."""
 NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from lightir.train.recipes.settings import CorpusRecipe, DevSet
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
+BACKBONE = re.compile(r"-((llama|mistral|qwen)-[\d.]+-[\d.]+b|bert-base(-msmarco)?)$")
+"""The end of a full-scale recipe's name; its tiny twin's ends in -tiny instead."""
+
 
 def tiny_recipe(given: Any, model: str, datasets: tuple[Path, Path], folder: Path) -> Any:
     """Return a recipe of any stage for a model's address and two data sets; `folder` receives a held-out one."""
@@ -19,7 +23,7 @@ def tiny_recipe(given: Any, model: str, datasets: tuple[Path, Path], folder: Pat
     tiny = dataclasses.replace(
         given,
         model=dataclasses.replace(
-            given.model, address=model, first_layer=min(given.model.first_layer, 1), compile=False
+            given.model, address=model, first_layer=min(given.model.first_layer, 1), compile=False, liger=False
         ),
         optimisation=dataclasses.replace(given.optimisation, steps=2, batch_size=4, max_minutes=0.0),
         documents=dataclasses.replace(given.documents, max_tokens=48 + frame),

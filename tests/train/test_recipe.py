@@ -24,7 +24,7 @@ from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
 from lightir.train.recipes.data_names import data_folder
 from lightir.train.recipes.recipe_files import recipe_content, recipe_yaml
 from lightir.train.stages.registry import STAGES, read_recipe
-from tiny_recipes import RECIPES, tiny_recipe
+from tiny_recipes import BACKBONE, RECIPES, tiny_recipe
 
 MINIMAL = "model: {address: org/model}\ndata: [{name: x}]\n"
 
@@ -281,8 +281,8 @@ def test_the_walk_over_tiny_recipes_runs_each_goes_on_after_a_failure_and_repeat
 
 def test_full_scale_recipes_have_tiny_twins_and_names_without_slips_of_yaml() -> None:
     names = {path.stem for path in RECIPES.glob("*.yaml")}
-    full = {name for name in names if re.search(r"-(llama-[\d.]+-\d+b|bert-base)", name)}
-    twins = {re.sub(r"-(llama-[\d.]+-\d+b|bert-base(-msmarco)?)$", "-tiny", name) for name in full}
+    full = {name for name in names if BACKBONE.search(name)}
+    twins = {BACKBONE.sub("-tiny", name) for name in full}
     assert len(full) > 20
     assert twins <= names
     for name in sorted(full):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from lightir.train.recipes.paper_settings import (
 )
 from lightir.train.recipes.recipe_files import recipe_content
 from lightir.train.stages.registry import read_recipe
-from tiny_recipes import RECIPES
+from tiny_recipes import BACKBONE, RECIPES
 
 TABLES = {path.stem: read_paper_table(path) for path in sorted((RECIPES / "papers").glob("*.yaml"))}
-FULL_SCALE = [
-    path for path in sorted(RECIPES.glob("*.yaml")) if re.search(r"-(llama-[\d.]+-\d+b|bert-base)", path.stem)
-]
+FULL_SCALE = [path for path in sorted(RECIPES.glob("*.yaml")) if BACKBONE.search(path.stem)]
 RECIPE = """
 model: {address: org/model}
 data: [{name: a, ratio: 0.5}, {name: b}]

@@ -149,7 +149,7 @@ def _dense_losses(
         return {}, None
     dims = (dense.shape[1], *losses.dims)
     parts: dict[str, Tensor] = {}
-    full_scores = None
+    full_scores: Tensor | None = None
 
     def scaled(queries: Tensor, documents: Tensor) -> Tensor:
         return similarity(queries, documents) / losses.temperature
