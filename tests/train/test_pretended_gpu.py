@@ -27,6 +27,7 @@ from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.stages import contrastive
 from lightir.train.stages.registry import read_recipe
 from pretended_cuda import pretended_cuda
+from pretended_nccl import pretended_nccl
 from tiny_models import save_tiny, write_sentence_transformer
 from tiny_recipes import RECIPES, tiny_recipe
 
@@ -63,6 +64,20 @@ def test_a_stage_on_a_gpu_has_the_losses_that_it_has_on_the_cpu(
     with pretended_cuda(autocast=False):
         result = losses(kind.train(tiny, tmp_path / "cuda", device="cuda"))
     assert result == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_stage_gives_nccl_tensors_on_the_gpu_only(
+    name: str, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Train under a time budget, with checkpoints and development sets, as the first of two like processes."""
+    kind, given = read_recipe(RECIPES / f"{name}.yaml")
+    tiny = plain(tiny_recipe(given, recipe.model.address, datasets, tmp_path))
+    settings = dataclasses.replace(tiny.optimisation, steps=2, max_minutes=60.0)
+    with pretended_cuda(autocast=False), pretended_nccl() as called:
+        result = losses(kind.train(dataclasses.replace(tiny, optimisation=settings), tmp_path / "cuda", device="cuda"))
+    assert len(result) == 2
+    assert {"all_reduce", "broadcast"} <= set(called)
 
 
 @pytest.mark.parametrize("autocast", [True, False])

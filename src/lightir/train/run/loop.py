@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
@@ -42,6 +41,7 @@ from lightir.train.run.environment import environment
 from lightir.train.run.processes import (
     average_gradients,
     barrier,
+    from_first,
     is_first,
     join_processes,
     of_all_processes,
@@ -52,6 +52,7 @@ from lightir.train.run.processes import (
 from lightir.train.run.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
 from lightir.train.run.stage import Stage
 from lightir.train.run.stopping import noted_interrupts
+from lightir.train.run.waiting import first_alone
 
 logger = logging.getLogger(__name__)
 
@@ -247,12 +248,9 @@ class Loop:
     def _progress(self, seconds: float) -> float:
         settings = self.recipe.optimisation
         by_steps = self.step / settings.steps
-        by_time = seconds / 60 / settings.max_minutes if settings.max_minutes else 0.0
-        if settings.max_minutes and world_size() > 1:  # every process must stop at the same step
-            shared = torch.tensor([by_time])
-            dist.broadcast(shared, 0)
-            by_time = float(shared)
-        return max(by_steps, by_time)
+        if not settings.max_minutes:
+            return by_steps
+        return max(by_steps, from_first(seconds / 60 / settings.max_minutes))  # all must stop at the same step
 
     def _optimizer_step(self) -> dict[str, Any]:
         settings, parameters = self.recipe.optimisation, list(self.parameters.values())
@@ -286,17 +284,16 @@ class Loop:
         if measured is None:
             return
         self._write_log({"step": self.step, "development": measured.report})
-        if measured.score > self.best.score:
+        score = from_first(measured.score)  # all keep the same state, whatever a GPU's last bits
+        if score > self.best.score:
             kept = {name: whole(p.detach()).clone().cpu() for name, p in self.parameters.items()}
-            self.best = BestState(measured.score, self.step, kept)
+            self.best = BestState(score, self.step, kept)
 
     def _save_checkpoint(self) -> None:
         self.saved = self.step
         parameters = {name: whole(p.detach()) for name, p in self.parameters.items()}
         optimizer = whole_state(self.optimizer.state_dict())
         random = of_all_processes(random_states())
-        if not is_first():
-            return
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -308,7 +305,12 @@ class Loop:
             "best_step": self.best.step,
             "best_parameters": self.best.parameters,
         }
-        save_checkpoint(self.folder / "checkpoints", self.step, state, recipe=self.recipe, given=self.given)
+        first_alone(
+            lambda: save_checkpoint(
+                self.folder / "checkpoints", self.step, state, recipe=self.recipe, given=self.given
+            ),
+            name="writing a checkpoint",
+        )
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():
@@ -327,20 +329,19 @@ class Loop:
             self._set_parameters(self.best.parameters)
         if self.join_layers is not None:
             self.join_layers()
-        if is_first():
-            self.stage.trunk.eval()
-            try:
-                self._write_model(out)
-            except (OSError, SafetensorError) as error:
-                free = shutil.disk_usage(out.parent).free
-                whole = checkpoints(self.folder / "checkpoints")
-                stays = f"{whole[-1]} is complete: make room and resume" if whole else "there is no checkpoint"
-                raise WriteFailed(
-                    f"{out} cannot be written, {free / 1e6:,.1f} MB are free: {error}; {stays}"
-                ) from error
-            shutil.rmtree(self.folder)
-        barrier()
+        first_alone(lambda: self._complete(out), name="writing the model")
         return out
+
+    def _complete(self, out: Path) -> None:
+        self.stage.trunk.eval()
+        try:
+            self._write_model(out)
+        except (OSError, SafetensorError) as error:
+            free = shutil.disk_usage(out.parent).free
+            complete = checkpoints(self.folder / "checkpoints")
+            stays = f"{complete[-1]} is complete: make room and resume" if complete else "there is no checkpoint"
+            raise WriteFailed(f"{out} cannot be written, {free / 1e6:,.1f} MB are free: {error}; {stays}") from error
+        shutil.rmtree(self.folder)
 
     def _write_model(self, out: Path) -> None:
         with atomic_folder(out) as folder:

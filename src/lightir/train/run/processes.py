@@ -1,4 +1,7 @@
-"""Training processes: joining them, their devices, gathered vectors and averaged gradients."""
+"""Training processes: joining them, their devices, and the exchange of tensors and values between them.
+
+Every collective on tensors is called here, so that it gets its tensor on a device that the group's backend supports.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +43,56 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.n_rows = len(rows)
-        parts = [torch.empty_like(rows) for _ in range(world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
+        own = _on_group_device(rows).contiguous()
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        dist.all_gather(parts, own)
+        return torch.cat(parts).to(rows.device)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
+        total = summed(grad.contiguous())
         begin = rank() * ctx.n_rows
         return total[begin : begin + ctx.n_rows]
+
+
+def _on_group_device(tensor: Tensor) -> Tensor:
+    """Return the tensor on a device that the group's backend supports: NCCL takes tensors on a GPU only."""
+    if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
+        return tensor.to("cuda")
+    return tensor
+
+
+def _reduced(tensor: Tensor, operation: Any) -> Tensor:
+    if world_size() == 1:
+        return tensor
+    shared = _on_group_device(tensor)
+    shared = shared.clone() if shared is tensor else shared
+    dist.all_reduce(shared, operation)
+    return shared.to(tensor.device)
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Return the sum of the processes' tensors, on the tensor's own device and without gradient."""
+    return _reduced(tensor, dist.ReduceOp.SUM)
+
+
+def maximum(tensor: Tensor) -> Tensor:
+    """Return the elementwise maximum of the processes' tensors, on the tensor's own device and without gradient."""
+    return _reduced(tensor, dist.ReduceOp.MAX)
+
+
+def anywhere(flag: bool) -> bool:
+    """Return whether the flag is set on any process."""
+    return bool(maximum(torch.tensor([float(flag)])).item())
+
+
+def from_first(number: float) -> float:
+    """Return process 0's number, on every process."""
+    if world_size() == 1:
+        return number
+    shared = _on_group_device(torch.tensor([number], dtype=torch.float64))
+    dist.broadcast(shared, 0)
+    return float(shared.item())
 
 
 def mean_over_processes(total: Tensor, n: int) -> Tensor:
@@ -59,8 +102,7 @@ def mean_over_processes(total: Tensor, n: int) -> Tensor:
     """
     if world_size() == 1:
         return total / max(n, 1)
-    whole = torch.stack([total.detach(), total.new_tensor(float(n))])
-    dist.all_reduce(whole)
+    whole = summed(torch.stack([total.detach(), torch.full_like(total.detach(), n)]))
     mean, own = whole[0] / whole[1].clamp(min=1), total * world_size() / whole[1].clamp(min=1)
     return own + (mean - own.detach())
 
@@ -82,15 +124,15 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     """
     if world_size() == 1:
         return
-    used = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
-    dist.all_reduce(used, dist.ReduceOp.MAX)
-    for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
-        if isinstance(parameter, DTensor) or not anywhere:  # FSDP averages the gradients of sharded parameters
+    used = maximum(torch.tensor([float(parameter.grad is not None) for parameter in parameters]))
+    for parameter, has_gradient in zip(parameters, used.tolist(), strict=True):
+        if isinstance(parameter, DTensor) or not has_gradient:  # FSDP averages the gradients of sharded parameters
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= world_size()
+        shared = _on_group_device(parameter.grad)  # usually the gradient itself
+        dist.all_reduce(shared)
+        parameter.grad.copy_(shared.div_(world_size()))
 
 
 def own_device(name: str) -> str:

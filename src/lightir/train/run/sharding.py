@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -17,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightir.errors import InvalidInput
 from lightir.models.compilation import LAYER_LISTS
-from lightir.train.run.processes import world_size
+from lightir.train.run.processes import summed, world_size
 
 HOOKS = (
     "_forward_pre_hooks",
@@ -124,8 +123,7 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     if not split:
         return torch.nn.utils.clip_grad_norm_(parameters, limit)
     plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    total = torch.stack([gradient.float().square().sum() for gradient in split]).sum()
-    dist.all_reduce(total)
+    total = summed(torch.stack([gradient.float().square().sum() for gradient in split]).sum())
     norm = torch.stack([total, *(gradient.float().square().sum() for gradient in plain)]).sum().sqrt()
     for gradient in [*split, *plain]:
         gradient.mul_((limit / (norm + 1e-6)).clamp(max=1.0).to(gradient.dtype))

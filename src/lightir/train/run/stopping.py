@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import torch
-import torch.distributed as dist
-
-from lightir.train.run.processes import world_size
+from lightir.train.run.processes import anywhere
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +46,7 @@ def noted_interrupts() -> Iterator[Callable[[], bool]]:
     for number in heeded:
         signal.signal(number, note)
     try:
-        yield lambda: _anywhere(bool(noted))
+        yield lambda: anywhere(bool(noted))
     finally:
         for number, before in heeded.items():
             signal.signal(number, before)
-
-
-def _anywhere(noted: bool) -> bool:
-    if world_size() == 1:
-        return noted
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    shared = torch.tensor([float(noted)], device=device)
-    dist.all_reduce(shared, dist.ReduceOp.MAX)
-    return bool(shared.item())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightir.errors import InvalidInput
@@ -18,7 +17,7 @@ from lightir.models.projection import projection_max
 from lightir.train.batches.packing import PackedBatch
 from lightir.train.recipes.packed_text_recipes import AdaptationRecipe
 from lightir.train.run.loop import COLLAPSED, run_stage
-from lightir.train.run.processes import mean_over_processes, world_size
+from lightir.train.run.processes import maximum, mean_over_processes
 from lightir.train.stages.losses import mean_pairwise_cosine
 from lightir.train.stages.packed_text import PackedTextStage
 from lightir.train.stages.stage_model import build_model
@@ -80,9 +79,7 @@ class Adaptation(PackedTextStage[AdaptationRecipe]):
     @torch.no_grad()
     def _monitored(self, maxima: Tensor, states: Tensor, batch: PackedBatch, step: int) -> dict[str, float]:
         """Return the share of terms without weight at any position, and non-zeros and cosine of some pieces."""
-        if world_size() > 1:
-            dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        dead = float((maxima <= 0).float().mean())
+        dead = float((maximum(maxima) <= 0).float().mean())
         if dead > DYING:
             logger.warning(
                 "step %d: %.1f %% of the terms have no weight in this batch: the head is dying", step, 100 * dead

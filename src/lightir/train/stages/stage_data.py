@@ -26,7 +26,7 @@ from lightir.train.mining.miner import negatives_files
 from lightir.train.recipes.data_names import brings_examples, data_folder, examples_file
 from lightir.train.recipes.run_recipe import QueryRunRecipe
 from lightir.train.recipes.settings import DataRecipe
-from lightir.train.run.processes import barrier, is_first
+from lightir.train.run.waiting import first_alone
 from lightir.train.stages.development import load_development
 from lightir.types import Run
 
@@ -72,10 +72,8 @@ class StageData:
 
 
 def _mined_once(recipe: QueryRunRecipe, folder: Path) -> list[Path | None]:
-    """Return each set's file of negatives: process 0 mines, the others read."""
-    if is_first():
-        negatives_files(recipe, folder)
-    barrier()
+    """Return each set's file of negatives: process 0 mines, the others wait for the files."""
+    first_alone(lambda: negatives_files(recipe, folder), name="mining negatives")
     return negatives_files(recipe, folder)
 
 
