@@ -19,6 +19,9 @@ ENTRY_POINT_GROUP = "lightir.models"
 """Entry point group where a data-only package registers its model PACKAGE/model as `name = "package"`."""
 
 PYPI_PREFIX = "pypi:"
+PATH_STARTS = (".", "/", "~")
+"""Beginnings of an address that can only be a path."""
+
 QUERY_ENCODER = "query-encoder"
 """Name of the query encoder's folder inside a model, vectors or index folder."""
 
@@ -51,10 +54,60 @@ def resolve_local(address: str | os.PathLike[str]) -> Path | None:
         return path
     if text in (shipped := shipped_models()):
         return shipped[text]
-    if text.startswith((".", "/", "~")) or text.count("/") != 1:
+    if text.startswith(PATH_STARTS) or text.count("/") != 1:
         names = ", ".join(shipped) or NONE_INSTALLED
         raise NotFound(f"{text} is neither a folder nor a shipped model (shipped models: {names})")
     return None
+
+
+def stored_address(address: str | os.PathLike[str], folder: Path) -> str:
+    """Return the address of a base model as the record in a model folder names it.
+
+    A path becomes relative to the model folder if it is given as a relative one, or if the base lies in the folder that
+    holds the model folder: both can then be moved together, and opened from anywhere. Another absolute path, a name and
+    `pypi:PACKAGE` stay as they are.
+
+    Args:
+        address: address that this process can resolve: folder, GGUF file, name or `pypi:PACKAGE`.
+        folder: model folder with the record.
+    """
+    text = os.fspath(address)
+    path = Path(text).expanduser()
+    if not text or text.startswith(PYPI_PREFIX) or not path.exists():
+        return text
+    home = Path(os.path.realpath(folder))
+    base = Path(os.path.realpath(path))
+    if path.is_absolute() and not base.is_relative_to(home.parent):
+        return text
+    relative = os.path.relpath(base, home)
+    return relative if relative.startswith(".") else f"./{relative}"
+
+
+def base_address(stored: str, folder: Path) -> str:
+    """Return an address that this process can resolve for a base model that a model folder's record names.
+
+    Args:
+        stored: address in the record (see `stored_address`); a relative path in a record of an earlier release starts
+            at the working directory of the run that wrote it.
+        folder: model folder with the record.
+
+    Raises:
+        NotFound: the record names a path where nothing is.
+    """
+    if stored.startswith(PYPI_PREFIX) or stored in shipped_models():
+        return stored
+    path = Path(stored).expanduser()
+    candidates = [folder / path, path] if stored.startswith(".") else [path]
+    for candidate in candidates:
+        if candidate.exists():
+            return str(candidate)
+    if not stored.startswith(PATH_STARTS) and stored.count("/") == 1:
+        return stored  # a model hub's name
+    looked = " and ".join(os.path.abspath(candidate) for candidate in candidates)
+    raise NotFound(
+        f"{folder} was trained on the model {stored!r}, which is missing (looked for {looked}): move it back there, or "
+        "keep both folders where they are relative to each other"
+    )
 
 
 def resolve_model_folder(address: str | os.PathLike[str]) -> Path:

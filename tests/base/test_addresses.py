@@ -1,13 +1,14 @@
-"""Model addresses: files that are distributed over several packages."""
+"""Model addresses: files that are distributed over several packages, and paths of base models in records."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
-from lightir.addresses import resolve_local
+from lightir.addresses import base_address, resolve_local, stored_address
 from lightir.errors import FormatError, InvalidInput, MissingExtra, NotFound
 
 WHOLE = bytes(range(256)) * 5
@@ -70,3 +71,77 @@ def test_checksums_of_something_else_name_no_model(site: Path, sums: str) -> Non
     add_part(site, 1, WHOLE)
     with pytest.raises(NotFound, match="contains no model"):
         resolve_local("pypi:big-gguf")
+
+
+def test_a_base_that_was_named_relatively_is_stored_relative_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    (project / "runs").mkdir(parents=True)
+    (project / "bases" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    model = Path("runs/model")
+    assert stored_address("bases/llama", model) == "../../bases/llama"
+    assert stored_address("bases/llama", tmp_path / "linked" / "model") == "../../project/bases/llama"
+    assert stored_address("runs", model) == ".."
+    (project / "runs" / "model" / "inner").mkdir(parents=True)
+    assert stored_address("runs/model/inner", model) == "./inner"
+
+
+def test_a_base_that_was_named_absolutely_is_stored_so_unless_it_lies_beside_the_model(tmp_path: Path) -> None:
+    for name in ("bases/llama", "runs/adapted/backbone"):
+        (tmp_path / name).mkdir(parents=True)
+    model = tmp_path / "runs" / "model"
+    assert stored_address(tmp_path / "bases" / "llama", model) == str(tmp_path / "bases" / "llama")
+    assert stored_address(tmp_path / "runs" / "adapted" / "backbone", model) == "../adapted/backbone"
+
+
+@pytest.mark.parametrize("name", ["", "pypi:big-gguf", "org/name", "gpt2"])
+def test_names_are_stored_as_they_are(name: str, tmp_path: Path) -> None:
+    assert stored_address(name, tmp_path / "model") == name
+
+
+def test_a_stored_path_starts_at_the_model_wherever_both_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    (tmp_path / "runs" / "base").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "runs" / "model")
+    stored = stored_address(tmp_path / "runs" / "base", tmp_path / "link")
+    monkeypatch.chdir("/")
+    assert Path(base_address(stored, tmp_path / "link")).samefile(tmp_path / "runs" / "base")
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    assert Path(base_address(stored, tmp_path / "moved" / "model")).samefile(tmp_path / "moved" / "base")
+
+
+def test_a_path_of_an_earlier_release_starts_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("runs/adapted/backbone", "model"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert base_address("runs/adapted/backbone", Path("model")) == "runs/adapted/backbone"
+    monkeypatch.chdir(tmp_path / "runs")
+    assert base_address("./adapted/backbone", tmp_path / "model") == "adapted/backbone"
+
+
+@pytest.mark.parametrize("name", ["pypi:big-gguf", "org/name"])
+def test_a_stored_name_is_left_to_its_index(name: str, tmp_path: Path) -> None:
+    assert base_address(name, tmp_path) == name
+
+
+@pytest.mark.parametrize("stored", ["../adapted/backbone", "/no/such/backbone", "runs/adapted/backbone"])
+def test_a_missing_base_is_told_with_the_paths_that_were_tried(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "elsewhere").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs" / "elsewhere")
+    tried = {
+        "../adapted/backbone": [tmp_path / "adapted" / "backbone", tmp_path / "runs" / "adapted" / "backbone"],
+        "/no/such/backbone": [Path("/no/such/backbone")],
+        "runs/adapted/backbone": [tmp_path / "runs" / "elsewhere" / "runs" / "adapted" / "backbone"],
+    }
+    message = f"{tmp_path / 'model'} was trained on the model {stored!r}, which is missing"
+    with pytest.raises(NotFound, match=re.escape(message)) as error:
+        base_address(stored, tmp_path / "model")
+    assert f"(looked for {' and '.join(map(str, tried[stored]))})" in str(error.value)

@@ -58,6 +58,19 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_teacher_that_was_named_relatively_is_found_from_anywhere(
+    teacher: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(teacher, tmp_path / "project" / "teacher")
+    monkeypatch.chdir(tmp_path / "project")
+    options = DistillationOptions(spans=20, fit=FIT)
+    first = distill("teacher", [collection], out="models/first", options=options)
+    second = distill(first, [collection], out="deeper/models/second", options=options)
+    monkeypatch.chdir(tmp_path)
+    addresses = [LightRetriever.load("project" / folder).contract.backbone.address for folder in (first, second)]
+    assert addresses == ["../../teacher", "../../../teacher"]
+
+
 def test_the_table_comes_near_the_teachers_own_queries(teacher: Path, collection: Path, tmp_path: Path) -> None:
     out = distill(
         teacher, [collection], out=tmp_path / "m", options=DistillationOptions(spans=200, fit=FIT, table_dtype="fp32")

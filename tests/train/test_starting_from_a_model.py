@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightir.errors import InvalidInput
+from lightir.contract import Contract, require_same_documents
+from lightir.errors import InvalidInput, NotFound
 from lightir.models.encoder import LightRetriever
-from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
+from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe
 from lightir.train.stages.contrastive import train
 from lightir.train.stages.stage_model import build_model
 
@@ -62,3 +64,52 @@ def test_an_adapter_that_begins_higher_up_is_refused(recipe: ContrastiveRecipe, 
     folder = train(high, tmp_path / "high", device="cpu")
     with pytest.raises(InvalidInput, match="begins in layer 1"):
         build_model(starting_from(recipe, folder), device="cpu")
+
+
+@pytest.fixture
+def project(recipe: ContrastiveRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with runs/adapted (all weights trained) and runs/second (LoRA on top), both named relatively."""
+    folder = tmp_path / "project"
+    shutil.copytree(recipe.model.address, folder / "bases" / "llama")
+    monkeypatch.chdir(folder)
+    short = dataclasses.replace(
+        recipe, evaluation=BranchEvaluation(), optimisation=dataclasses.replace(recipe.optimisation, steps=1)
+    )
+    whole = starting_from(short, Path("bases/llama"), lora_rank=0, lora_dropout=0.0)
+    adapted = train(whole, Path("runs/adapted"), device="cpu")
+    train(starting_from(short, adapted), Path("runs/second"), device="cpu")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_an_adapter_on_trained_weights_opens_from_anywhere_and_after_a_move_with_its_base(
+    project: Path, tmp_path: Path
+) -> None:
+    text = ["a river in winter"]
+    opened = LightRetriever.load(project / "runs" / "second")
+    expected = opened.states(opened.batch(opened.frame_documents(text)))
+    saved = tmp_path / "elsewhere" / "saved"
+    LightRetriever.load(project / "runs" / "second", merge=False).save(saved)
+    moved = tmp_path / "moved"
+    (project / "runs").rename(moved)
+    for folder in (moved / "second", Path("moved/second")):
+        loaded = LightRetriever.load(folder)
+        torch.testing.assert_close(loaded.states(loaded.batch(loaded.frame_documents(text))), expected)
+    with pytest.raises(NotFound, match="was trained on the model") as error:
+        LightRetriever.load(saved)
+    assert str(project / "runs" / "adapted" / "backbone") in str(error.value)
+    (moved / "adapted").rename(project / "adapted")
+    with pytest.raises(NotFound, match="keep both folders where they are") as error:
+        LightRetriever.load("moved/second")
+    assert str(moved / "adapted" / "backbone") in str(error.value)
+
+
+def test_a_model_saved_elsewhere_names_its_base_from_there(project: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "other" / "depth" / "saved"
+    opened = LightRetriever.load("project/runs/second", merge=False)
+    contract = opened.save(saved)
+    assert contract.backbone.address == "../../../project/runs/adapted/backbone"
+    loaded = LightRetriever.load(saved, merge=False)
+    assert loaded.backbone.weights_hash == opened.backbone.weights_hash
+    require_same_documents(contract, Contract.load(project / "runs" / "second"), names=("one", "other"))
+    assert Contract.load(project / "runs" / "adapted").backbone.address == "../../bases/llama"

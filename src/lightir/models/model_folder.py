@@ -12,6 +12,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lightir.addresses import base_address, stored_address
 from lightir.contract import FILE_NAME, BackboneRecord, Contract, hash_arrays
 from lightir.errors import ContractMismatch
 from lightir.models.adapters import load_adapter, merge_adapter, save_adapter, saved_adapter_hash
@@ -66,6 +67,7 @@ def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: Hea
     record = dataclasses.replace(contract.backbone, adapter_hash=saved_adapter_hash(folder / "adapter"))
     if backbone.whole:
         record = dataclasses.replace(record, weights_hash=save_weights(backbone, folder / OWN_WEIGHTS))
+    record = dataclasses.replace(record, address=stored_address(backbone.address, folder))
     document = dataclasses.replace(contract.document, ends_hash=save_ends(backbone, folder))
     contract = with_array_hashes(dataclasses.replace(contract, backbone=record, document=document), heads)
     if arrays := _stored(heads):
@@ -105,9 +107,8 @@ def contract_backbone(
         ContractMismatch: the backbone, tokenizer, adapter or end tokens differ from the contract's.
     """
     record, own = contract.backbone, folder / OWN_WEIGHTS
-    backbone = load_backbone(
-        own if own.is_dir() else record.address, dtype=dtype, attention=backbone_attention(attention)
-    )
+    address = own if own.is_dir() else base_address(record.address, folder)
+    backbone = load_backbone(address, dtype=dtype, attention=backbone_attention(attention))
     _require("backbone.weights_hash", record.weights_hash, backbone.weights_hash, folder)
     _require("backbone.tokenizer_hash", record.tokenizer_hash, backbone.tokenizer.hash, folder)
     _require("backbone.adapter_hash", record.adapter_hash, saved_adapter_hash(folder / "adapter"), folder)

@@ -304,6 +304,7 @@ def _require_fit(contract: Contract | None, encoder: QueryEncoder) -> None:
         return
     if isinstance(encoder, CachedQueryEncoder):
         require_same_documents(contract, encoder.contract, names=("the index", "the query encoder"))
+        return
     raise ContractMismatch(
         f"the index holds documents of {contract.document_fingerprint}, "
         f"but the query encoder is for {encoder.document_fingerprint}"

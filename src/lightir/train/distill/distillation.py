@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightir.addresses import QUERY_ENCODER, resolve_local
+from lightir.addresses import QUERY_ENCODER, resolve_local, stored_address
 from lightir.contract import FILE_NAME, Contract, require_same_documents
 from lightir.data import read_documents
 from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
@@ -272,7 +272,8 @@ def _write_model(
     """Write the teacher's files under the contract of the table's queries, and the query encoder."""
     bigrams_hash = "" if table.bigrams is None else table.bigrams.bigrams.hash
     query = dataclasses.replace(terms.policy, bigrams=bigrams_hash)
-    contract = dataclasses.replace(model.contract, method="distilled", query=query)
+    base = dataclasses.replace(model.contract.backbone, address=stored_address(model.backbone.address, folder))
+    contract = dataclasses.replace(model.contract, method="distilled", backbone=base, query=query)
     source = resolve_local(teacher)
     if source is not None and (source / FILE_NAME).is_file():
         ignored = shutil.ignore_patterns(QUERY_ENCODER, "checkpoint*")
