@@ -27,6 +27,8 @@ DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "lightir"
 FULL_SCALE = re.compile(r"-((llama|mistral|qwen)-[\d.]+-[\d.]+b|bert-base)")
 """Marks of recipes' names whose backbone is a paper's."""
+RECIPE_ROOMS = ("lightir.train", "lightir.data")
+"""Packages whose records recipe.md documents; contract.md documents the others."""
 NOTE = "<!-- Written by docs/generate.py from the code; change it there. -->"
 
 
@@ -206,7 +208,7 @@ def recipe_page() -> str:
         for hint in typing.get_type_hints(record).values():
             kinds = [hint, *typing.get_args(hint)]
             inner = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-            records += [kind for kind in inner if kind not in records and kind.__module__.startswith("lightir.train")]
+            records += [kind for kind in inner if kind not in records and kind.__module__.startswith(RECIPE_ROOMS)]
     intro = [
         "# A training recipe",
         NOTE,

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightir.data import Dataset, TrainingSet, decontaminate, decontaminate_sets, open_triples
+from lightir.data import (
+    LIGHTRETRIEVER_RULES,
+    Dataset,
+    DuplicateRules,
+    TrainingSet,
+    decontaminate,
+    decontaminate_sets,
+    open_triples,
+)
 from lightir.data.decontamination import RelevantDocuments, Sample
-from lightir.data.near_duplicates import HAMMING, JACCARD, RULES, NearDuplicates, _signs, content_tokens, simhash
+from lightir.data.near_duplicates import RULES, NearDuplicates, character_runs, content_tokens, simhash
 from lightir.errors import InvalidInput
 from lightir.types import Document, Query
 
@@ -21,41 +31,72 @@ WORDS = ["heart", "lung", "cancer", "drug", "the", "of", "what", "癌", "症", "
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
 
 
-def slow_simhash(tokens: list[str]) -> int:
-    signs = [_signs(token).tolist() for token in tokens]
-    return sum(1 << (63 - bit) for bit in range(64) if sum(sign[bit] for sign in signs) > 0)
+def slow_simhash(features: list[str], *, md5: bool) -> int:
+    """Charikar's definition: bit i is set if more than half of the features' 64-bit hashes have it."""
+    hashes = [
+        int.from_bytes(hashlib.md5(f.encode()).digest(), "big") % 2**64
+        if md5
+        else int.from_bytes(hashlib.blake2b(f.encode(), digest_size=8).digest(), "big")
+        for f in features
+    ]
+    return sum(1 << bit for bit in range(64) if sum(value >> bit & 1 for value in hashes) > len(hashes) / 2)
 
 
-@given(TEXTS)
-def test_simhash_equals_its_definition(text: str) -> None:
-    assert simhash(content_tokens(text)) == slow_simhash(content_tokens(text))
+def slow_runs(text: str) -> list[str]:
+    """Every run of four letters or digits that follow each other when all else is left out; a short text is one run."""
+    letters = "".join(character for character in text.lower() if character.isalnum())
+    return [letters[i : i + 4] for i in range(len(letters)) if i + 4 <= len(letters)] or [letters] * bool(letters)
+
+
+@given(TEXTS, st.booleans())
+def test_simhash_equals_its_definition(text: str, md5: bool) -> None:
+    assert simhash(content_tokens(text), md5=md5) == slow_simhash(content_tokens(text), md5=md5)
+    assert character_runs(text) == slow_runs(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("where did abraham lincoln died", 0x861CE860C21DC350),
+        ("Where did Abraham Lincoln die?", 0x8614E860C21DC340),
+        ("癌症药 heart 字", 0x0C84979C30242056),
+        ("a", 0x31C399E269772661),
+        ("What is_it?", 0x4A50EBB1E71AC9C4),
+    ],
+)
+def test_simhash_of_characters_is_that_of_the_package_of_lightretrievers_authors(text: str, value: int) -> None:
+    """Values of Simhash(text).value of the package simhash 2.1.2, whose "_" the authors remove first."""
+    assert simhash(character_runs(text), md5=True) == value
 
 
 @settings(deadline=None)
 @given(
     st.lists(TEXTS, max_size=12),
     TEXTS,
-    st.sampled_from([0.1, 1 / 3, 0.5, 2 / 3, 1.0]),
-    st.sampled_from([0, 3, 20, 63]),
+    st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 2 / 3, 1.0]),
+    st.sampled_from([-1, 0, 3, 20, 63]),
+    st.sampled_from(["words", "characters"]),
 )
 def test_the_index_finds_what_comparing_with_each_finds(
-    texts: list[str], text: str, min_jaccard: float, max_hamming: int
+    texts: list[str], text: str, min_jaccard: float, max_hamming: int, features: Literal["words", "characters"]
 ) -> None:
-    index = NearDuplicates(
-        [Query(str(i), t) for i, t in enumerate(texts)], min_jaccard=min_jaccard, max_hamming=max_hamming
-    )
-    tokens = content_tokens(text)
+    rules = DuplicateRules(min_jaccard, max_hamming, features)
+    index = NearDuplicates([Query(str(i), t) for i, t in enumerate(texts)], rules)
+    hashed = slow_runs if features == "characters" else content_tokens
+    md5 = features == "characters"
     expected = set()
     for position, other in enumerate(texts):
         if text.split() == other.split():
             expected.add((position, "exact"))
-        others = content_tokens(other)
-        if tokens and others:
-            if (simhash(tokens) ^ simhash(others)).bit_count() <= max_hamming:
+        if hashed(text) and hashed(other):
+            difference = slow_simhash(hashed(text), md5=md5) ^ slow_simhash(hashed(other), md5=md5)
+            if difference.bit_count() <= max_hamming:
                 expected.add((position, "simhash"))
-            both, either = set(tokens) & set(others), set(tokens) | set(others)
-            if len(both) / len(either) >= min_jaccard:
-                expected.add((position, "jaccard"))
+        both, either = (
+            operation(set(content_tokens(text)), set(content_tokens(other))) for operation in (set.__and__, set.__or__)
+        )
+        if min_jaccard > 0 and both and len(both) / len(either) >= min_jaccard:
+            expected.add((position, "jaccard"))
     matches = list(index.matches(text))
     assert {(match.position, match.rule) for match in matches} == expected
     assert matches == sorted(matches, key=lambda match: (RULES.index(match.rule), match.position))
@@ -95,12 +136,35 @@ def test_near_duplicates_go_and_the_report_says_why() -> None:
     assert set_report.samples["jaccard"][1].test_query == "where did abraham lincoln die?"
     assert set_report.samples["jaccard"][1].value == pytest.approx(0.5)
     assert set_report.samples["exact"][0] == Sample("t0", train["a"][0].text, "x", "t0", test["x"][0].text, 0.0)
-    assert (report.min_jaccard, report.max_hamming) == (JACCARD, HAMMING)
+    assert report.rules == DuplicateRules(0.5, 3, "words", 0.8)
     assert len({line.count("|") for line in report.to_markdown().splitlines()}) == 1
     assert json.loads(json.dumps(report.to_json()))["sets"]["b"]["dropped"] == 0
     assert "| a | 4 | 2 | 1 | 2 | 0 | 3 | 1 |" in report.to_markdown()
-    kept, report = decontaminate(train, test, min_jaccard=1.0, max_hamming=63)
-    assert (kept, report.min_jaccard, report.max_hamming) == ({"a": [], "b": []}, 1.0, 63)
+    kept, report = decontaminate(train, test, rules=DuplicateRules(min_jaccard=1.0, max_hamming=63))
+    assert kept == {"a": [], "b": []}
+    assert report.to_json()["rules"]["max_hamming"] == 63
+
+
+def test_lightretrievers_rules_drop_the_duplicates_that_its_paper_lists() -> None:
+    """Table 7 of the paper, and a query that only the strict rules drop."""
+    train = queries(
+        "Is there a framework for auditing social media?",
+        "who is sachin tendulkar?",
+        "How does unemployment insurance work?",
+        "where did abraham lincoln died",
+        "where was abraham lincoln born",
+    )
+    test = queries(
+        "Is there a framework for auditing social media?",
+        "Who is Sachin Tendulkar?",
+        "How does unemployment insurance work?",
+        "Where did Abraham Lincoln die?",
+    )
+    kept, report = decontaminate({"a": train}, {"x": test}, rules=LIGHTRETRIEVER_RULES)
+    assert [query.query_id for query in kept["a"]] == ["t4"]
+    assert report.sets["a"].by_rule == {"exact": 3, "simhash": 4, "jaccard": 0, "shared_document": 0}
+    kept, _ = decontaminate({"a": train}, {"x": test})
+    assert not kept["a"]
 
 
 def test_a_shared_relevant_document_counts_within_one_set_when_asked() -> None:
@@ -158,18 +222,21 @@ def test_nothing_against_nothing() -> None:
     assert report.sets["a"].dropped == 0
 
 
-@pytest.mark.parametrize("arguments", [{"min_jaccard": 0.0}, {"min_jaccard": 1.1}, {"max_hamming": -1}])
-def test_thresholds_without_sense_are_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput):
-        decontaminate({}, {}, **arguments)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "arguments", [{"min_jaccard": -0.1}, {"min_jaccard": 1.1}, {"max_hamming": -2}, {"max_hamming": 64}]
+)
+def test_thresholds_without_sense_are_refused(arguments: dict[str, Any]) -> None:
+    ((name, value),) = arguments.items()
+    with pytest.raises(InvalidInput, match=f"{name} is {value}; expected"):
+        DuplicateRules(**arguments)
 
 
 def test_training_sets_lose_what_is_close_to_any_split_but_train(beir: Path) -> None:
     tiny = TrainingSet.open(beir, instructions=("",))
-    clean, report = decontaminate_sets([tiny], [Dataset.open(beir)], min_jaccard=1.0)
+    clean, report = decontaminate_sets([tiny], [Dataset.open(beir)], rules=DuplicateRules(min_jaccard=1.0))
     assert len(clean[0]) == 24  # their numbers differ
     assert report.test_sets == {"tiny": 4}
-    clean, _ = decontaminate_sets([tiny], [Dataset.open(beir)], min_jaccard=0.4)
+    clean, _ = decontaminate_sets([tiny], [Dataset.open(beir)], rules=DuplicateRules(min_jaccard=0.4))
     assert len(clean[0]) == 0  # "question number" is common to all
 
 
@@ -190,5 +257,16 @@ def test_scifact_is_as_dirty_as_it_is_known_to_be(collections: Path) -> None:
     train, test = TrainingSet.open(collections / "scifact"), Dataset.open(collections / "scifact")
     _, report = decontaminate_sets([train], [test])
     assert report.sets["scifact"].test_queries_touched["scifact"] / 300 == pytest.approx(0.46, abs=0.03)
-    _, report = decontaminate_sets([train], [test], min_jaccard=1.0, shared_documents=True)
+    _, report = decontaminate_sets([train], [test], rules=DuplicateRules(min_jaccard=1.0), shared_documents=True)
     assert report.sets["scifact"].test_queries_touched["scifact"] / 300 == pytest.approx(0.65, abs=0.01)
+
+
+@pytest.mark.data
+def test_lightretrievers_rules_drop_as_many_queries_as_its_paper_reports(collections: Path) -> None:
+    """Table 6: 5 of NFCorpus' 2,590 training queries and 3 of SciFact's 809 are close to a test query."""
+    for name, total, duplicates in (("nfcorpus", 2590, 5), ("scifact", 809, 3)):
+        train, test = TrainingSet.open(collections / name), Dataset.open(collections / name)
+        _, report = decontaminate(
+            {"s": list(train.queries())}, {"t": list(test.queries("test"))}, rules=LIGHTRETRIEVER_RULES
+        )
+        assert (report.sets["s"].queries, report.sets["s"].dropped) == (total, duplicates)

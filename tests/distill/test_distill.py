@@ -267,6 +267,20 @@ def test_training_queries_close_to_test_queries_are_left_out_and_counted(
     assert facts["decontamination"]["sets"]["tiny labeled"]["dropped"] == 1
 
 
+def test_the_command_sets_what_counts_as_close(teacher: Path, collection: Path, tmp_path: Path) -> None:
+    """The query shares one of four words with the held-out "planet, copper?": a Jaccard similarity of 0.25."""
+    (tmp_path / "queries.txt").write_text("violin harbor planet\n")
+    base = ["distill", str(teacher), "--corpus", str(collection), "--queries", str(tmp_path / "queries.txt")]
+    for similar, dropped in (("min_jaccard=0.25", 1), ("min_jaccard=0.3", 0)):
+        options = ["--test", str(collection), "--similar", similar, "--similar", "max_hamming=-1", "--set", "steps=1"]
+        out = tmp_path / similar
+        assert main([*base, *options, "--spans", "50", "-o", str(out)]) == 0
+        report = read_json(out / "distillation.json")["decontamination"]
+        assert report["rules"]["max_hamming"] == -1
+        assert report["sets"]["queries.txt unlabelled"]["dropped"] == dropped
+    assert main([*base, "--similar", "min_jaccard=2", "-o", str(tmp_path / "x")]) == 1
+
+
 def test_documents_that_are_encoded_already_serve_as_they_are(
     teacher: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from collections_for_training import TOPICS
 from lightir.cli import main
+from lightir.data import LIGHTRETRIEVER_RULES, DuplicateRules
 from lightir.errors import InvalidInput, NotFound
 from lightir.train.mining.miner import negatives_files
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe
@@ -27,6 +28,20 @@ def triples() -> Iterator[tuple[str, str, str]]:
         for step in (1, 2):
             other = TOPICS[(number + step) % len(TOPICS)]
             yield f"what is a {topic}", f"text about the {topic} alone", f"text about the {other} alone"
+
+
+def test_a_recipe_sets_what_counts_as_close_to_a_held_out_query(
+    recipe: ContrastiveRecipe, datasets: tuple[Path, Path]
+) -> None:
+    """Training and development queries of the data set share two of four words."""
+    held_out = dataclasses.replace(recipe, data=recipe.data[:1], held_out=(str(datasets[0]),))
+    with pytest.raises(InvalidInput, match="every query is too close"):
+        open_sets(held_out, negatives=[None])
+    for rules in (LIGHTRETRIEVER_RULES, DuplicateRules(min_jaccard=0.6)):
+        (kept,), report = open_sets(dataclasses.replace(held_out, decontamination=rules), negatives=[None])
+        assert len(kept) == 3 * len(TOPICS)
+        assert report is not None
+        assert report.rules == rules
 
 
 @pytest.fixture

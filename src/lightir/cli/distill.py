@@ -53,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more (default: none)",
     )
     parser.add_argument(
+        "--similar",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="similarity to a --test query from which a training query is removed; repeat for more (defaults: "
+        "min_jaccard=0.5 max_hamming=3 simhash_features=words)",
+    )
+    parser.add_argument(
         "--spans",
         type=int,
         default=8000,
@@ -88,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit the table and print the model folder."""
     from lightir.contract import from_json
+    from lightir.data import DuplicateRules
     from lightir.train.distill.distillation import DistillationOptions, distill
     from lightir.train.distill.table_fit import FitConfig
     from lightir.train.recipes.recipe_files import overridden
@@ -100,6 +109,7 @@ def run(args: argparse.Namespace) -> None:
             fit=from_json(FitConfig, overridden({"bigrams": args.bigrams}, args.set), "--set"),
             queries=args.queries,
             held_out=args.test,
+            decontamination=from_json(DuplicateRules, overridden({}, args.similar), "--similar"),
             spans=args.spans,
             fields=args.fields,
             table_dtype=args.dtype,

@@ -8,6 +8,7 @@ from lightir.data.examples import TrainingExample
 from lightir.data.hub import open_hub
 from lightir.data.instructions import instructions, task_names
 from lightir.data.mixture import Mixture, TrainingBatch
+from lightir.data.near_duplicates import LIGHTRETRIEVER_RULES, DuplicateRules
 from lightir.data.negatives import collect_candidates, read_negatives, write_negatives
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
 from lightir.data.self_supervision import span_pairs, title_pairs
@@ -15,8 +16,10 @@ from lightir.data.training_set import Pair, TrainingSet
 from lightir.data.triples import open_triples
 
 __all__ = [
+    "LIGHTRETRIEVER_RULES",
     "Dataset",
     "DecontaminationReport",
+    "DuplicateRules",
     "Mixture",
     "Pair",
     "TrainingBatch",

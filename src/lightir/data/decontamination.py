@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lightir.data.dataset import Dataset
-from lightir.data.near_duplicates import HAMMING, JACCARD, RULES, Match, NearDuplicates
+from lightir.data.near_duplicates import RULES, DuplicateRules, Match, NearDuplicates
 from lightir.data.training_set import TrainingSet
 from lightir.types import Document, Qrels, Query
-
-DOCUMENT_JACCARD = 0.8
-"""Minimum Jaccard similarity of content tokens at which two documents count as versions of one text."""
 
 N_SAMPLES = 5
 """Maximum number of matches in a report, per training set and rule."""
@@ -81,14 +78,12 @@ class DecontaminationReport:
     """The result for all training sets.
 
     Attributes:
-        min_jaccard: threshold of the Jaccard similarity.
-        max_hamming: threshold of the SimHash distance, in bits.
+        rules: thresholds of near-duplicates.
         test_sets: number of queries of each test set.
         sets: report of each training set.
     """
 
-    min_jaccard: float
-    max_hamming: int
+    rules: DuplicateRules
     test_sets: Mapping[str, int]
     sets: Mapping[str, SetReport]
 
@@ -110,35 +105,34 @@ def decontaminate(
     train: Mapping[str, Sequence[Query]],
     test: Mapping[str, Sequence[Query]],
     *,
-    min_jaccard: float = JACCARD,
-    max_hamming: int = HAMMING,
+    rules: DuplicateRules | None = None,
     train_relevant: RelevantDocuments | None = None,
     test_relevant: RelevantDocuments | None = None,
 ) -> tuple[dict[str, list[Query]], DecontaminationReport]:
     """Drop the training queries that are too close to a test query.
 
     A query is dropped if, compared with any query of any test set, its words are equal (ignoring case and punctuation),
-    the SimHashes of their content tokens differ in few bits, or the Jaccard similarity of content tokens is high.
+    their SimHashes differ in few bits, or the Jaccard similarity of their content words is high.
 
     With relevant documents of both sides, a query is also dropped if one of its documents is relevant to a test query:
     the same id in sets of the same name, or the same text in any sets (equal words, a close SimHash, or a Jaccard
-    similarity of at least DOCUMENT_JACCARD).
+    similarity of at least `rules.min_document_jaccard`).
 
     Args:
         train: training queries by set name.
         test: development and test queries by set name.
-        min_jaccard: minimum Jaccard similarity of a match.
-        max_hamming: maximum number of differing SimHash bits of a match.
+        rules: similarity from which a query is dropped; by default DuplicateRules().
         train_relevant: relevant documents of the training queries; None to compare queries only.
         test_relevant: relevant documents of the test queries.
 
     Returns:
         The kept queries by set name, in their order, and the report.
     """
+    rules = rules or DuplicateRules()
     train_relevant = train_relevant or RelevantDocuments()
     test_queries = [(name, query) for name, queries in test.items() for query in queries]
-    near = NearDuplicates([query for _, query in test_queries], min_jaccard=min_jaccard, max_hamming=max_hamming)
-    sharing = _SharedDocuments(test_queries, test_relevant or RelevantDocuments(), max_hamming=max_hamming)
+    near = NearDuplicates([query for _, query in test_queries], rules)
+    sharing = _SharedDocuments(test_queries, test_relevant or RelevantDocuments(), rules)
     kept: dict[str, list[Query]] = {}
     reports: dict[str, SetReport] = {}
     for name, queries in train.items():
@@ -154,15 +148,14 @@ def decontaminate(
                 kept[name].append(query)
         reports[name] = tally.report(len(queries))
     test_sizes = {name: len(queries) for name, queries in test.items()}
-    return kept, DecontaminationReport(min_jaccard, max_hamming, test_sizes, reports)
+    return kept, DecontaminationReport(rules, test_sizes, reports)
 
 
 def decontaminate_sets(
     sets: Sequence[TrainingSet],
     test: Sequence[Dataset],
     *,
-    min_jaccard: float = JACCARD,
-    max_hamming: int = HAMMING,
+    rules: DuplicateRules | None = None,
     shared_documents: bool = False,
 ) -> tuple[list[TrainingSet], DecontaminationReport]:
     """Decontaminate training sets against all queries of the test sets' splits except "train".
@@ -170,8 +163,7 @@ def decontaminate_sets(
     Args:
         sets: training sets. A set that loses all its queries is returned empty.
         test: test sets.
-        min_jaccard: minimum Jaccard similarity of a match.
-        max_hamming: maximum number of differing SimHash bits of a match.
+        rules: similarity from which a query is dropped; by default DuplicateRules().
         shared_documents: also drop training queries that share a relevant document with a test query.
     """
     queries: dict[str, list[Query]] = {}
@@ -192,8 +184,7 @@ def decontaminate_sets(
     kept, report = decontaminate(
         train_queries,
         queries,
-        min_jaccard=min_jaccard,
-        max_hamming=max_hamming,
+        rules=rules,
         train_relevant=train_relevant,
         test_relevant=test_relevant,
     )
@@ -223,7 +214,7 @@ class _SharedDocuments:
     """Finds the test queries that a training query shares a relevant document with, by id or by text."""
 
     def __init__(
-        self, test_queries: Sequence[tuple[str, Query]], relevant: RelevantDocuments, *, max_hamming: int
+        self, test_queries: Sequence[tuple[str, Query]], relevant: RelevantDocuments, rules: DuplicateRules
     ) -> None:
         self._by_document: dict[tuple[str, str], list[int]] = defaultdict(list)
         for position, (name, query) in enumerate(test_queries):
@@ -233,7 +224,7 @@ class _SharedDocuments:
         documents = relevant.documents
         self._with_text = [key for key in self._by_document if key[1] in documents.get(key[0], {})]
         texts = [Query(doc_id, documents[name][doc_id].full_text()) for name, doc_id in self._with_text]
-        self._texts = NearDuplicates(texts, min_jaccard=DOCUMENT_JACCARD, max_hamming=max_hamming)
+        self._texts = NearDuplicates(texts, replace(rules, min_jaccard=rules.min_document_jaccard))
         self._known: dict[tuple[str, str], frozenset[int]] = {}
 
     def matches(self, name: str, grades: Mapping[str, int], documents: Mapping[str, Document]) -> list[Match]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lightir.addresses import QUERY_ENCODER, resolve_local, stored_address
 from lightir.contract import FILE_NAME, Contract, require_same_documents
-from lightir.data import read_documents
+from lightir.data import DuplicateRules, read_documents
 from lightir.encode.query_encoder import BigramTable, QueryEncoderArrays, QueryTable, TableDtype, write_query_encoder
 from lightir.encode.vocabulary import cached_table, stored_term_weights
 from lightir.errors import InvalidInput
@@ -40,6 +40,7 @@ class DistillationOptions:
             name.
         held_out: BEIR folders with queries that the fit must not see: queries close to one of any split but train are
             dropped.
+        decontamination: similarity to a held-out query from which a query is dropped.
         spans: number of titles and spans of every corpus that serve as queries, without labels; 0 for none.
         fields: fields of the corpora, as in `read_documents`.
         table_dtype: dtype of the stored rows.
@@ -52,6 +53,7 @@ class DistillationOptions:
     fit: FitConfig = field(default_factory=FitConfig)
     queries: Sequence[Path | str] = ()
     held_out: Sequence[Path | str] = ()
+    decontamination: DuplicateRules = field(default_factory=DuplicateRules)
     spans: int = 8000
     fields: Mapping[str, str] | None = None
     table_dtype: TableDtype = "int8"
@@ -135,7 +137,8 @@ def distill(
     terms = _query_terms(model, options.tokenizer)
     read = [_read_corpus(name, path, model.contract, options.fields) for name, path in zip(names, corpora, strict=True)]
     spans = pseudo_queries({corpus.name: corpus.documents for corpus in read}, options.spans, options.fit.seed)
-    queries, report = without_held_out([*labelled_queries(options.queries), *spans], options.held_out)
+    unclean = [*labelled_queries(options.queries), *spans]
+    queries, report = without_held_out(unclean, options.held_out, options.decontamination)
     table = fitted_query_table(model, queries, read, terms, options)
     facts = {
         "teacher": str(teacher),

@@ -11,6 +11,7 @@ import numpy as np
 from lightir.data import (
     Dataset,
     DecontaminationReport,
+    DuplicateRules,
     TrainingSet,
     decontaminate,
     read_queries,
@@ -63,7 +64,7 @@ def pseudo_queries(documents: dict[str, list[Document]], per_corpus: int, seed: 
 
 
 def without_held_out(
-    queries: list[FitQuery], held_out_sets: Sequence[Path | str]
+    queries: list[FitQuery], held_out_sets: Sequence[Path | str], rules: DuplicateRules
 ) -> tuple[list[FitQuery], DecontaminationReport | None]:
     """Drop queries close to those of held-out sets (all splits but train); return the rest, and the report if any."""
     if not held_out_sets:
@@ -82,7 +83,7 @@ def without_held_out(
         name: [Query(str(position), fit_query.query.text) for position, fit_query in enumerate(group)]
         for name, group in groups.items()
     }
-    kept, report = decontaminate(numbered, held_out)
+    kept, report = decontaminate(numbered, held_out, rules=rules)
     return [groups[name][int(query.query_id)] for name, clean in kept.items() for query in clean], report
 
 

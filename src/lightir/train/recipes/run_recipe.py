@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightir.contract import BackboneRecord, Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
+from lightir.data import DuplicateRules
 from lightir.errors import InvalidInput
 from lightir.text import QueryPolicy
 from lightir.train.recipes.settings import (
@@ -107,6 +108,7 @@ class QueryRunRecipe(RunRecipe):
             equal one of them are dropped.
         held_out_documents: also drop training queries with a positive that is, or nearly is, a document relevant to one
             of the held-out queries.
+        decontamination: similarity to a held-out query from which a training query is dropped.
         evaluation: evaluation during training.
     """
 
@@ -115,6 +117,7 @@ class QueryRunRecipe(RunRecipe):
     use_instructions: bool = True
     held_out: tuple[str, ...] = ()
     held_out_documents: bool = False
+    decontamination: DuplicateRules = field(default_factory=DuplicateRules)
     evaluation: DevelopmentEvaluation = field(default_factory=DevelopmentEvaluation)
 
     def __post_init__(self) -> None:

@@ -101,7 +101,9 @@ def open_sets(
     if not recipe.held_out:
         return sets, None
     held_out = [Dataset.open(data_folder(name)) for name in recipe.held_out]
-    cleaned, report = decontaminate_sets(sets, held_out, shared_documents=recipe.held_out_documents)
+    cleaned, report = decontaminate_sets(
+        sets, held_out, rules=recipe.decontamination, shared_documents=recipe.held_out_documents
+    )
     for training in cleaned:
         if not len(training):
             raise InvalidInput(
