@@ -35,7 +35,8 @@ size_t whole_number(const char* name, nb::handle value, Py_ssize_t least) {
     return static_cast<size_t>(number);
 }
 
-// Parameters of a search besides its queries: (k, depth, n_threads, columns, more | None, also | None).
+// Parameters of a search besides its queries: (k, depth, n_threads, columns, excluded | None, also | None). excluded: (indptr,
+// doc_ords), the documents that each query is not given.
 class Request {
 public:
     explicit Request(const nb::tuple& given) {
@@ -43,16 +44,21 @@ public:
         options.depth = whole_number("depth", given[1], 0);
         options.n_threads = whole_number("threads", given[2], 1);
         options.columns = nb::cast<bool>(given[3]);
-        if (!given[4].is_none()) options.more = (more_ = std::make_unique<Array>(given[4], "more", 1))->span<int64_t>();
+        if (!given[4].is_none()) exclude(nb::cast<nb::tuple>(given[4]));
         if (!given[5].is_none()) options.also = (also_ = std::make_unique<Array>(given[5], "also", 1))->span<uint32_t>();
-        for (const int64_t n : options.more) {
-            if (n < 0) throw InvalidInput("more must not be negative");
-        }
     }
     CandidateOptions options;
 
 private:
-    std::unique_ptr<Array> more_, also_;
+    void exclude(const nb::tuple& given) {
+        indptr_ = std::make_unique<Array>(given[0], "excluded_indptr", 1);
+        excluded_ = std::make_unique<Array>(given[1], "excluded", 1);
+        options.excluded_indptr = indptr_->span<int64_t>();
+        options.excluded = excluded_->span<uint32_t>();
+        check_indptr(options.excluded_indptr, options.excluded.size, "excluded_indptr");
+    }
+
+    std::unique_ptr<Array> indptr_, excluded_, also_;
 };
 
 // Branches of a view, bound once: their documents, which of them may be found, how the branches are joined, and what makes
@@ -65,9 +71,10 @@ public:
     // segment, or None. ids: DocumentIds, or None where ids ascend with the doc_ords. texts: None, or (QueryEncoder,
     // by_library, unknown): an encoder that makes the vectors of all branches, the function that reads texts that its
     // tokenizer refuses, and its unknown term. named: None, or (DocumentIds, class): the class of a ranking with the fields
-    // query_id, doc_ids and scores.
+    // query_id, doc_ids and scores. pending: None, or (flags by doc_ord, whether the last branch is fused or only ranks
+    // pending documents).
     CandidateSearch(nb::list parts, const std::string& scale, double rrf_k, nb::object ids, nb::object texts,
-                    nb::object named)
+                    nb::object named, nb::object pending)
         : scale_(scale_of(scale)), rrf_k_(rrf_k), ids_(std::move(ids)) {
         if (parts.size() == 0) throw InvalidInput("a search needs at least one branch");
         if (!ids_.is_none()) known_ids_ = &nb::cast<const DocumentIds&>(ids_);
@@ -82,6 +89,14 @@ public:
             names_object_ = nb::borrow(given[0]);
             names_ = &nb::cast<const DocumentIds&>(names_object_);
             ranking_ = std::make_unique<Record>(given[1]);
+        }
+        if (!pending.is_none()) {
+            const auto given = nb::cast<nb::tuple>(pending);
+            flags_ = nb::borrow(given[0]);
+            pending_ = std::make_unique<Array>(flags_, "pending", 1);
+            pending_->span<uint8_t>();
+            fuses_last_ = nb::cast<bool>(given[1]);
+            if (!fuses_last_ && branches_.size() == 1) throw InvalidInput("no branch is fused");
         }
         if (texts.is_none()) return;
         const auto given = nb::cast<nb::tuple>(texts);
@@ -181,7 +196,11 @@ private:
         CandidateOptions options = request.options;
         options.scale = scale_;
         options.rrf_k = rrf_k_;
-        if (options.more.size != 0) same_length("queries and more", n_queries, options.more.size);
+        if (options.excluded_indptr.size != 0) {
+            same_length("queries + 1 and excluded_indptr", n_queries + 1, options.excluded_indptr.size);
+        }
+        options.pending = pending_ == nullptr ? Span<uint8_t>{} : pending_->span<uint8_t>();
+        options.fuses_last = fuses_last_;
         if (known_ids_ != nullptr) {
             options.firsts = &known_ids_->firsts();
             options.ids = &known_ids_->ids();
@@ -219,6 +238,9 @@ private:
     const DocumentIds* names_ = nullptr;
     std::unique_ptr<Record> ranking_;
     std::vector<Bound> branches_;
+    nb::object flags_;
+    std::unique_ptr<Array> pending_;
+    bool fuses_last_ = true;
     nb::object encoder_;
     nb::callable by_library_;
     std::optional<uint32_t> unknown_;
@@ -256,8 +278,8 @@ void bind_search(nb::module_& m) {
             return ids.texts(Array(doc_ords, "doc_ords", 1).span<uint32_t>());
         });
     nb::class_<CandidateSearch>(m, "CandidateSearch")
-        .def(nb::init<nb::list, const std::string&, double, nb::object, nb::object, nb::object>(), nb::arg(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def(nb::init<nb::list, const std::string&, double, nb::object, nb::object, nb::object, nb::object>(), nb::arg(),
+             nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("search", &CandidateSearch::search, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
              nb::arg().none())
         .def("search_texts", &CandidateSearch::search_texts, nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none());

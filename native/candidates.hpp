@@ -42,16 +42,25 @@ struct CandidateOptions {
     double rrf_k = 60.0;
     size_t k = 10;
     size_t depth = 1000;         // length of each branch's list
-    Span<int64_t> more;          // per query, added to its k and depth; or empty
+    Span<int64_t> excluded_indptr;  // query i is not given excluded[excluded_indptr[i]] to [excluded_indptr[i + 1]]; or empty
+    Span<uint32_t> excluded;        // their number is added to the query's k and depth
     Span<uint32_t> also;         // documents to rank for every query, whether a branch lists them or not
     bool columns = true;         // whether to return the branches' scores of the candidates
     size_t n_threads = 1;
+    Span<uint8_t> pending;       // by doc_ord, whether a document is pending; or empty if none takes part
+    bool fuses_last = true;      // whether the last branch is fused, or only ranks pending documents
     const FirstOrds* firsts = nullptr;
     const std::vector<SegmentIds>* ids = nullptr;  // of the documents, or null where they ascend with the doc_ords
 };
 
 // Returns each query's k best documents: score down, then id up. Branches' lists are cut at the depth in that order too. One
-// branch alone gives its k best documents, and keeps its scores.
+// branch alone gives its k best documents, and keeps its scores. Excluded documents are removed at the end.
+//
+// Pending documents are listed by the last branch only, and are not fused. The n-th document of that branch's list, if it is
+// pending, is the n-th of the result; the fused documents take the other places, and where they are used up, pending ones
+// move up. A pending document has the score of the last fused document before it, or of the first one if it is before all,
+// or its score in the list if no document is fused. Its columns are NaN, except for its score in the last branch. Excluded
+// documents do not count in the list. If the last branch is not fused, its column is NaN for fused documents.
 std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t n_queries, const CandidateOptions& options);
 
 }  // namespace lightir

@@ -137,8 +137,11 @@ public:
         column_.ranks.assign(n, 0);
         column_.normalized.assign(n, open_ ? 0.0 : most_outside_);
         scored_.assign(n, false);
-        for (size_t i = 0; i < known.size(); ++i) set_score(known[i], branch.known->scores[i]);
+        for (size_t i = 0; i < known.size(); ++i) {
+            if (known[i] != nobody) set_score(known[i], branch.known->scores[i]);
+        }
         for (size_t i = 0; i < numbers.size(); ++i) {
+            if (numbers[i] == nobody) continue;
             if (column_.ranks[numbers[i]] != 0) throw InvalidInput("a branch lists a document twice");
             const int64_t rank = static_cast<int64_t>(i) + 1;
             scored_[numbers[i]] = true;
@@ -274,16 +277,19 @@ FusedTop fuse(const std::vector<FusedBranch>& branches, const FusionOptions& opt
     size_t most = options.also.size;
     for (const FusedBranch& branch : branches) most += branch.doc_ords.size;
     Candidates candidates(most);
+    const auto number_of = [&](uint32_t doc_ord) {
+        return is_pending(options.pending, doc_ord) ? nobody : candidates.add(doc_ord);
+    };
     std::vector<std::vector<uint32_t>> numbers(branches.size());
     for (size_t b = 0; b < branches.size(); ++b) {
         numbers[b].reserve(branches[b].doc_ords.size);
-        for (const uint32_t doc_ord : branches[b].doc_ords) numbers[b].push_back(candidates.add(doc_ord));
+        for (const uint32_t doc_ord : branches[b].doc_ords) numbers[b].push_back(number_of(doc_ord));
     }
-    for (const uint32_t doc_ord : options.also) candidates.add(doc_ord);
+    for (const uint32_t doc_ord : options.also) number_of(doc_ord);
     std::vector<std::vector<uint32_t>> known(branches.size());
     for (size_t b = 0; b < branches.size(); ++b) {
         if (branches[b].known == nullptr) continue;
-        for (const uint32_t doc_ord : branches[b].known->doc_ords) known[b].push_back(candidates.add(doc_ord));
+        for (const uint32_t doc_ord : branches[b].known->doc_ords) known[b].push_back(number_of(doc_ord));
     }
     const std::vector<uint32_t>& doc_ords = candidates.doc_ords();
     std::vector<Part> parts;

@@ -28,6 +28,9 @@ struct FusedColumn {
     std::vector<int64_t> ranks;  // from 1; 0 outside the branch's list
 };
 
+// Whether a document is pending; nothing is flagged in an empty span.
+inline bool is_pending(Span<uint8_t> pending, uint32_t doc_ord) { return doc_ord < pending.size && pending[doc_ord] != 0; }
+
 struct FusedTop {
     std::vector<uint32_t> doc_ords;
     std::vector<double> scores;
@@ -45,6 +48,8 @@ struct FusionOptions {
     bool ties = false;     // also return documents that tie with the k-th
     bool columns = true;   // return the branches' scores of the documents; false computes fewer scores
     Span<uint32_t> also;   // documents to rank in addition to the listed ones
+    Span<uint8_t> pending; // by doc_ord, whether a document is left out of the result; its listed scores count for the
+                           // normalization. Empty if none is.
 };
 
 // Returns the k best documents of all lists by the weighted sum of the branches' normalized scores, ordered by descending

@@ -5,8 +5,8 @@
 
 VECTORS is the folder that `lightir encode` wrote for the data set's corpus. All documents are added as text. They then
 get their vectors share by share, in a random order for each seed, and the test queries run in every mode: `tokens`; the
-default `hybrid`, which ranks pending documents by estimates; and the vector branches, which do not find them. Writes
-OUT.json and OUT.svg.
+default `hybrid`, in which pending documents keep their lexical places; and the vector branches, which do not find them.
+Writes OUT.json and OUT.svg.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 // Tests of fusion under sanitizers against plain loops: segments without rows, lists of no and of all documents, exactly
 // sized arrays.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -156,6 +157,21 @@ private:
     std::function<std::unique_ptr<Scorer>()> make_;
 };
 
+// lexical: the ranking of the last branch alone, at least as long as the depth or the whole one.
+void pending_documents_keep_their_places(const FusedTop& found, const FusedTop& lexical, const CandidateOptions& how) {
+    const size_t n_listed = std::min(how.depth, lexical.doc_ords.size());
+    expect(found.columns.size() == 2, "a column for each branch");
+    for (size_t i = 0; i < found.doc_ords.size(); ++i) {
+        if (i > 0) expect(found.scores[i] <= found.scores[i - 1], "score down");
+        const bool waits = is_pending(how.pending, found.doc_ords[i]);
+        expect(waits == std::isnan(found.columns[0].normalized[i]), "no vector score of a pending document");
+        if (i < n_listed && is_pending(how.pending, lexical.doc_ords[i])) {
+            const auto end = found.doc_ords.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+            expect(std::count(found.doc_ords.begin(), end, lexical.doc_ords[i]) == 1, "its place or a better one");
+        }
+    }
+}
+
 // Fuses two branches in one call, with ids that descend while doc_ords ascend and without ids; three queries, the second
 // with a greater depth.
 void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, Scale scale) {
@@ -174,7 +190,9 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     CandidateOptions how;
     how.scale = scale, how.rrf_k = 2.0, how.k = k, how.depth = depth, how.n_threads = 2;
     const std::vector<SearchedBranch> branches{{&by_dense, 0.5, true}, {&by_terms, 0.3, true}};
-    const std::vector<int64_t> more{0, 2, 0};
+    const std::vector<int64_t> spans{0, 0, 2, 2};
+    const std::vector<uint32_t> excluded{3, 10};
+    const std::vector<uint8_t> pending{1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1};
     const std::vector<uint32_t> also{11, 0};
     for (const bool by_ids : {false, true}) {
         if (by_ids) how.firsts = &data.firsts, how.ids = &ids;
@@ -192,15 +210,26 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
         const FusedTop bare = search(branches, 1, how)[0];
         expect(bare.columns.empty() && bare.doc_ords == found.doc_ords && bare.scores == found.scores, "without columns");
         how.columns = true;
-        how.more = span(more);
+        how.excluded_indptr = span(spans), how.excluded = span(excluded);
         const std::vector<FusedTop> three = search(branches, 3, how);
         expect(three[0].doc_ords == found.doc_ords && three[2].scores == found.scores, "a query as if it were alone");
-        how.more = {}, how.k = k + 2, how.depth = depth + 2;
-        expect(three[1].doc_ords == search(branches, 1, how)[0].doc_ords, "a query that goes deeper");
+        how.excluded_indptr = {}, how.excluded = {}, how.k = k + 2, how.depth = depth + 2;
+        std::vector<uint32_t> others;
+        const FusedTop deeper = search(branches, 1, how)[0];
+        for (const uint32_t doc : deeper.doc_ords) {
+            if (doc != 3 && doc != 10 && others.size() < k) others.push_back(doc);
+        }
+        expect(three[1].doc_ords == others, "a query without excluded documents");
         how.also = span(also), how.k = 50, how.depth = depth;
         const FusedTop with = search(branches, 1, how)[0];
         expect(std::count(with.doc_ords.begin(), with.doc_ords.end(), 11u) == 1, "a document that was named");
         how.also = {}, how.k = k;
+        how.pending = span(pending), how.depth = depth;
+        for (const bool fuses_last : {false, true}) {
+            how.fuses_last = fuses_last;
+            pending_documents_keep_their_places(search(branches, 1, how)[0], search({branches[1]}, 1, how)[0], how);
+        }
+        how.pending = {}, how.fuses_last = true;
     }
     const FusedTop alone = search({branches[0]}, 1, how)[0];
     expect(alone.doc_ords.size() == std::min<size_t>(k, 12) && alone.columns.size() == 1, "one branch gives k");

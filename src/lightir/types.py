@@ -102,19 +102,25 @@ Run: TypeAlias = dict[str, Ranking]
 class BranchScore:
     """One branch's contribution to a hit. The hit's score is the sum over branches of weight x normalized.
 
+    A pending document has no score in vector branches, and no normalized ones: it keeps its place in the tokens branch.
+
     Attributes:
-        score: raw score, computed even if the document is not among the branch's candidates.
-        normalized: score after normalization per query.
+        score: raw score, computed even if the document is not among the branch's candidates; None if the document is
+            pending and the branch needs its vectors.
+        normalized: score after normalization per query; None if the document is pending and branches are fused.
         rank: rank among the branch's candidates, from 1; None if the document is not one of them.
-        weight: weight of the branch.
-        estimated: True if the document is pending, so that the score is an estimate.
+        weight: weight of the branch; 0 if the branch only ranks pending documents.
     """
 
-    score: float
-    normalized: float
+    score: float | None
+    normalized: float | None
     rank: int | None
     weight: float
-    estimated: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether the branch has no score because the document is pending."""
+        return self.score is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,8 @@ class Hit:
 
     Attributes:
         doc_id: id of the document.
-        score: fused score.
+        score: fused score. A pending document among fused ones has the score of the one before it, which says its
+            place only.
         title: title of the document, "" if it has none.
         snippet: passage of the text that matches the query best.
         metadata: metadata of the document.
@@ -148,6 +155,7 @@ class Hit:
         terms: matched terms, if requested.
         highlights: start and end of each query term in the snippet, ascending.
         late: True if the document was encoded during this search.
+        pending: True if the document has no vectors yet.
     """
 
     doc_id: str
@@ -159,11 +167,7 @@ class Hit:
     terms: tuple[TermScore, ...] = ()
     highlights: tuple[tuple[int, int], ...] = ()
     late: bool = False
-
-    @property
-    def estimated(self) -> bool:
-        """Whether any branch's score is an estimate because the document is pending."""
-        return any(branch.estimated for branch in self.branches.values())
+    pending: bool = False
 
 
 def escape_id(text: str) -> str:

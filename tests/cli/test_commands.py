@@ -242,13 +242,13 @@ def test_search_json_has_its_promised_shape(bm25_index, capsys):
     assert output.keys() == {"query", "mode", "took_ms", "hits"}
     assert (output["query"], output["mode"]) == ("about the river", "tokens")
     hit = output["hits"][0]
-    assert hit.keys() == {"doc_id", "score", "estimated", "title", "snippet", "metadata", "branches", "terms"}
+    assert hit.keys() == {"doc_id", "score", "pending", "title", "snippet", "metadata", "branches", "terms"}
     assert hit["doc_id"] == "d-river"
     assert hit["branches"]["tokens"].keys() == {"score", "rank", "normalized", "weight"}
     assert hit["terms"][0].keys() == {"term", "weight", "score", "word"}
     assert main(["search", str(bm25_index), "about the river", "-k", "3", "--json"]) == 0
     hit = json.loads(capsys.readouterr().out)["hits"][0]
-    assert hit.keys() == {"doc_id", "score", "estimated", "title", "snippet", "metadata", "branches"}
+    assert hit.keys() == {"doc_id", "score", "pending", "title", "snippet", "metadata", "branches"}
     assert hit["branches"]["tokens"].keys() == {"score", "rank"}
 
 

@@ -62,7 +62,7 @@ def test_a_document_without_vectors_is_found_at_once_and_pending(folder: Path) -
         for mode in ("dense", "sparse"):
             assert "late" not in searcher.search(["sleepy"], options=SearchOptions(mode=mode))["0"].doc_ids
         hybrid = {hit.doc_id: hit for hit in searcher.hits("sleepy", options=SearchOptions(mode="hybrid+tokens"))}
-        assert {name: branch.estimated for name, branch in hybrid["late"].branches.items()} == {
+        assert {name: branch.pending for name, branch in hybrid["late"].branches.items()} == {
             "dense": True,
             "sparse": True,
             "tokens": False,

@@ -20,6 +20,7 @@ from lightir.kernel.candidates import (
     Candidates,
     CandidateSearch,
     GivenLists,
+    PendingDocuments,
     Request,
     normalize,
 )
@@ -31,6 +32,7 @@ from lightir.kernel.segments import (
     SparseSegments,
     pair_scores,
 )
+from lightir.types import Branch
 
 SCALES = ("none", "max", "min-max", "z-score", "dbsf", "rrf")
 F32, U32 = np.float32, np.uint32
@@ -373,6 +375,60 @@ def test_a_whole_search_is_that_of_the_slow_twin(
     assert ids.texts(best.doc_ords) == [flat[doc].decode() for doc in best.doc_ords]
 
 
+@settings(deadline=None, max_examples=300)
+@given(
+    collections,
+    st.sampled_from((("dense", "tokens"), ("dense", "sparse", "tokens"), ("sparse", "tokens"))),
+    st.sampled_from(SCALES),
+    st.sampled_from((0, 1, 2, 7, 1000)),
+    st.sampled_from((0, 1, 3, 1000)),
+    st.booleans(),
+    st.sampled_from((0.0, 0.2, 0.8, 1.0)),
+    st.lists(st.integers(0, 5), max_size=3, unique=True),
+    st.integers(0, 100),
+)
+def test_pending_documents_keep_the_places_of_the_last_branch(
+    data: Collection,
+    branches: tuple[Branch, ...],
+    scale: Any,
+    k: int,
+    depth: int,
+    fuses_last: bool,
+    share: float,
+    excluded: list[int],
+    seed: int,
+) -> None:
+    pending = np.random.default_rng(seed).random(data.n_docs) < share
+    encoded = [pack_bitmap(part) for part in np.split(~pending, np.cumsum(data.sizes)[:-1])]
+    documents = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
+    weights = (0.5, 0.2, 0.3)[: len(branches)]
+    parts = [
+        BoundBranch(branch, documents[branch], weight, branch != "dense" or all(data.with_rows))
+        for branch, weight in zip(branches, weights, strict=True)
+    ]
+    search = CandidateSearch(parts, scale=scale, rrf_k=2.5, pending=PendingDocuments(pending, fuses_last))
+    spans = np.array([0, len(excluded)], np.int64)
+    (best,) = search.search(
+        [data.queries[branch] for branch in branches],
+        Request(k, depth, excluded=(spans, u32(*excluded))),
+        allowed=[None if branch == "tokens" else encoded for branch in branches],
+    )
+    every = [dict(enumerate(data.scores[branch].tolist())) for branch in branches]
+    lists = []
+    for branch, scores in zip(branches, every, strict=True):
+        there = {i: score for i, score in scores.items() if branch == "tokens" or not pending[i]}
+        if branch == "dense":
+            lists.append({i: s for i, s in there.items() if data.with_rows[i] and data.query_vector.any()})
+        else:
+            lists.append({i: score for i, score in there.items() if score > 0})
+    ids = [b"%09d" % i for i in range(data.n_docs)]
+    how = {"weights": weights, "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5, "fuses_last": fuses_last}
+    waiting = set(np.flatnonzero(pending).tolist())
+    expected = reference.search(lists, every, ids, excluded=excluded, pending=waiting, **how)  # type: ignore[arg-type]
+    assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
+    np.testing.assert_equal(columns_of(best), expected[2])
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     collections,
@@ -380,7 +436,7 @@ def test_a_whole_search_is_that_of_the_slow_twin(
     st.sampled_from(SCALES),
     st.sampled_from((0, 1, 3, 1000)),
     st.sampled_from((0, 1, 4, 1000)),
-    st.lists(st.integers(0, 3), min_size=0, max_size=4),
+    st.lists(st.lists(st.integers(0, 5), max_size=3, unique=True), max_size=4),
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.sampled_from((1, 2)),
 )
@@ -390,16 +446,16 @@ def test_a_batch_ranks_each_query_as_if_it_were_alone_with_given_lists_too(
     scale: Any,
     k: int,
     depth: int,
-    more: list[int],
+    excluded: list[list[int]],
     given: list[bool],
     threads: int,
 ) -> None:
     """Lists, and functions that score documents outside them, give what the branches' own lists give; sizes 0 and 1."""
-    n = len(more)
+    n = len(excluded)
     bound = {"dense": data.rows, "sparse": data.impacts, "tokens": data.counts}
     search = CandidateSearch([BoundBranch(branch, bound[branch], complete=False) for branch in branches], scale=scale)
     asked, lists = [], []
-    deepest = (k if len(branches) == 1 else depth) + max(more, default=0)
+    deepest = (k if len(branches) == 1 else depth) + max(map(len, excluded), default=0)
     for branch, is_given in zip(branches, given, strict=False):
         queries = repeated(data.queries[branch], n)
         (listed,) = top(bound[branch], data.queries[branch], deepest)
@@ -407,12 +463,14 @@ def test_a_batch_ranks_each_query_as_if_it_were_alone_with_given_lists_too(
         scores = data.scores[branch]
         asked.append(None if is_given else queries)
         lists.append(GivenLists.join([own] * n, lambda _, docs, scores=scores: scores[docs]) if is_given else None)
-    request = Request(k, depth, threads, more=np.array(more, np.int64))
+    indptr = np.cumsum([0, *map(len, excluded)], dtype=np.int64)
+    request = Request(k, depth, threads, excluded=(indptr, u32(*(doc for row in excluded for doc in row))))
     rankings = search.search(asked, request, lists=lists)
     assert len(rankings) == n
-    for ranking, further in zip(rankings, more, strict=True):
-        alone = [data.queries[branch] for branch in branches]
-        (expected,) = search.search(alone, Request(k + further, depth + further))
+    for ranking, doc_ords in zip(rankings, excluded, strict=True):
+        alone, n_more = [data.queries[branch] for branch in branches], len(doc_ords)
+        (every,) = search.search(alone, Request(k + n_more, depth + n_more))
+        expected = every.take(np.flatnonzero(~np.isin(every.doc_ords, doc_ords))[:k])
         assert ranking.doc_ords.tolist() == expected.doc_ords.tolist()
         assert ranking.scores.tolist() == expected.scores.tolist()
         assert columns_of(ranking) == columns_of(expected)
@@ -451,6 +509,11 @@ def test_a_search_refuses_queries_of_others() -> None:
     other = SparseSegments([ROWS], [2])
     two = (*term_query(SPARSE, u32(3), f32(1))[:1], np.array([0, 1, 1], np.int64), u32(3), f32(1), None, 1.0)
     wide = dense_query(DENSE, np.ones(3, F32))
+    alone = PendingDocuments(np.zeros(2, np.bool_), fuses_last=False)
+
+    def excluding(indptr: Any, doc_ords: Any) -> Request:
+        return Request(1, 1, excluded=(indptr, doc_ords))
+
     for says, call in {
         "at least one branch": lambda: CandidateSearch([], scale="rrf"),
         "no scale 'log'": lambda: CandidateSearch([BoundBranch("", DENSE)], scale="log"),  # type: ignore[arg-type]
@@ -468,8 +531,10 @@ def test_a_search_refuses_queries_of_others() -> None:
         "less than the 3 columns": lambda: search.search([wide, asked[1]], how),
         "without an encoder": lambda: search.search_texts(["a"], how),
         "doc_ord 2 is outside": lambda: search.search(asked, Request(9, 1, also=u32(2))),
-        "queries and more differ": lambda: search.search(asked, Request(1, 1, more=np.zeros(2, np.int64))),
-        "more must not be negative": lambda: search.search(asked, Request(1, 1, more=-np.ones(1, np.int64))),
+        "excluded_indptr differ": lambda: search.search(asked, excluding(np.zeros(3, np.int64), u32())),
+        "excluded_indptr must start": lambda: search.search(asked, excluding(np.array([0, 2], np.int64), u32(1))),
+        "excluded must be uint32": lambda: search.search(asked, excluding(np.array([0, 1], np.int64), f32(1))),
+        "no branch is fused": lambda: CandidateSearch([BoundBranch("", DENSE)], scale="rrf", pending=alone),
     }.items():
         with pytest.raises(InvalidInput, match=says):
             call()

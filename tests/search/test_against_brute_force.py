@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from fractions import Fraction
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -88,43 +88,45 @@ class Collection:
             ranked = [pair for pair in ranked if pair[0] not in self.pending]
         return [pair for pair in ranked if branch == "dense" or pair[1] > 0][:depth]
 
-    @cache  # noqa: B019
-    def estimates(self, branch: str, query: str, depth: int) -> Scores:
-        """A vector branch's scores of all pending documents, from the line through those of the tokens list."""
-        listed = [score for _, score in self.found(branch, query, depth)]
-        mean = math.fsum(listed) / len(listed) if listed else 0.0
-        deviation = (float(np.std(listed)) if len(set(listed)) > 1 else 0.0) or abs(mean) or 1.0
-        pairs, tokens = self.found("tokens", query, depth), self.scores("tokens", query)
-        most = pairs[0][1] if pairs else 1.0
-        points = [(tokens[i], self.scores(branch, query)[i], 1) for i, _ in pairs if i not in self.pending]
-        points += [(0.0, mean, 2), (most, mean + 5 * deviation, 2)]
-        weighted = [(Fraction(x), Fraction(y), w) for x, y, w in points]
-        total = sum(w for _, _, w in weighted)
-        mean_x, mean_y = sum(x * w for x, _, w in weighted) / total, sum(y * w for _, y, w in weighted) / total
-        slope = sum((x - mean_x) * (y - mean_y) * w for x, y, w in weighted)
-        slope /= sum((x - mean_x) ** 2 * w for x, _, w in weighted)
-        slope = max(slope, Fraction(deviation) / 1000 / Fraction(most))
-        return {i: float(np.float32(mean_y + slope * (Fraction(tokens[i]) - mean_x))) for i in self.pending}
-
     def ranking(
-        self, query: str, k: int, weights: dict[str, float], method: str, depth: int
+        self, query: str, k: int, weights: dict[str, float], method: str, depth: int, excluded: Sequence[str] = ()
     ) -> list[tuple[str, float]]:
         if len(weights) == 1:
             return self.found(next(iter(weights)), query, k)
+        depth += len(excluded)
         lists = {branch: self.found(branch, query, depth) for branch in weights}
-        scores = {branch: self.scores(branch, query) for branch in weights}
-        for branch in weights if self.pending else ():
-            if branch != "tokens":
-                estimates = self.estimates(branch, query, depth)
-                scores[branch] = scores[branch] | estimates
-                placed = [(i, estimates[i]) for i, _ in self.found("tokens", query, depth) if i in estimates]
-                lists[branch] = sorted(lists[branch] + placed, key=lambda pair: (-pair[1], pair[0]))[:depth]
-        fused = {doc_id: 0.0 for pairs in lists.values() for doc_id, _ in pairs}
+        fused = {doc_id: 0.0 for pairs in lists.values() for doc_id, _ in pairs if doc_id not in self.pending}
         for doc_id, (branch, pairs) in itertools.product(fused, lists.items()):
-            score = scores[branch][doc_id]
+            score = self.scores(branch, query)[doc_id]
             normalized = NORMALIZED[method](pairs, score) if method in NORMALIZED else reciprocal(pairs, doc_id, method)
             fused[doc_id] += weights[branch] * normalized
-        return sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
+        ranked = sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))
+        by_tokens = self.found("tokens", query, depth)
+        rest = [[pair for pair in pairs if pair[0] not in excluded] for pairs in (ranked, by_tokens)]
+        return in_slots(*rest, self.pending)[:k]
+
+
+def in_slots(
+    encoded: list[tuple[str, float]], by_tokens: list[tuple[str, float]], pending: set[str]
+) -> list[tuple[str, float]]:
+    """Give each place, from the first, to a document.
+
+    If the tokens branch has a pending document at the place, it is that one; otherwise the best encoded document that
+    has no place yet; if there is none, the best pending one. A pending document shows the score of the encoded one
+    before it; before all encoded ones that of the first; without any encoded one that of the tokens branch.
+    """
+    unplaced_encoded, unplaced_pending = list(encoded), [pair for pair in by_tokens if pair[0] in pending]
+    ranking: list[tuple[str, float]] = []
+    while unplaced_encoded or unplaced_pending:
+        place = len(ranking)
+        at_place = by_tokens[place] if place < len(by_tokens) else None
+        if not unplaced_encoded or at_place in unplaced_pending:
+            doc_id, score = unplaced_pending.pop(0)
+            before = [score for i, score in ranking if i not in pending] or [score for _, score in encoded[:1]]
+            ranking.append((doc_id, before[-1] if before else score))
+        else:
+            ranking.append(unplaced_encoded.pop(0))
+    return ranking
 
 
 def reciprocal(pairs: list[tuple[str, float]], doc_id: str, method: str) -> float:
@@ -233,9 +235,10 @@ def test_half_encoded_indexes_rank_as_the_slow_twin_does(
         assert index.info().pending == n_pending
         searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse))
         for weights, (k, depth), method in itertools.product(WEIGHTS[3:], DEPTHS[:3], METHODS[::2]):
-            how = {"weights": weights, "fusion": method, "depth": depth}
-            run = searcher.search([Query(q, q) for q in data.queries], k, SearchOptions(mode="hybrid", **how))  # type: ignore[arg-type]
-            for query in data.queries:
-                expected = data.ranking(query, k, weights, method, max(k, depth))
-                assert list(run[query].doc_ids) == [doc_id for doc_id, _ in expected]
-                assert all(map(math.isclose, run[query].scores, [score for _, score in expected]))
+            for excluded in ([], sorted(data.texts)[:3]):
+                how = {"weights": weights, "fusion": method, "depth": depth, "exclude": excluded}
+                run = searcher.search([Query(q, q) for q in data.queries], k, SearchOptions(mode="hybrid", **how))  # type: ignore[arg-type]
+                for query in data.queries:
+                    expected = data.ranking(query, k, weights, method, max(k, depth), excluded)
+                    assert list(run[query].doc_ids) == [doc_id for doc_id, _ in expected]
+                    assert all(map(math.isclose, run[query].scores, [score for _, score in expected]))

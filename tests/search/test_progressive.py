@@ -1,12 +1,10 @@
-"""Estimated scores of pending documents in an index that is partly encoded."""
+"""Places of pending documents in an index that is partly encoded."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,54 +12,38 @@ import pytest
 from hypothesis import given, settings
 
 from lightir.errors import InvalidInput
+from lightir.eval import read_run, write_run
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
-from lightir.kernel.candidates import BranchList
+from lightir.kernel import reference
 from lightir.search import Searcher, SearchOptions
-from lightir.search.progressive import LEAST_RISE, PRIOR_DOCUMENTS, PRIOR_RISE, fitted, with_estimates
 from lightir.shards import Shard
-from lightir.types import Branch, Document, Query
+from lightir.types import Document, Query
 from small_collections import WORDS, GivenVectors, csr, word_contract
 
 MODES = ("hybrid", "hybrid+tokens", "dense+tokens", "sparse+tokens", None)
+FUSIONS = ("linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf")
 N_DOCS = 24
 QUERY = "the cat and the dog at the well"
 
-values = st.lists(st.tuples(st.integers(1, 8), st.integers(-4, 4)), max_size=12)
-
 
 @settings(deadline=None)
-@given(values, st.lists(st.integers(-3, 3), max_size=6), st.integers(8, 9))
-def test_the_line_is_a_least_squares_fit_with_two_artificial_documents(
-    pairs: list[tuple[int, int]], listed: list[int], most: int
-) -> None:
-    tokens, scores = (np.array([pair[i] for pair in pairs], np.float32) for i in (0, 1))
-    line = fitted(tokens, scores, np.array(listed, np.float32), float(most))
-    mean, deviation = (float(np.mean(listed)), float(np.std(listed))) if listed else (0.0, 0.0)
-    deviation = deviation or abs(mean) or 1.0
-    x = np.array([*tokens, 0.0, most])
-    y = np.array([*scores, mean, mean + PRIOR_RISE * deviation])
-    root = np.sqrt([1.0] * len(pairs) + [PRIOR_DOCUMENTS / 2] * 2)
-    slope, at_zero = np.polyfit(x, y, 1, w=root)
-    if slope * most > LEAST_RISE * deviation:
-        assert (line.slope, line.at_zero) == pytest.approx((slope, at_zero), rel=1e-6, abs=1e-6)
-    else:
-        assert line.slope * most == pytest.approx(LEAST_RISE * deviation)
-        assert line.at_zero + line.slope * np.average(x, weights=root**2) == pytest.approx(
-            np.average(y, weights=root**2), abs=1e-6
-        )
-
-
-@settings(deadline=None)
-@given(values, st.randoms(use_true_random=False))
-def test_the_line_does_not_depend_on_the_documents_order(pairs: list[tuple[int, int]], random: object) -> None:
-    shuffled = pairs.copy()
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    listed = np.array([0.5, 0.25], np.float32)
-    lines = [
-        fitted(*(np.array([pair[i] / 7 for pair in points], np.float32) for i in (0, 1)), listed, 8 / 7)
-        for points in (pairs, shuffled)
-    ]
-    assert lines[0] == lines[1]
+@given(st.permutations(range(9)), st.sets(st.integers(0, 8)), st.permutations(range(9)), st.integers(0, 9))
+def test_places_by_definition(by_tokens: list[int], pending: set[int], fused: list[int], n_listed: int) -> None:
+    """A pending document has its lexical place, or a better one only where no fused document is left to fill it."""
+    listed = by_tokens[:n_listed]
+    encoded = [doc for doc in fused if doc not in pending]
+    waiting = {place: (doc, -1.0 * place, []) for place, doc in enumerate(listed, 1) if doc in pending}
+    rows = reference.in_places([(doc, 9.0 - i, []) for i, doc in enumerate(encoded)], dict(waiting))
+    docs, scores = [row[0] for row in rows], [row[1] for row in rows]
+    assert [doc for doc in docs if doc not in pending] == encoded
+    assert [doc for doc in docs if doc in pending] == [doc for doc in listed if doc in pending]
+    n_fused = 0
+    for place, doc in enumerate(docs, 1):
+        n_fused += doc not in pending
+        if doc in pending:
+            assert place <= listed.index(doc) + 1
+            assert place == listed.index(doc) + 1 or n_fused == len(encoded)
+    assert scores == sorted(scores, reverse=True)
 
 
 def shard_of(seed: int = 0) -> Shard:
@@ -131,49 +113,169 @@ def test_with_all_vectors_every_bit_equals_an_index_built_at_once(tmp_path: Path
     np.testing.assert_array_equal(rankings[0].scores, rankings[1].scores)
 
 
-@pytest.mark.parametrize("n_encoded", [1, 2, 12, 23])
+def ids_by(searcher: Searcher, k: int = N_DOCS, **options: object) -> list[str]:
+    """Return the documents that a search of QUERY finds, best first."""
+    return list(searcher.search([QUERY], k, SearchOptions(**options))["0"].doc_ids)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_encoded", [1, 2, 3, 12, 16, 23])
 @pytest.mark.parametrize("mode", ["hybrid", "hybrid+tokens", "dense+tokens"])
-def test_pending_documents_keep_the_order_of_the_tokens_branch(tmp_path: Path, mode: str, n_encoded: int) -> None:
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_pending_documents_keep_their_places_in_the_tokens_branch(
+    tmp_path: Path, mode: str, n_encoded: int, fusion: str
+) -> None:
     build_partly_encoded(tmp_path / "index", n_encoded)
     with Index.open(tmp_path / "index") as index:
         pending = set(index.view.pending())
         searcher = Searcher(index, encoder())
-        by_mode = [i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode=mode))["0"].doc_ids if i in pending]
-        by_tokens = [
-            i for i in searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"].doc_ids if i in pending
-        ]
-    assert by_mode == by_tokens != []
+        ranked, by_tokens = ids_by(searcher, mode=mode, fusion=fusion), ids_by(searcher, mode="tokens")
+        n_encoded_before = [sum(i not in pending for i in ranked[:place]) for place in range(len(ranked))]
+        for doc_id in pending & set(by_tokens):
+            place = ranked.index(doc_id)
+            all_before = n_encoded_before[place] == sum(i not in pending for i in ranked)
+            assert place == by_tokens.index(doc_id) or (place < by_tokens.index(doc_id) and all_before)
+        for k in (1, 3, 10):
+            assert ids_by(searcher, k, mode=mode, fusion=fusion) == ranked[:k]
+
+
+@pytest.mark.parametrize("n_encoded", [1, 2, 3, 16])
+def test_the_best_documents_stay_the_best_when_they_are_encoded(tmp_path: Path, n_encoded: int) -> None:
+    """The n best documents of the tokens branch get vectors, far from the query: they stay the n best."""
+    shard = shard_of()
+    assert shard.sparse is not None
+    build_partly_encoded(tmp_path / "index", 0)
+    with Index.open(tmp_path / "index") as index:
+        by_tokens = ids_by(Searcher(index, encoder()))
+    assert len(by_tokens) > 16
+    at = np.array([int(doc_id[1:]) for doc_id in by_tokens[:n_encoded]])
+    away = np.tile(np.array([-0.1, 0.1, -0.2, 0], np.float16), (n_encoded, 1))
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.set_vectors([shard.documents[i] for i in at], dense=away, sparse=shard.sparse.take(at))
+    with Index.open(tmp_path / "index") as index:
+        ranked = ids_by(Searcher(index, encoder()), mode="dense+tokens")
+    assert set(ranked[:n_encoded]) == set(by_tokens[:n_encoded])
+    assert ranked[n_encoded:] == by_tokens[n_encoded:]
+
+
+@pytest.mark.parametrize("encoded", range(0, N_DOCS, 5))
+def test_one_encoded_document_changes_no_order(tmp_path: Path, encoded: int) -> None:
+    shard, at = shard_of(), np.array([encoded])
+    assert shard.dense is not None
+    assert shard.sparse is not None
+    build_partly_encoded(tmp_path / "index", 0)
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.set_vectors([shard.documents[encoded]], dense=shard.dense[at], sparse=shard.sparse.take(at))
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index, encoder())
+        by_tokens = ids_by(searcher, mode="tokens")
+        ranked = ids_by(searcher, mode="dense+tokens")
+    matching = [i for i in ranked if i in by_tokens]
+    assert matching == by_tokens
+    assert set(ranked) == {*by_tokens, f"d{encoded:02d}"}
+
+
+def test_a_relevant_document_is_not_demoted_because_it_is_new(tmp_path: Path) -> None:
+    """All documents are encoded except for one at a time, which must rank as in the tokens branch or better."""
+    shard = shard_of()
+    assert shard.dense is not None
+    assert shard.sparse is not None
+    build_partly_encoded(tmp_path / "index", 0)
+    with Index.open(tmp_path / "index") as index:
+        by_tokens = ids_by(Searcher(index, encoder()))
+    for new in by_tokens[:8]:
+        folder = tmp_path / new
+        at = np.array([i for i in range(N_DOCS) if shard.documents[i].doc_id != new])
+        build_partly_encoded(folder, 0)
+        with IndexWriter.open(folder) as writer:
+            chosen = [shard.documents[i] for i in at]
+            writer.set_vectors(chosen, dense=shard.dense[at], sparse=shard.sparse.take(at))
+        with Index.open(folder) as index:
+            for mode in ("hybrid", "dense+tokens"):
+                assert ids_by(Searcher(index, encoder()), mode=mode).index(new) == by_tokens.index(new)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("fusion", ["linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf"])
-def test_estimates_are_marked_and_add_up(half: Index, mode: str | None, fusion: str) -> None:
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_pending_documents_show_no_vector_score(half: Index, mode: str | None, fusion: str) -> None:
     searcher, pending = Searcher(half, encoder()), set(half.view.pending())
-    hits = searcher.hits(QUERY, N_DOCS, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS), explain=True)
-    assert {hit.doc_id for hit in hits if hit.estimated} == pending & {hit.doc_id for hit in hits} != set()
+    options = SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS)
+    hits = searcher.hits(QUERY, N_DOCS, options, explain=True)
+    by_tokens = ids_by(searcher, mode="tokens")
+    assert {hit.doc_id for hit in hits if hit.pending} == pending & {hit.doc_id for hit in hits} != set()
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     for rank, hit in enumerate(hits, 1):
-        explanation = searcher.explain(QUERY, hit.doc_id, SearchOptions(mode=mode, fusion=fusion, depth=N_DOCS))
+        explanation = searcher.explain(QUERY, hit.doc_id, options)
         assert (explanation.score, explanation.rank, explanation.branches) == (hit.score, rank, hit.branches)
-        assert explanation.estimated == hit.estimated == (hit.doc_id in pending)
-        total = 0.0
-        for branch, branch_score in hit.branches.items():
-            assert branch_score.estimated == (hit.estimated and branch != "tokens")
-            assert not (branch_score.estimated and explanation.terms.get(branch))
-            total += branch_score.weight * branch_score.normalized
-        assert total == hit.score
+        assert explanation.pending == hit.pending == (hit.doc_id in pending)
+        if not hit.pending:
+            total = 0.0
+            for part in hit.branches.values():
+                assert part.normalized is not None
+                total += part.weight * part.normalized
+            assert total == hit.score
+            continue
+        parts = dict(hit.branches)
+        by_words = parts.pop("tokens")
+        assert (by_words.rank, by_words.normalized) == (by_tokens.index(hit.doc_id) + 1, None)
+        assert by_words.score == sum(np.float32(term.score) for term in hit.terms)
+        assert set(explanation.terms) == {"tokens"}
+        for part in parts.values():
+            assert part.pending
+            assert (part.score, part.normalized, part.rank) == (None, None, None)
+
+
+def test_a_score_of_a_pending_document_is_that_of_the_encoded_one_before_it(half: Index) -> None:
+    searcher, pending = Searcher(half, encoder()), set(half.view.pending())
+    ranking = searcher.search([QUERY], N_DOCS, SearchOptions(mode="dense+tokens"))["0"]
+    scores = dict(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True))
+    last = next(scores[i] for i in ranking.doc_ids if i not in pending)
+    for doc_id in ranking.doc_ids:
+        last = last if doc_id in pending else scores[doc_id]
+        assert scores[doc_id] == last
+
+
+def test_without_an_encoded_candidate_scores_are_those_of_the_tokens_branch(tmp_path: Path) -> None:
+    build_partly_encoded(tmp_path / "index", 1)
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index, encoder())
+        options = {"exclude": [f"d{N_DOCS - 1:02d}"]}
+        rankings = [
+            searcher.search([QUERY], 9, SearchOptions(mode=mode, **options))["0"]  # type: ignore[arg-type]
+            for mode in ("hybrid", "tokens")
+        ]
+    assert list(rankings[0].doc_ids) == list(rankings[1].doc_ids) != []
+    np.testing.assert_array_equal(rankings[0].scores, rankings[1].scores)
+
+
+def test_a_run_file_keeps_the_places(half: Index, tmp_path: Path) -> None:
+    run = Searcher(half, encoder()).search([QUERY], N_DOCS, SearchOptions(mode="dense+tokens"))
+    write_run(tmp_path / "run", run)
+    assert list(read_run(tmp_path / "run")["0"].doc_ids) == list(run["0"].doc_ids)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_excluded_documents_do_not_count_for_the_places(half: Index, first: int) -> None:
+    """A document at its lexical place stays there if others before it are excluded, whatever their hybrid ranks."""
+    searcher, pending = Searcher(half, encoder()), set(half.view.pending())
+    by_tokens = ids_by(searcher, mode="tokens")
+    for excluded in itertools.combinations(by_tokens[first : first + 6], 2):
+        rest: Sequence[str] = [i for i in by_tokens if i not in excluded]
+        ranked = ids_by(searcher, 8, mode="dense+tokens", exclude=excluded)
+        assert not set(excluded) & set(ranked)
+        for place, doc_id in enumerate(rest[:8]):
+            assert (ranked[place] == doc_id) or doc_id not in pending
 
 
 def test_a_pending_document_outside_the_lists_is_explained(half: Index) -> None:
     searcher = Searcher(half, encoder())
-    explanations = {i: searcher.explain(QUERY, i, SearchOptions(mode="hybrid", depth=2)) for i in half.view.pending()}
-    assert any(explanation.rank is None for explanation in explanations.values())
-    by_tokens = searcher.search([QUERY], N_DOCS, SearchOptions(mode="tokens"))["0"]
-    order = [i for i in by_tokens.doc_ids if i in explanations]
-    for branch in ("dense", "sparse"):
-        estimates = [explanations[i].branches[branch].score for i in order]
-        assert estimates == sorted(estimates, reverse=True)
-    unknown = searcher.explain("fish", next(iter(explanations)), SearchOptions(mode="hybrid"))
-    assert unknown.estimated
+    options = SearchOptions(mode="hybrid", depth=2)
+    explanations = [searcher.explain(QUERY, i, options) for i in half.view.pending()]
+    assert {explanation.rank is None for explanation in explanations} == {True, False}
+    for explanation in explanations:
+        assert explanation.pending
+        assert explanation.branches["dense"].score is None
+        assert explanation.branches["tokens"].score is not None
+        assert (explanation.rank is None) == (explanation.branches["tokens"].rank is None)
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "dense+sparse"])
@@ -181,7 +283,7 @@ def test_modes_of_vector_branches_find_encoded_documents_only(half: Index, mode:
     hits = Searcher(half, encoder()).hits(QUERY, N_DOCS, SearchOptions(mode=mode))
     assert hits
     assert not {hit.doc_id for hit in hits} & set(half.view.pending())
-    assert not any(hit.estimated for hit in hits)
+    assert not any(hit.pending for hit in hits)
 
 
 def test_fusion_is_fitted_on_encoded_documents_only(half: Index) -> None:
@@ -202,7 +304,7 @@ def test_filters_apply_to_pending_documents(tmp_path: Path) -> None:
         writer.set_vectors(documents[:8], dense=shard.dense[at], sparse=shard.sparse.take(at))
     with Index.open(tmp_path / "i") as index:
         hits = Searcher(index, encoder()).hits(QUERY, N_DOCS, SearchOptions(filter={"even": True}))
-    assert [hit for hit in hits if hit.estimated]
+    assert [hit for hit in hits if hit.pending]
     assert all(hit.metadata["even"] for hit in hits)
 
 
@@ -239,39 +341,3 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
             precisions.append(float(np.mean(right)))
     assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(precisions)), precisions
     assert precisions[-1] > precisions[0] + 0.04
-
-
-def test_only_pending_documents_of_vector_branches_are_estimated() -> None:
-    raw = {"dense": {1: 4.0, 2: 2.0, 3: 0.0, 4: 0.0}, "tokens": {1: 2.0, 2: 1.0, 3: 3.0, 4: 0.5}}
-
-    class Searched:
-        """Two branches of five documents, of which the last two are pending."""
-
-        view = SimpleNamespace(waits=np.array([False, False, False, True, True]))
-
-        def pair_scores(self, branch: Branch, docs: np.ndarray, query: int) -> np.ndarray:
-            assert query == 5
-            return np.array([raw[branch][int(doc)] for doc in docs], np.float32)
-
-        def merge(self, lists: list[BranchList], k: int) -> BranchList:
-            ords, scores = (
-                np.concatenate([getattr(listed, name) for listed in lists]) for name in ("doc_ords", "scores")
-            )
-            order = np.argsort(-scores, kind="stable")[:k]
-            return BranchList(ords[order], scores[order])
-
-    tokens = BranchList(np.array([3, 1, 2, 4], np.uint32), np.array([3, 2, 1, 0.5], np.float32))
-    dense = BranchList(np.array([1, 2], np.uint32), np.array([4, 2], np.float32))
-    searched: Any = Searched()
-    estimated = with_estimates(searched, 5, {"dense": dense, "tokens": tokens}, tokens, 9)
-    lists, pairs = estimated.lists, estimated.pair_scores
-    line = fitted(np.array([2, 1], np.float32), np.array([4, 2], np.float32), dense.scores, 3.0)
-    estimates = line.at(np.array([3, 0.5], np.float32)).tolist()
-    assert lists["tokens"] is tokens
-    assert dict(zip(lists["dense"].doc_ords.tolist(), lists["dense"].scores.tolist(), strict=True)) == {
-        1: 4.0, 2: 2.0, 3: estimates[0], 4: estimates[1]
-    }  # fmt: skip
-    asked = np.array([4, 2, 3, 1], np.uint32)
-    assert pairs("dense", asked).tolist() == [estimates[1], 2.0, estimates[0], 4.0]
-    assert pairs("tokens", asked).tolist() == [0.5, 1.0, 3.0, 2.0]
-    assert pairs("dense", asked[1:2]).tolist() == [2.0]

@@ -182,19 +182,25 @@ def test_hybrid_search_joins_likelihoods_and_explains_them(tmp_path: Path, smoot
                 assert (told.score, told.rank, told.branches) == (hit.score, rank, hit.branches)
 
 
-def test_documents_that_wait_for_vectors_are_refused_where_they_would_be_estimated(tmp_path: Path) -> None:
+@EITHER
+def test_pending_documents_keep_their_places_by_likelihood(tmp_path: Path, smoothing: Smoothing) -> None:
     contract = word_contract(sparse=None)
     encoder = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    texts = {"a": "cat", "b": "cat cat dog", "c": "cat dog", "d": "fish", "e": "cat fish fish", "f": "dog"}
     with IndexWriter.create(tmp_path / "index", contract=contract) as writer:
-        writer.add([Document("a", "cat")], dense=np.ones((1, 4), dtype=np.float16))
-        writer.add([Document("b", "cat cat dog")])
+        writer.add([Document(i, texts[i]) for i in "ace"], dense=np.eye(4, dtype=np.float16)[:3])
+        writer.add([Document(i, texts[i]) for i in "bdf"])
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index, encoder)
-        with pytest.raises(InvalidInput, match=r"1 documents are pending.*lightir worker"):
-            searcher.search(["cat"], options=SearchOptions(smoothing=METHODS[0]))
-        assert sorted(
-            searcher.search(["cat"], options=SearchOptions(mode="tokens", smoothing=METHODS[0]))["0"].doc_ids
-        ) == ["a", "b"]
+        by_tokens, hybrid = (
+            list(searcher.search(["cat dog"], 6, SearchOptions(mode=mode, smoothing=smoothing))["0"].doc_ids)
+            for mode in ("tokens", "hybrid")
+        )
+        assert sorted(by_tokens) == sorted(hybrid) == list("abcef")
+        assert [hybrid.index(doc_id) for doc_id in "bf"] == [by_tokens.index(doc_id) for doc_id in "bf"]
+        hits = searcher.hits("cat dog", 6, SearchOptions(smoothing=smoothing), explain=True)
+        assert [hit.doc_id for hit in hits] == hybrid
+        assert {hit.doc_id for hit in hits if hit.pending} == {"b", "f"}
 
 
 def test_what_scores_words_is_named_and_needs_words(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     shown = {
         "doc_id": hit.doc_id,
         "score": hit.score,
-        "estimated": hit.estimated,
+        "pending": hit.pending,
         "title": hit.title,
         "snippet": hit.snippet,
         "metadata": dict(hit.metadata),
@@ -74,7 +74,7 @@ def late_line(late: LateReport) -> str:
 def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:
     """Print one query's hits: rank, title, score, branches, snippet, and with `explain` the matched terms.
 
-    A ~ marks an estimated score.
+    A pending document shows "pending" in place of the scores that it does not have.
     """
     counted = f"{len(hits)} hit{'' if len(hits) == 1 else 's'}, mode {mode}, {format_duration(took_s)}"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(counted, DIM)}")
@@ -83,7 +83,7 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
         if hit.snippet:
             print(highlight(wrap(hit.snippet, indent=INDENT), _words(hit), BOLD, YELLOW))
         if explain:
-            print(paint(f"{INDENT}= {sum_line(hit.branches)}", DIM))
+            print(paint(f"{INDENT}= {score_line(hit.branches)}", DIM))
         if explain and hit.terms:
             print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
 
@@ -95,10 +95,12 @@ def print_explanation(query: str, explanation: Explanation) -> None:
         position = f"not among the {explanation.n_candidates:,} candidates"
     print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(f'{explanation.fusion}, {position}', DIM)}")
     doc_id = paint(printable(explanation.doc_id), BOLD, CYAN)
-    print(f"{doc_id}  {explanation.score:.4f} = {sum_line(explanation.branches)}")
+    print(f"{doc_id}  {_score(explanation.score, explanation.branches)} = {score_line(explanation.branches)}")
     for name, branch in explanation.branches.items():
+        if branch.score is None:
+            print(f"{INDENT}{name} has no score: the document is pending")
+            continue
         listed = "not in the branch's list" if branch.rank is None else f"#{branch.rank}"
-        listed += ", estimated: the document is pending" if branch.estimated else ""
         terms = terms_line(_terms_json(explanation.terms.get(name, ())))
         print(INDENT + shorten(f"{name} {branch.score:.4g} {listed}  {terms}", output_width() - len(INDENT)))
 
@@ -113,7 +115,7 @@ def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
         "query": query,
         "doc_id": explanation.doc_id,
         "score": explanation.score,
-        "estimated": explanation.estimated,
+        "pending": explanation.pending,
         "rank": explanation.rank,
         "candidates": explanation.n_candidates,
         "fusion": explanation.fusion,
@@ -121,9 +123,13 @@ def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def sum_line(branches: Mapping[Branch, BranchScore]) -> str:
-    """Return the sum that makes up a score."""
-    return " + ".join(f"{part.weight:g} x {part.normalized:.4f} {name}" for name, part in branches.items())
+def score_line(branches: Mapping[Branch, BranchScore]) -> str:
+    """Return the sum that makes up a score, or what gives a pending document its place."""
+    sums = [f"{part.weight:g} x {part.normalized:.4f} {name}" for name, part in branches.items() if _is_known(part)]
+    if len(sums) == len(branches):
+        return " + ".join(sums)
+    rank = branches["tokens"].rank if "tokens" in branches else None
+    return "not ranked: it has no vectors" if rank is None else f"its place in the tokens branch, {rank}"
 
 
 def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
@@ -135,12 +141,19 @@ def _head(hit: Hit) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
     if hit.title and not hit.title.startswith(hit.doc_id):
         name = f"{name}  [{printable(hit.doc_id)}]"
-    parts = [
-        f"{branch} {'~' if score.estimated else ''}{score.score:.3g}{_rank(score.rank)}"
-        for branch, score in hit.branches.items()
-    ]
-    parts += ["late"] * hit.late
-    return f"{paint(name, BOLD, CYAN)}  {hit.score:.4f}  {paint(' · '.join(parts), DIM)}"
+    scored = {name: part for name, part in hit.branches.items() if part.score is not None}
+    parts = [f"{branch} {part.score:.3g}{_rank(part.rank)}" for branch, part in scored.items()]
+    parts += ["late"] * hit.late + ["pending"] * (hit.pending and len(scored) == len(hit.branches))
+    return f"{paint(name, BOLD, CYAN)}  {_score(hit.score, hit.branches)}  {paint(' · '.join(parts), DIM)}"
+
+
+def _score(score: float, branches: Mapping[Branch, BranchScore]) -> str:
+    """Return a score as text; "pending" if it only says the place of a pending document."""
+    return f"{score:.4f}" if all(map(_is_known, branches.values())) else "pending"
+
+
+def _is_known(part: BranchScore) -> bool:
+    return part.normalized is not None
 
 
 def _rank(rank: int | None) -> str:

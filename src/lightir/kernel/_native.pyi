@@ -91,6 +91,7 @@ class CandidateSearch:
         ids: DocumentIds | None,
         texts: tuple[QueryEncoder, ByLibrary, int | None] | None,
         named: tuple[DocumentIds, type[Ranking]] | None,
+        pending: tuple[npt.NDArray[np.uint8], bool] | None,
         /,
     ) -> None: ...
     @overload

@@ -15,6 +15,8 @@ the list is empty, every document counts 0. The normalized scores are summed wit
     plus 3; not cut at 1, which would tie the best documents of a deep list; at least 0. In a list of equal scores these
     count 0.5 and lower scores 0.
 "rrf": 1 / (rrf_k + rank in the list), and 0 outside it (Cormack, Clarke & Buettcher, SIGIR 2009).
+
+Pending documents have no vectors, so that only one branch lists them. They are not fused, see `PendingDocuments`.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ class BranchColumn:
         scores: (n,) float32 raw scores, computed also for documents outside the branch's list.
         normalized: (n,) float64 normalized scores; the sum over branches of weight x normalized is the fused score.
         ranks: (n,) int64 1-based ranks in the branch's own list; 0 outside it.
-        weight: the branch's weight.
+        weight: the branch's weight; 0 if it is not fused.
+
+    A score that does not exist is NaN: those of pending documents, except for their raw score in the branch that lists
+    them, and those of the others in this branch if it is not fused.
     """
 
     scores: Scores
@@ -82,7 +87,8 @@ class Candidates:
 
     Attributes:
         doc_ords: (n,) uint32.
-        scores: (n,) float64 fused scores; of one branch alone its raw scores.
+        scores: (n,) float64 fused scores; of one branch alone its raw scores; of pending documents see
+            `PendingDocuments`.
         columns: each branch's column by name, in the order of the branches; empty if none was asked for.
     """
 
@@ -119,6 +125,23 @@ class BoundBranch:
     allowed: Allowed = None
 
 
+class PendingDocuments(NamedTuple):
+    """Documents that the last branch alone lists, and that keep the places of its ranking.
+
+    The n-th document of the last branch's list, excluded ones not counted, is the n-th of the result if it is pending.
+    The fused documents take the other places in their order; where there are no more, pending documents move up. A
+    pending document has the score of the last fused document before it, of the first one if it is before all, and its
+    score in the list if no document is fused.
+
+    Attributes:
+        flags: (n_docs,) bool by doc_ord, whether a document is pending.
+        fuses_last: whether the last branch is fused; otherwise it only ranks pending documents.
+    """
+
+    flags: npt.NDArray[np.bool_]
+    fuses_last: bool = True
+
+
 class Request(NamedTuple):
     """Parameters of a search, except its queries.
 
@@ -127,7 +150,8 @@ class Request(NamedTuple):
         depth: length of the branches' lists, which are cut in the order of a ranking; one branch alone gives k.
         threads: maximum number of threads.
         columns: whether to return the branches' columns; without them fewer scores are computed.
-        more: (n,) int64 added to each query's k and depth; None for 0.
+        excluded: documents that each query is not given, as (n + 1,) int64 offsets and (total,) uint32 doc_ords; their
+            number is added to the query's k and depth. None for none.
         also: (m,) uint32 documents to rank for every query, whether a branch lists them or not.
     """
 
@@ -135,7 +159,7 @@ class Request(NamedTuple):
     depth: int
     threads: int = 1
     columns: bool = True
-    more: npt.NDArray[np.int64] | None = None
+    excluded: tuple[npt.NDArray[np.int64], DocOrds] | None = None
     also: DocOrds | None = None
 
 
@@ -180,6 +204,7 @@ class CandidateSearch:
         ids: DocumentIds | None = None,
         texts: tuple[TextEncoder, int | None] | None = None,
         names: DocumentIds | None = None,
+        pending: PendingDocuments | None = None,
     ) -> None:
         """Borrow the branches' arrays.
 
@@ -191,13 +216,15 @@ class CandidateSearch:
             texts: encoder for `search_texts`, which makes the vectors of all branches, and its tokenizer's unknown
                 term; a text that holds only unknown terms counts as the empty one.
             names: ids of the documents in rankings; None if only candidates are asked for.
+            pending: the pending documents; None if no branch may find them.
         """
         parts = [(branch.documents.native, branch.weight, branch.complete, branch.allowed) for branch in branches]
         known_ids = None if ids is None else ids.native
         source = None if texts is None else (texts[0].native, texts[0].by_library, texts[1])
         self._columns = [(branch.name, branch.weight) for branch in branches]
         named = None if names is None else (names.native, Ranking)
-        self._native = _native.CandidateSearch(parts, scale, rrf_k, known_ids, source, named)
+        flags = None if pending is None else (pending.flags.view(np.uint8), pending.fuses_last)
+        self._native = _native.CandidateSearch(parts, scale, rrf_k, known_ids, source, named, flags)
 
     def search(
         self,

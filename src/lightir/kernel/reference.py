@@ -5,13 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lightir.errors import InvalidInput
 from lightir.kernel import BLOCK_SIZE, DocOrds, Postings, Rows, Scores, Weights
+
+Cell: TypeAlias = tuple[float, float, int]
+"""A document's raw score, normalized score and rank in one branch."""
+
+Row: TypeAlias = tuple[int, float, list[Cell]]
+"""A document of a ranking, its score, and its cell of each branch."""
+
+NO_SCORE: Cell = (math.nan, math.nan, 0)
 
 
 def invert(
@@ -166,24 +175,63 @@ def search(
     k: int,
     depth: int,
     rrf_k: float = 60.0,
-) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
+    excluded: Collection[int] = (),
+    pending: Collection[int] | None = None,
+    fuses_last: bool = True,
+) -> tuple[list[int], list[float], list[list[Cell]]]:
     """Return the k best documents of one query, as `lightir.kernel.candidates.CandidateSearch.search` does.
 
     For each branch, `matches` holds the scores of the matching documents and `scores` those of all documents.
     """
-    n_listed = k if len(matches) == 1 else depth
+    n_listed = (k if len(matches) == 1 else depth) + len(excluded)
     lists = []
     for match in matches:
         best = sorted(match, key=lambda doc: (-match[doc], ids[doc]))[:n_listed]
         lists.append((np.array(best, np.uint32), np.array([match[doc] for doc in best], np.float32)))
+    rows: list[Row]
     if len(matches) == 1:
-        ((listed, listed_scores),) = lists
-        column = [(score, score, rank) for rank, score in enumerate(listed_scores.tolist(), 1)]
-        return listed.tolist(), listed_scores.tolist(), [column]
-    n_candidates = sum(len(docs) for docs, _ in lists)
-    docs, sums, columns = fuse(lists, scores, weights=weights, scale=scale, k=n_candidates, rrf_k=rrf_k)
-    order = order_of_ids(docs, sums, ids)[:k]
-    return [docs[i] for i in order], [sums[i] for i in order], [[column[i] for i in order] for column in columns]
+        pairs = zip(lists[0][0].tolist(), lists[0][1].tolist(), strict=True)
+        rows = [(doc, score, [(score, score, rank)]) for rank, (doc, score) in enumerate(pairs, 1)]
+    else:
+        n_fused = len(lists) if fuses_last else len(lists) - 1
+        n_candidates = sum(len(docs) for docs, _ in lists)
+        docs, sums, columns = fuse(
+            lists[:n_fused], scores[:n_fused], weights=weights[:n_fused], scale=scale, k=n_candidates, rrf_k=rrf_k
+        )
+        columns += [[NO_SCORE] * len(docs)] * (len(lists) - n_fused)
+        rows = [(docs[i], sums[i], [column[i] for column in columns]) for i in order_of_ids(docs, sums, ids)]
+    rows = [row for row in rows if row[0] not in {*excluded, *(pending or ())}]
+    if pending is not None:
+        rows = in_places(rows, _waiting(lists, excluded, pending))
+    rows = rows[:k]
+    return [row[0] for row in rows], [row[1] for row in rows], [[row[2][b] for row in rows] for b in range(len(lists))]
+
+
+def in_places(fused: Sequence[Row], waiting: dict[int, Row]) -> list[Row]:
+    """Put pending documents, by their places from 1, into a ranking of others; see `PendingDocuments`."""
+    ranking: list[Row] = []
+    remaining, score = list(fused), fused[0][1] if fused else None
+    while remaining or waiting:
+        if remaining and len(ranking) + 1 not in waiting:
+            ranking.append(remaining.pop(0))
+            score = ranking[-1][1]
+        else:
+            doc, own_score, cells = waiting.pop(min(waiting))
+            ranking.append((doc, own_score if score is None else score, cells))
+    return ranking
+
+
+def _waiting(
+    lists: Sequence[tuple[DocOrds, Scores]], excluded: Collection[int], pending: Collection[int]
+) -> dict[int, Row]:
+    """Return the pending documents of the last list by their places among those that are not excluded."""
+    ranks = {doc: rank for rank, doc in enumerate(lists[-1][0].tolist(), 1) if doc not in excluded}
+    waiting: dict[int, Row] = {}
+    for place, (doc, rank) in enumerate(ranks.items(), 1):
+        score = float(lists[-1][1][rank - 1])
+        if doc in pending:
+            waiting[place] = (doc, score, [NO_SCORE] * (len(lists) - 1) + [(score, math.nan, rank)])
+    return waiting
 
 
 def order_of_ids(doc_ords: list[int], scores: list[float], ids: list[bytes]) -> list[int]:

@@ -39,7 +39,7 @@ class QueryCoding:
             InvalidInput: a text that is no str, or an encoder without a branch that the plan searches.
         """
         texts = [checked_text(query.query_id, query.text) for query in queries]
-        by_tokens = "tokens" in chosen.branches or chosen.estimates
+        by_tokens = "tokens" in chosen.searched
         by_words = by_tokens and not view.counts_model_terms
         tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -40,7 +41,9 @@ class Explanation:
         terms: branch -> its terms, strongest first. Their scores add up to the branch's raw score, except for float32
             rounding. Sparse and tokens have the terms that query and document share; tokens under a language model has
             all terms of the query that occur in the collection; dense has all terms if the query's vector is a mean of
-            table rows, else none. An estimated score has no terms.
+            table rows, else none. A branch without a score has no terms.
+        pending: True if the document has no vectors yet. Among fused documents it keeps its place in the tokens branch,
+            and its score is that of the document before it.
     """
 
     doc_id: str
@@ -50,11 +53,7 @@ class Explanation:
     fusion: str
     branches: Mapping[Branch, BranchScore]
     terms: Mapping[Branch, tuple[TermScore, ...]]
-
-    @property
-    def estimated(self) -> bool:
-        """Whether any branch's score is an estimate, because the document is pending."""
-        return any(branch.estimated for branch in self.branches.values())
+    pending: bool = False
 
 
 def explained(
@@ -64,7 +63,7 @@ def explained(
     terms: Mapping[Branch, Sequence[TermScore]],
     fusion: Fusion,
     *,
-    estimated: bool,
+    pending: bool,
 ) -> Explanation:
     """Return the explanation of one document.
 
@@ -74,7 +73,7 @@ def explained(
         candidates: all candidates, the document among them.
         terms: branch -> its terms, see `Explanation`.
         fusion: method and weights.
-        estimated: whether the vector branches' scores are estimates.
+        pending: whether the document has no vectors yet.
     """
     position = int(np.flatnonzero(candidates.doc_ords == doc_ord)[0])
     listed = any(column.ranks[position] for column in candidates.columns.values())
@@ -84,8 +83,9 @@ def explained(
         rank=position + 1 if listed else None,
         n_candidates=len(candidates.doc_ords) - (not listed),
         fusion=fusion_text(fusion),
-        branches=_branch_scores(candidates, position, estimated),
+        branches=_branch_scores(candidates, position, pending),
         terms={branch: tuple(terms[branch]) for branch in BRANCHES if branch in terms},
+        pending=pending,
     )
 
 
@@ -96,7 +96,7 @@ def make_hit(
     analyzer: Analyzer,
     terms: Sequence[TermScore],
     *,
-    estimated: bool,
+    pending: bool,
 ) -> Hit:
     """Return a document as a page of results shows it.
 
@@ -106,11 +106,11 @@ def make_hit(
         candidates: candidates that hold this document alone.
         analyzer: analyzer that finds the query's terms in the text.
         terms: matched terms.
-        estimated: whether the vector branches' scores are estimates.
+        pending: whether the document has no vectors yet.
     """
     shown = snippet(document.text, query, analyzer)
     score = float(candidates.scores[0])
-    branches = _branch_scores(candidates, 0, estimated)
+    branches = _branch_scores(candidates, 0, pending)
     return Hit(
         document.doc_id,
         score,
@@ -120,6 +120,7 @@ def make_hit(
         branches,
         tuple(terms),
         shown.highlights,
+        pending=pending,
     )
 
 
@@ -211,14 +212,15 @@ def _halves(
     return halves
 
 
-def _branch_scores(candidates: Candidates, position: int, estimated: bool) -> dict[Branch, BranchScore]:
-    return {
-        cast(Branch, branch): BranchScore(
-            float(column.scores[position]),
-            float(column.normalized[position]),
-            int(column.ranks[position]) or None,
-            column.weight,
-            estimated and branch != "tokens",
-        )
-        for branch, column in candidates.columns.items()
-    }
+def _branch_scores(candidates: Candidates, position: int, pending: bool) -> dict[Branch, BranchScore]:
+    """Return each branch's part of one candidate; a branch that only ranks pending documents is one of theirs alone."""
+    parts: dict[Branch, BranchScore] = {}
+    for name, column in candidates.columns.items():
+        branch = cast(Branch, name)
+        score, normalized = float(column.scores[position]), float(column.normalized[position])
+        if pending and branch != "tokens":
+            parts[branch] = BranchScore(None, None, None, column.weight)
+        elif not math.isnan(score):
+            known = None if math.isnan(normalized) else normalized
+            parts[branch] = BranchScore(score, known, int(column.ranks[position]) or None, column.weight)
+    return parts

@@ -29,18 +29,23 @@ class Plan:
     Attributes:
         branches: branches in the order of BRANCHES.
         fusion: method and weights; one branch alone keeps its raw scores.
-        estimates: whether pending documents are ranked by estimates, see lightir.search.progressive; a search of named
-            vector branches alone does not find them.
+        finds_pending: whether pending documents keep their places in the tokens branch, see docs/progressive.md; a
+            search of named vector branches alone does not find them.
     """
 
     branches: tuple[Branch, ...]
     fusion: Fusion
-    estimates: bool = False
+    finds_pending: bool = False
 
     @property
-    def depth(self) -> int:
-        """Default candidate depth; estimates are measured by the lists' spread."""
-        return WHOLE_DEPTH if self.estimates else default_depth(self.fusion)
+    def searched(self) -> tuple[Branch, ...]:
+        """The branches, and the tokens branch last if it only ranks pending documents."""
+        return (*self.branches, "tokens") if self.ranks_by_tokens else self.branches
+
+    @property
+    def ranks_by_tokens(self) -> bool:
+        """Whether the tokens branch is not fused, but ranks pending documents."""
+        return self.finds_pending and "tokens" not in self.branches
 
 
 def plan(available: tuple[Branch, ...], contract: Contract | None, options: SearchOptions = DEFAULT_OPTIONS) -> Plan:

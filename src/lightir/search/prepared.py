@@ -1,9 +1,8 @@
 """One prepared query: a plan bound to a view, and its search of any number of queries.
 
 Every search takes the same path. The queries become vectors and terms, and one call of the kernel returns the
-candidates (`lightir.kernel.candidates`). The kernel starts from the texts if it can make all vectors. Three kinds of
-lists are made outside it and handed in: lists of graphs, lists of a language model of counted words, and lists in which
-pending documents have estimated scores.
+candidates (`lightir.kernel.candidates`). The kernel starts from the texts if it can make all vectors. Two kinds of
+lists are made outside it and handed in: lists of graphs, and lists of a language model of counted words.
 """
 
 from __future__ import annotations
@@ -13,22 +12,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.index import View
 from lightir.kernel import DocOrds
-from lightir.kernel.candidates import BoundBranch, BranchList, Candidates, CandidateSearch, GivenLists, Request, Scale
+from lightir.kernel.candidates import (
+    BoundBranch,
+    BranchList,
+    Candidates,
+    CandidateSearch,
+    GivenLists,
+    PendingDocuments,
+    Request,
+    Scale,
+)
 from lightir.kernel.query import TextEncoder
 from lightir.kernel.segments import Allowed
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries, documents, has_graphs
 from lightir.search.encoding import QueryCoding, checked_text
-from lightir.search.plan import WHOLE_DEPTH, Plan
-from lightir.search.progressive import with_estimates
+from lightir.search.plan import WHOLE_DEPTH, Plan, default_depth
 from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
 from lightir.types import Branch, Query, Ranking
 from lightir.vectors import Floats
+
+NO_DOCUMENT = 2**32 - 1
+"""A doc_ord that no document has: an excluded id that the index lacks deepens the lists like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +75,13 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
         BoundBranch(
             branch,
             documents(view, branch),
-            float(plan.fusion.weights[branch]),
+            float(plan.fusion.weights.get(branch, 0.0)),
             _is_complete(view, plan, coding, branch),
             unbound.allowed(branch),
         )
-        for branch in plan.branches
+        for branch in plan.searched
     ]
-    texts = None if walks_graphs or plan.estimates else _text_encoder(view, plan, coding)
+    texts = None if walks_graphs else _text_encoder(view, plan, coding)
     kernel = CandidateSearch(
         branches,
         scale=scale_of(plan.fusion),
@@ -78,10 +89,11 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
         ids=None if view.ids_ascend else view.ids,
         texts=texts,
         names=view.ids,
+        pending=PendingDocuments(view.waits, not plan.ranks_by_tokens) if plan.finds_pending else None,
     )
     by_language_model = coding.smoothing is not None and "tokens" in plan.branches
     # A language model's scores are negative, so its list's end measures them.
-    depth = WHOLE_DEPTH if by_language_model else plan.depth
+    depth = WHOLE_DEPTH if by_language_model else default_depth(plan.fusion)
     return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs, depth)
 
 
@@ -109,10 +121,10 @@ class PreparedSearch:
         self.matching = None if options.filter is None else view.matching(options.filter)
 
     def encoded_only(self) -> PreparedSearch:
-        """Return the same search of the documents that have their vectors, without estimates."""
+        """Return the same search of the documents that have their vectors."""
         if not self.view.n_pending:
             return self
-        plan = dataclasses.replace(self.plan, estimates=False)
+        plan = dataclasses.replace(self.plan, finds_pending=False)
         prepared = PreparedSearch(
             self.view, bind(self.view, plan, self._bound.coding), self.options, threads=self.threads
         )
@@ -142,21 +154,16 @@ class PreparedSearch:
             InvalidInput: a text that is no str, or k is no count.
         """
         require_count(k)
-        excluded = [self.options.excluded(query.query_id) for query in queries] if self.options.excludes else []
-        more = np.array([len(doc_ids) for doc_ids in excluded], dtype=np.int64) if excluded else None
-        request = Request(k, max(k, self.depth), self.threads, columns, more)
+        query_ids = [query.query_id for query in queries]
+        request = Request(k, max(k, self.depth), self.threads, columns, self._excluded(query_ids))
         if encoded is None and self._bound.takes_texts:
             texts = [query.text for query in queries]
             try:
-                rankings = self._bound.kernel.search_texts(texts, request, allowed=self._allowed)
+                return self._bound.kernel.search_texts(texts, request, allowed=self._allowed)
             except InvalidInput:
-                _check_texts([query.query_id for query in queries], texts)
+                _check_texts(query_ids, texts)
                 raise
-        else:
-            rankings = self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
-        if not excluded:
-            return rankings
-        return [self._without(ranked, doc_ids, k) for ranked, doc_ids in zip(rankings, excluded, strict=True)]
+        return self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
 
     def rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
         """Return each query's ranking of its k best documents, without the excluded ones.
@@ -170,22 +177,17 @@ class PreparedSearch:
             InvalidInput: a text that is no str, or k is no count.
         """
         require_count(k)
-        request, bound = Request(k, max(k, self.depth), self.threads, False), self._bound
-        if bound.takes_texts and not self.options.excludes:
+        excluded, bound = self._excluded(query_ids), self._bound
+        request = Request(k, max(k, self.depth), self.threads, False, excluded)
+        if bound.takes_texts:
             try:
                 return bound.kernel.rankings_of_texts(texts, query_ids, request, allowed=self._allowed)
             except InvalidInput:
                 _check_texts(query_ids, texts)
                 raise
         queries = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
-        if self.options.excludes:
-            candidates = self.rank(queries, k, columns=False)
-            return [
-                Ranking(query_id, self.view.doc_ids(ranked.doc_ords), ranked.scores)
-                for query_id, ranked in zip(query_ids, candidates, strict=True)
-            ]
         searched = self.branches(self.encode(queries))
-        asked = [searched.queries(branch) for branch in self.plan.branches]
+        asked = [searched.queries(branch) for branch in self.plan.searched]
         lists = self._lists(searched, request)
         return bound.kernel.rankings(asked, query_ids, request, lists=lists, allowed=self._allowed)
 
@@ -197,7 +199,7 @@ class PreparedSearch:
         """Return each query's best candidates: one call of the kernel."""
         searched = self.branches(encoded)
         return self._bound.kernel.search(
-            [searched.queries(branch) for branch in self.plan.branches],
+            [searched.queries(branch) for branch in self.plan.searched],
             request,
             lists=self._lists(searched, request),
             allowed=self._allowed,
@@ -218,9 +220,12 @@ class PreparedSearch:
         searched = self.branches(encoded)
 
         def ordered(branch: Branch, query: int) -> BranchList:
-            scores = searched.pair_scores(branch, doc_ords[query], query)
-            order = np.lexsort((doc_ords[query], -scores))
-            return BranchList(doc_ords[query][order], scores[order])
+            docs = doc_ords[query]
+            if self.plan.finds_pending and branch != "tokens":
+                docs = docs[~self.view.waits[docs]]
+            scores = searched.pair_scores(branch, docs, query)
+            order = np.lexsort((docs, -scores))
+            return BranchList(docs[order], scores[order])
 
         def listed(branch: Branch) -> GivenLists:
             def score(query: int, asked: DocOrds) -> Floats:
@@ -228,7 +233,7 @@ class PreparedSearch:
 
             return GivenLists.join([ordered(branch, query) for query in range(encoded.n)], score)
 
-        lists = [listed(branch) for branch in self.plan.branches]
+        lists = [listed(branch) for branch in self.plan.searched]
         request = Request(MAX_COUNT, MAX_COUNT, self.threads)
         return self._bound.kernel.search([None] * len(lists), request, lists=lists)
 
@@ -242,56 +247,32 @@ class PreparedSearch:
         if self.matching is None:
             return None
         searched = self.branches(EncodedQueries(0, None, None, None))
-        return [searched.allowed(branch) for branch in self.plan.branches]
+        return [searched.allowed(branch) for branch in self.plan.searched]
+
+    def _excluded(self, query_ids: Sequence[str]) -> tuple[npt.NDArray[np.int64], DocOrds] | None:
+        """Return the documents that each query is not given, see `Request`; None if there are none."""
+        if not self.options.excludes:
+            return None
+        doc_ids = [self.options.excluded(query_id) for query_id in query_ids]
+        doc_ords = [NO_DOCUMENT if (doc := self.view.doc_ord(i)) is None else doc for row in doc_ids for i in row]
+        return np.cumsum([0, *map(len, doc_ids)], dtype=np.int64), np.array(doc_ords, dtype=np.uint32)
 
     def _lists(self, searched: BranchSearch, request: Request) -> list[GivenLists | None] | None:
         """Return the lists that the kernel does not make itself; None if it makes all."""
-        more = np.zeros(searched.encoded.n, np.int64) if request.more is None else request.more
         alone = len(self.plan.branches) == 1 and request.also is None
-        depth = request.k if alone else request.depth
-        deepest = depth + int(more.max(initial=0))
-        if self.plan.estimates:
-            return self._estimated_lists(searched, (depth + more).tolist())
+        deepest = request.k if alone else request.depth
+        if request.excluded is not None:
+            deepest += int(np.diff(request.excluded[0]).max(initial=0))
         lists: dict[Branch, GivenLists] = {}
         if self._bound.walks_graphs:
             lists["dense"] = GivenLists.join(searched.top("dense", deepest))
-        if searched.likelihood is not None and "tokens" in self.plan.branches:
+        if searched.likelihood is not None and "tokens" in self.plan.searched:
 
             def likelihoods(query: int, doc_ords: DocOrds) -> Floats:
                 return searched.pair_scores("tokens", doc_ords, query)
 
             lists["tokens"] = GivenLists.join(searched.top("tokens", deepest), likelihoods)
-        return [lists.get(branch) for branch in self.plan.branches] if lists else None
-
-    def _estimated_lists(self, searched: BranchSearch, depths: Sequence[int]) -> list[GivenLists | None]:
-        """Return all branches' lists, in which pending documents have estimated scores of the vector branches."""
-        lists = {branch: searched.top(branch, max(depths, default=0)) for branch in self.plan.branches}
-        tokens = lists["tokens"] if "tokens" in lists else searched.top("tokens", max(depths, default=0))
-        estimated = [
-            with_estimates(
-                searched,
-                query,
-                {branch: ranked[query].first(depth) for branch, ranked in lists.items()},
-                tokens[query].first(depth),
-                depth,
-            )
-            for query, depth in enumerate(depths)
-        ]
-
-        def joined(branch: Branch) -> GivenLists:
-            def score(query: int, doc_ords: DocOrds) -> Floats:
-                return estimated[query].pair_scores(branch, doc_ords)
-
-            return GivenLists.join([one.lists[branch] for one in estimated], score)
-
-        return [joined(branch) for branch in self.plan.branches]
-
-    def _without(self, candidates: Candidates, doc_ids: set[str], k: int) -> Candidates:
-        """Return the k best candidates without some documents."""
-        ords = [doc_ord for doc_id in doc_ids if (doc_ord := self.view.doc_ord(doc_id)) is not None]
-        if not ords:
-            return candidates.take(slice(0, k))
-        return candidates.take(np.flatnonzero(~np.isin(candidates.doc_ords, np.array(ords, dtype=np.uint32)))[:k])
+        return [lists.get(branch) for branch in self.plan.searched] if lists else None
 
 
 def _check_texts(query_ids: Sequence[str], texts: Sequence[str]) -> None:
@@ -309,13 +290,11 @@ def require_count(k: int) -> None:
 def _is_complete(view: View, plan: Plan, coding: QueryCoding, branch: Branch) -> bool:
     """Whether no document outside a branch's list scores more than the list's last one.
 
-    A graph may miss documents, a pending document scores 0 where the last one may score less, and estimates and
-    likelihoods of documents outside the list are not bounded by it.
+    A graph may miss documents, and likelihoods of documents outside the list are not bounded by it. A pending document
+    scores 0, where the last one may score less, but a plan that finds pending documents does not fuse them.
     """
-    if plan.estimates:
-        return False
     if branch == "dense":
-        return not has_graphs(view) and view.n_pending == 0
+        return not has_graphs(view) and (view.n_pending == 0 or plan.finds_pending)
     return branch != "tokens" or coding.smoothing is None
 
 
@@ -329,7 +308,7 @@ def _text_encoder(view: View, plan: Plan, coding: QueryCoding) -> tuple[TextEnco
         NotFound: the encoder has no table for the task.
     """
     encoder = coding.encoder
-    if "tokens" in plan.branches or not isinstance(encoder, CachedQueryEncoder):
+    if "tokens" in plan.searched or not isinstance(encoder, CachedQueryEncoder):
         return None
     texts = encoder.text_encoder(coding.task)
     if texts is None or ("sparse" in plan.branches and not texts.counts_terms):

@@ -33,7 +33,7 @@ class SearchOptions:
         mode: branches to search: "dense", "sparse", "tokens" (BM25; with `smoothing` the query's log likelihood; over
             bags of tokens SiDR's beta search with the encoder's sparse queries), "hybrid", several joined by "+", or a
             tuple of branches. None for "hybrid" if the index has two branches or more, else for its only branch.
-            Modes with "hybrid" or "tokens" also find pending documents, see lightir.search.progressive.
+            Modes with "hybrid" or "tokens" also find pending documents, see docs/progressive.md.
         fusion: method that joins the branches: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf",
             "rrf:K" or "dbsf", see lightir.kernel.candidates. None for the contract's.
         weights: weight of each branch. None for the contract's.

@@ -81,8 +81,8 @@ class Searcher:
         The view keeps what was bound, so preparing the same options again costs little.
 
         Raises:
-            InvalidInput: a branch that the index or the encoder lacks, weights of other branches, a malformed filter, a
-                smoothing over an index that counts no words, or one over pending documents.
+            InvalidInput: a branch that the index or the encoder lacks, weights of other branches, a malformed filter,
+                or a smoothing over an index that counts no words.
         """
         return self._prepare(self.index.view, options)
 
@@ -116,7 +116,8 @@ class Searcher:
     ) -> list[Hit]:
         """Return the k best documents of one query with titles, snippets, metadata and each branch's scores.
 
-        A hit's score is the sum over branches of weight x normalized.
+        A hit's score is the sum over branches of weight x normalized. A pending document keeps its place in the tokens
+        branch, see docs/progressive.md.
 
         Args:
             query: the query's text; its query_id, which a mapping of exclusions is asked for, is "".
@@ -143,12 +144,10 @@ class Searcher:
         hits = []
         for i, document in enumerate(view.documents(view.doc_ids(candidates.doc_ords))):
             doc_ord = int(candidates.doc_ords[i])
-            estimated = _is_estimated(view, prepared.plan, doc_ord)
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
             shown = with_words(terms, query, analyzer) if terms else []
-            hits.append(
-                make_hit(query, document, candidates.take(slice(i, i + 1)), analyzer, shown, estimated=estimated)
-            )
+            pending = bool(view.waits[doc_ord])
+            hits.append(make_hit(query, document, candidates.take(slice(i, i + 1)), analyzer, shown, pending=pending))
         return hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
@@ -176,8 +175,8 @@ class Searcher:
         encoded = prepared.encode([Query("", query)])
         candidates = prepared.rank_with(encoded, np.array([doc_ord], dtype=np.uint32))
         terms = self._branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
-        estimated = _is_estimated(view, prepared.plan, doc_ord)
-        return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, estimated=estimated)
+        pending = bool(view.waits[doc_ord])
+        return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending)
 
     def candidates(
         self, queries: Sequence[Query], options: SearchOptions = DEFAULT_OPTIONS
@@ -213,15 +212,10 @@ class Searcher:
             )
         chosen = plan(view.branches, view.contract, options)
         if not view.n_pending:
-            chosen = dataclasses.replace(chosen, estimates=False)
-        if chosen.estimates and smoothing is not None:
-            raise InvalidInput(
-                f"{view.n_pending} documents are pending, and they are ranked by BM25's scores, not by "
-                f"{smoothing.method}'s; run `lightir worker` first, or search with the mode tokens"
-            )
+            chosen = dataclasses.replace(chosen, finds_pending=False)
         if self.encoder is not None:
             _require_fit(view.contract, self.encoder)  # the index may have been replaced by one of another model
-        needs_encoder = [b for b in chosen.branches if b != "tokens" or view.counts_model_terms]
+        needs_encoder = [b for b in chosen.searched if b != "tokens" or view.counts_model_terms]
         if needs_encoder and self.encoder is None:
             raise InvalidInput(
                 f"searching {needs_encoder[0]} needs a query encoder, and {self.index.folder} has none; "
@@ -232,20 +226,21 @@ class Searcher:
     def _branch_terms_of(
         self, query: str, doc_ord: int, searched: BranchSearch, chosen: Plan
     ) -> dict[Branch, list[TermScore]]:
-        """Return each branch's terms with their scores; estimated scores have no terms."""
+        """Return each branch's terms with their scores; a branch without a score of the document has none."""
         view = searched.view
         terms: dict[Branch, list[TermScore]] = {}
-        estimated = _is_estimated(view, chosen, doc_ord)
-        for branch in chosen.branches:
-            if branch == "tokens" or (branch == "sparse" and not estimated):
+        scoring = _scoring_branches(view, chosen, doc_ord)
+        for branch in scoring:
+            if branch != "dense":
                 scored = self._branch_terms(branch, doc_ord, searched)
                 terms[branch] = with_words(scored, query, self._snippet_analyzer(view))
-        if "dense" in chosen.branches and isinstance(self.encoder, CachedQueryEncoder) and not estimated:
+        if "dense" in scoring and isinstance(self.encoder, CachedQueryEncoder):
             terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
         return terms
 
     def _matched_terms(self, doc_ord: int, searched: BranchSearch, chosen: Plan) -> list[TermScore]:
-        lexical = [branch for branch in chosen.branches if branch != "dense"]
+        scoring = _scoring_branches(searched.view, chosen, doc_ord)
+        lexical = [branch for branch in scoring if branch != "dense"]
         return [term for branch in lexical for term in self._branch_terms(branch, doc_ord, searched)]
 
     def _branch_terms(self, branch: Branch, doc_ord: int, searched: BranchSearch) -> list[TermScore]:
@@ -290,8 +285,11 @@ def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]
     return query_ids, texts
 
 
-def _is_estimated(view: View, chosen: Plan, doc_ord: int) -> bool:
-    return chosen.estimates and bool(view.waits[doc_ord])
+def _scoring_branches(view: View, chosen: Plan, doc_ord: int) -> Sequence[Branch]:
+    """Return the branches that give a document a score: for a pending one the tokens branch, if it is searched."""
+    if view.waits[doc_ord]:
+        return [branch for branch in chosen.searched if branch == "tokens"]
+    return chosen.branches
 
 
 def _matches(view: View, matching: Sequence[Mask], doc_ord: int) -> bool:
