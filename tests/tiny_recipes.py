@@ -42,6 +42,10 @@ def _on_training_sets(tiny: Any, datasets: tuple[Path, Path], folder: Path) -> A
     held_out = write_dataset(folder / "gamma", "gamma")
     development = (DevSet(str(datasets[0]), queries=4, documents=8),)
     takes_negatives = tiny.stage != "query_likelihood"
+    if tiny.stage == "sidr":  # the byte vocabulary has 258 terms, and the other corpus is the second data set
+        retrieval = dataclasses.replace(tiny.retrieval, corpus=str(datasets[1]) if tiny.retrieval.corpus else "")
+        heads = dataclasses.replace(tiny.heads, first_term=min(tiny.heads.first_term, 40))
+        tiny = dataclasses.replace(tiny, retrieval=retrieval, heads=heads)
     if getattr(getattr(tiny, "losses", None), "dims", ()):
         tiny = dataclasses.replace(tiny, losses=dataclasses.replace(tiny.losses, dims=(16,)))
     return dataclasses.replace(

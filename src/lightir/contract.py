@@ -138,6 +138,11 @@ class SparseHead:
             "embeddings", which every model has.
         own_terms: keep the text's own terms in addition to the strongest ones, if their weight is above 0. Applies to
             documents and to queries that go through the head.
+        norm_hash: hash of the weight and bias of a LayerNorm of the states in front of the projection (SiDR's released
+            encoder); "" for none. Requires the projection "embeddings".
+        first_term: first term of the vocabulary that vectors have; terms before it have no weight. SiDR's released
+            encoder leaves out BERT's first 999 terms, which are special and unused tokens.
+        lexical: documents keep only their own terms, with learned weights (SiDR's V_lex); queries keep all terms.
     """
 
     activation: Literal["log1p_relu", "elu1p"] = "log1p_relu"
@@ -146,12 +151,21 @@ class SparseHead:
     scale: float = 64.0
     projection: Literal["head", "embeddings"] = field(default="head", metadata=LATER)
     own_terms: bool = field(default=False, metadata=LATER)
+    norm_hash: str = field(default="", metadata=LATER)
+    first_term: int = field(default=0, metadata=LATER)
+    lexical: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise InvalidInput(f"sparse scale is {self.scale}; expected a finite number above 0")
         if self.top_k < 0:
             raise InvalidInput(f"sparse top_k is {self.top_k}; expected 0 (all terms) or more")
+        if self.first_term < 0:
+            raise InvalidInput(f"sparse first_term is {self.first_term}; expected 0 (the whole vocabulary) or more")
+        if self.norm_hash and self.projection != "embeddings":
+            raise InvalidInput(
+                "the sparse head has a LayerNorm in front of the model's own head; it requires projection 'embeddings'"
+            )
 
     def quantize(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Quantize weights to impacts: weight x scale, rounded half to even, clipped to 255.

@@ -303,6 +303,15 @@ def test_the_learning_rate_is_a_line_and_then_a_cosine_over_the_remaining_steps(
         assert learning_rate_share(step, step / steps, settings) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_linear_schedule_is_a_line_up_and_a_line_down(recipe: ContrastiveRecipe) -> None:
+    settings = with_settings(recipe, steps=110, warmup_steps=10, schedule="linear", final_share=0.0).optimisation
+    shares = [learning_rate_share(step, step / 110, settings) for step in range(110)]
+    assert shares[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert shares[10:] == pytest.approx([1 - step / 100 for step in range(100)])
+    settings = with_settings(recipe, steps=110, warmup_steps=10, schedule="linear", final_share=0.2).optimisation
+    assert learning_rate_share(60, 60 / 110, settings) == pytest.approx(0.6)
+
+
 def test_a_run_that_only_warms_up_has_no_cosine(recipe: ContrastiveRecipe) -> None:
     settings = with_settings(recipe, steps=5, warmup_steps=9, final_share=0.0).optimisation
     assert [learning_rate_share(step, step / 5, settings) for step in range(5)] == pytest.approx(

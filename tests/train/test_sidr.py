@@ -21,7 +21,7 @@ from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.model_encoder import encode_pending
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary
-from lightir.errors import InvalidInput
+from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.models.backbones import Backbone, load_backbone
 from lightir.models.encoder import LightRetriever
@@ -48,7 +48,9 @@ from lightir.train.stages.sidr import (
     light_queries,
     parametric,
     pruned,
+    retrieval_indexes,
     train,
+    with_norm,
 )
 from lightir.train.stages.sidr_retrieval import BagOfTokens
 from lightir.train.stages.stage_data import make_mixture, open_sets
@@ -75,9 +77,25 @@ def sidr(model_folder: Path, datasets: tuple[Path, Path]) -> SidrRecipe:
     )
 
 
+RELEASED = SidrHeadRecipe(
+    calibrate=0.5,
+    calibration_documents=12,
+    top_k=40,
+    projection="embeddings",
+    layer_norm=True,
+    first_term=40,
+    own_terms=True,
+)
+"""The encoder of SiDR's released code for a vocabulary of bytes, of which the first 40 (space, "!", …) are left out."""
+
+
 def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], TrainingBatch]:
     sets, _ = open_sets(recipe, negatives=[None] * len(recipe.data))
-    retriever = build_model(recipe, device="cpu")
+    retriever = with_norm(build_model(recipe, device="cpu"), recipe)
+    generator = torch.Generator().manual_seed(5)
+    for array in (retriever.heads.norm_weight, retriever.heads.norm_bias):
+        if array is not None:  # a fresh LayerNorm has weight 1 and bias 0, with which half of its work is invisible
+            array.data += torch.randn(array.shape, generator=generator) * 0.3
     with torch.no_grad():  # LoRA starts at B = 0, where half the gradients vanish
         for name, parameter in retriever.trunk.named_parameters():
             if "lora_B" in name:
@@ -86,16 +104,42 @@ def prepared(recipe: SidrRecipe) -> tuple[LightRetriever, list[TrainingSet], Tra
     return retriever, sets, make_mixture(recipe, sets).batch(0)
 
 
+def in_double(retriever: LightRetriever) -> None:
+    """Convert a model and its heads to double precision, in place."""
+    retriever.trunk.double()
+    head = retriever.backbone.head
+    assert head is not None
+    retriever.backbone = dataclasses.replace(
+        retriever.backbone, head=dataclasses.replace(head, weight=head.weight.double())
+    )
+    arrays = {name: array.detach().double() for name, array in retriever.heads.arrays().items()}
+    arrays |= {name: torch.nn.Parameter(array) for name, array in arrays.items() if name.startswith("norm")}
+    retriever.heads = dataclasses.replace(retriever.heads, **arrays)
+
+
 def plain_parametric(retriever: LightRetriever, framed: Framed) -> Tensor:
-    """Return elu1p of the largest logit plus bias, one text and one term at a time."""
+    """Return elu1p of the largest logit plus bias, one text and one term at a time, in double precision.
+
+    With a LayerNorm the states are normalized first: (h - mean) / sqrt(variance + 1e-5) * weight + bias.
+    """
     ids, start, stop = framed
     batch = retriever.batch([framed])
-    states = retriever.states(batch)[0, : len(ids)]
+    states = retriever.states(batch)[0, : len(ids)].double()
     assert retriever.backbone.head is not None
     assert retriever.heads.term_bias is not None
-    logits = states.double() @ retriever.backbone.head.weight.double().T
+    assert retriever.contract.sparse is not None
+    matrix = retriever.backbone.head.weight
+    if retriever.contract.sparse.projection == "embeddings":
+        matrix = retriever.backbone.model.get_input_embeddings().weight
+    if retriever.heads.norm_weight is not None and retriever.heads.norm_bias is not None:
+        centred = states - states.mean(dim=1, keepdim=True)
+        deviation = (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+        states = centred / deviation * retriever.heads.norm_weight.double() + retriever.heads.norm_bias.double()
+    logits = states @ matrix.double().T
     largest = logits[start:stop].max(dim=0).values + retriever.heads.term_bias.double()
-    return torch.where(largest >= 0, largest + 1, torch.exp(largest))
+    weights = torch.where(largest >= 0, largest + 1, torch.exp(largest))
+    kept = torch.arange(len(weights)) >= retriever.contract.sparse.first_term
+    return torch.where(kept, weights, 0.0)
 
 
 def test_the_loss_of_two_queries_by_hand() -> None:
@@ -132,9 +176,23 @@ def test_top_k_keeps_the_largest_and_own_terms_where_asked() -> None:
     assert pruned(weights, bags, SidrHeadRecipe(top_k=2, own_terms=True)).tolist() == [[4, 1, 3, 0]]
 
 
-def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe) -> None:
+@pytest.mark.parametrize(
+    "heads",
+    [
+        SidrHeadRecipe(calibrate=0.5, calibration_documents=12, top_k=40),
+        RELEASED,
+        dataclasses.replace(RELEASED, lexical_documents=True),
+    ],
+    ids=["paper", "released", "lexical"],
+)
+def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe, heads: SidrHeadRecipe) -> None:
+    sidr = dataclasses.replace(sidr, heads=heads)
     retriever, _, batch = prepared(sidr)
+    in_double(retriever)
     trained = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    arrays = {"weight": retriever.heads.norm_weight, "bias": retriever.heads.norm_bias}
+    trained |= {name: array for name, array in arrays.items() if isinstance(array, torch.nn.Parameter)}
+    assert ("bias" in trained) == heads.layer_norm
 
     def gradients(parts: dict[str, Tensor]) -> dict[str, Tensor]:
         result = torch.autograd.grad(torch.stack(list(parts.values())).sum(), list(trained.values()))
@@ -147,10 +205,14 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
     documents = torch.stack([plain_parametric(retriever, framed_document) for framed_document in framed_documents])
 
     def bags(framed: list[Framed]) -> Tensor:
-        return torch.tensor([[float(t in ids[a:b]) for t in range(258)] for ids, a, b in framed]).double()
+        first = heads.first_term
+        return torch.tensor(
+            [[float(t >= first and t in ids[a:b]) for t in range(258)] for ids, a, b in framed]
+        ).double()
 
-    def strongest(rows: Tensor) -> Tensor:
-        return torch.where(rows >= rows.topk(40, dim=1).values[:, -1:], rows, 0.0)
+    def strongest(rows: Tensor, own: Tensor) -> Tensor:
+        kept = rows >= rows.topk(40, dim=1).values[:, -1:]
+        return torch.where(kept | (own > 0) if heads.own_terms else kept, rows, 0.0)
 
     def loss(a: Tensor, b: Tensor) -> Tensor:
         scores, total = a @ b.T / 2.0, torch.zeros((), dtype=torch.float64)
@@ -163,17 +225,19 @@ def test_the_loss_and_its_gradient_equal_a_plain_double_version(sidr: SidrRecipe
         return total / n
 
     q_bags, d_bags = bags(framed_queries), bags(framed_documents)
+    if heads.lexical_documents:  # V_lex(d) = V_BoT(d) ∘ V_θ(d), Appendix D
+        documents = documents * d_bags
     expected = {
-        "parametric": (loss(strongest(queries), documents) + loss(queries, strongest(documents))) / 2,
+        "parametric": (loss(strongest(queries, q_bags), documents) + loss(queries, strongest(documents, d_bags))) / 2,
         "bag_documents": 0.5 * loss(queries, d_bags),
         "bag_queries": 0.5 * loss(q_bags, documents),
     }
     assert parts.keys() == expected.keys()
     for name, value in expected.items():
-        assert float(parts[name].detach()) == pytest.approx(float(value.detach()), rel=1e-5)
+        assert float(parts[name].detach()) == pytest.approx(float(value.detach()), rel=1e-10)
     result, wanted = gradients(parts), gradients(expected)
     for name, gradient in wanted.items():
-        assert float((result[name] - gradient).norm() / gradient.norm()) < 1e-4, name
+        assert float((result[name] - gradient).norm() / gradient.norm()) < 1e-9, name
 
 
 def test_light_queries_are_means_of_rows_that_depend_on_the_token_alone(sidr: SidrRecipe) -> None:
@@ -341,7 +405,7 @@ def test_in_training_queries_search_with_as_many_terms_as_asked_and_light_ones_h
         expected = two_way_loss(light @ rows.T / 0.25, positives, excluded=excluded)
         torch.testing.assert_close(parts[name], expected, rtol=1e-5, atol=1e-6)
     for wrong in (RetrievalRecipe(query_terms=-1), RetrievalRecipe(-1)):
-        with pytest.raises(InvalidInput, match="query_terms"):
+        with pytest.raises(InvalidInput, match=r"query_terms|top_m"):
             dataclasses.replace(recipe, retrieval=wrong)
     with pytest.raises(InvalidInput, match="light_temperature"):
         dataclasses.replace(recipe, losses=SidrLossWeights(light_temperature=-1.0))
@@ -369,6 +433,83 @@ def test_what_is_relevant_a_copy_or_an_answer_is_never_drawn(sidr: SidrRecipe) -
     drawn, result = index.draw(batch, torch.zeros(1, 258), RetrievalRecipe(5), np.random.default_rng(0))
     assert result == 0  # nothing matched: one is drawn from the corpus
     assert drawn[0].doc_id not in {"p", "also"}
+
+
+def test_negatives_of_another_corpus_are_told_from_relevant_ones_by_their_text(sidr: SidrRecipe) -> None:
+    retriever, _, _ = prepared(sidr)
+    own = {"p": Document("p", "red stone"), "also": Document("also", "red river")}
+    example = TrainingExample("q", "red", ("p", "also"), (), "s", answers=("planet",))
+    training = TrainingSet("s", (example,), own, ("",))
+    # "p" is the id of a relevant document of the training set, and of another text here.
+    texts = {"p": "red cloud", "a": "red stone", "b": "red river", "c": "a red planet", "d": "red bread"}
+    other = {doc_id: Document(doc_id, text) for doc_id, text in texts.items()}
+    index = BagOfTokens(training, retriever, corpus=other)
+    batch = TrainingBatch("s", ("",), ("q",), ("red",), (own["p"],), np.zeros((1, 1), dtype=np.bool_))
+    weights = torch.zeros(1, 258)
+    weights[0, retriever.backbone.tokenizer.term_ids(["red"]).row(0).astype(np.int64)] = 1.0
+    drawn = [index.draw(batch, weights, RetrievalRecipe(5), np.random.default_rng(seed))[0][0] for seed in range(20)]
+    assert {document.text for document in drawn} == {"red cloud", "red bread"}
+    extended = index.extended(batch, [other["p"]])
+    assert not extended.false_negatives.any()
+    assert index.extended(batch, [other["a"]]).false_negatives.tolist() == [[False, True]]
+
+
+def test_an_index_of_some_documents_is_a_sample_of_the_corpus(sidr: SidrRecipe, datasets: tuple[Path, Path]) -> None:
+    retrieval = RetrievalRecipe(4, documents=7)
+    retriever, sets, _ = prepared(sidr)
+    indexes = retrieval_indexes(dataclasses.replace(sidr, retrieval=retrieval), retriever, sets)
+    for training in sets:
+        chosen = indexes[training.name].doc_ids
+        assert len(chosen) == 7
+        assert {*chosen} < {*training.documents}
+    other = dataclasses.replace(retrieval, corpus=str(datasets[1]), documents=0)
+    indexes = retrieval_indexes(dataclasses.replace(sidr, retrieval=other), retriever, sets)
+    assert [index.doc_ids for index in indexes.values()] == [sorted(sets[1].documents)] * 2
+    with pytest.raises(InvalidInput, match=r"set retrieval\.top_m"):
+        dataclasses.replace(sidr, retrieval=RetrievalRecipe(0, corpus="x"))
+
+
+@pytest.mark.parametrize("lexical", [False, True])
+def test_the_released_encoder_is_saved_loaded_resumed_and_stores_what_training_compared(
+    sidr: SidrRecipe, tmp_path: Path, lexical: bool
+) -> None:
+    recipe = dataclasses.replace(
+        sidr, heads=dataclasses.replace(RELEASED, lexical_documents=lexical), documents=DocumentRecipe(max_tokens=48)
+    )
+    whole = train(recipe, tmp_path / "whole", device="cpu")
+    cut(lambda: train(recipe, tmp_path / "cut", device="cpu"), at=3)
+    resumed = train(recipe, tmp_path / "cut", resume=True, device="cpu")
+    assert Contract.load(whole) == Contract.load(resumed)
+    model = LightRetriever.load(whole)
+    sparse = model.contract.sparse
+    assert sparse is not None
+    assert (sparse.first_term, sparse.lexical, sparse.own_terms) == (40, lexical, True)
+    assert sparse.norm_hash
+    assert model.heads.norm_weight is not None
+    assert not torch.equal(model.heads.norm_weight, torch.ones_like(model.heads.norm_weight))  # it was trained
+    framed = model.frame_documents(["the red river in winter", "copper, bread!"])
+    with torch.no_grad():
+        _, stored = model.encode_batch(model.batch(framed))
+        assert stored is not None
+        for row, (ids, start, stop) in enumerate(framed):
+            weights = plain_parametric(model, (ids, start, stop)).detach()
+            own = torch.tensor([term >= 40 and term in ids[start:stop] for term in range(258)])
+            kept = weights >= (torch.where(own, weights, 0.0) if lexical else weights).topk(40).values[-1]
+            expected = torch.where(own if lexical else own | kept, weights, 0.0)
+            impacts = torch.from_numpy(stored.to_dense()[row].astype(np.float32)) / sparse.scale
+            torch.testing.assert_close(impacts.double(), expected, rtol=0, atol=0.51 / sparse.scale)
+    plain = dataclasses.replace(sidr.heads, projection="embeddings")
+    again = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, address=str(whole)), heads=plain)
+    with pytest.raises(InvalidInput, match=r"set heads\.layer_norm"):
+        prepared(again)
+    continued = with_norm(build_model(dataclasses.replace(again, heads=recipe.heads), device="cpu"), recipe)
+    assert continued.heads.norm_weight is not None
+    started = with_norm(continued, dataclasses.replace(again, heads=recipe.heads)).heads.norm_weight
+    assert started is not None
+    torch.testing.assert_close(started.detach(), model.heads.norm_weight)
+    (whole / "head.safetensors").write_bytes((resumed / "head.safetensors").read_bytes()[:-4] + b"\x00\x00\x80?")
+    with pytest.raises(ContractMismatch, match=r"norm_hash|bias_hash"):
+        LightRetriever.load(whole)
 
 
 def test_a_retrieved_negative_stands_behind_its_querys_others(sidr: SidrRecipe) -> None:
@@ -425,11 +566,17 @@ def gradients(recipe: SidrRecipe) -> dict[str, Tensor]:
     retriever, sets, batch = prepared(recipe)
     index = BagOfTokens(next(item for item in sets if item.name == batch.dataset), retriever)
     parts, _ = batch_losses(retriever, batch, recipe, index=index, generator=np.random.default_rng(0))
-    return gradients_of(parts, {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad})
+    trained: dict[str, Tensor] = {name: p for name, p in retriever.trunk.named_parameters() if p.requires_grad}
+    if retriever.heads.norm_weight is not None:
+        trained["norm"] = retriever.heads.norm_weight
+    return gradients_of(parts, trained)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_several_processes_have_the_gradient_of_one(world: int, sidr: SidrRecipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "released"), [(2, False), (4, False), (2, True)])
+def test_several_processes_have_the_gradient_of_one(
+    world: int, released: bool, sidr: SidrRecipe, tmp_path: Path
+) -> None:
+    sidr = dataclasses.replace(sidr, heads=RELEASED) if released else sidr
     assert_same(first_of(world, lambda: gradients(sidr), tmp_path), gradients(sidr), rtol=1e-4)
 
 
@@ -444,6 +591,10 @@ def test_settings_that_make_no_sense_are_refused(sidr: SidrRecipe) -> None:
         dataclasses.replace(sidr, model=dataclasses.replace(sidr.model, lora_rank=0, first_layer=1))
     with pytest.raises(InvalidInput, match=r"query\.weighting"):
         dataclasses.replace(sidr, losses=SidrLossWeights(light=0.5))
+    with pytest.raises(InvalidInput, match=r"layer_norm requires heads\.projection"):
+        dataclasses.replace(sidr, heads=SidrHeadRecipe(layer_norm=True))
+    with pytest.raises(InvalidInput, match="first_term is -1"):
+        dataclasses.replace(sidr, heads=SidrHeadRecipe(first_term=-1))
     with pytest.raises(InvalidInput, match="mixed_batches"):
         dataclasses.replace(sidr, optimisation=dataclasses.replace(sidr.optimisation, mixed_batches=True))
 

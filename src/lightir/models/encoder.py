@@ -21,7 +21,15 @@ from lightir.models.bags import count_terms, mix_rows, terms_present, token_mean
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
 from lightir.models.framing import Framed, Framing, TextBatch, pad_batch
-from lightir.models.heads import LMHead, activate, calibrate_bias, quantize, top_k_weights
+from lightir.models.heads import (
+    LMHead,
+    activate,
+    calibrate_bias,
+    quantize,
+    state_norm,
+    top_k_weights,
+    without_first_terms,
+)
 from lightir.models.masks import PromptCache, causal_mask, model_mask, prompt_cache, text_positions, token_states
 from lightir.models.model_folder import HeadArrays, read_parts, with_array_hashes, write_parts
 from lightir.models.pooling import Pooling, fit_standardization, pool, standardize
@@ -193,6 +201,7 @@ class LightRetriever(nn.Module):
         `activate`.
         """
         maxima = self._head.maxima(states, batch.own_mask, term_bias=self.heads.term_bias, terms=terms)
+        maxima = without_first_terms(maxima, self._sparse.first_term, terms=terms)
         return activate(maxima, self._sparse.activation, straight_through=straight_through)
 
     def maxima(self, states: Tensor, batch: TextBatch) -> Tensor:
@@ -323,7 +332,11 @@ class LightRetriever(nn.Module):
     def _head(self) -> LMHead:
         if self.contract.sparse is not None and self.contract.sparse.projection == "embeddings":
             embeddings: Tensor = self.backbone.model.get_input_embeddings().weight  # type: ignore[assignment]
-            return LMHead(embeddings, kernel=self.backbone.head.kernel if self.backbone.head else "auto")
+            weight, bias = self.heads.norm_weight, self.heads.norm_bias
+            norm = None if weight is None or bias is None else state_norm(weight, bias)
+            return LMHead(
+                embeddings, transform=norm, kernel=self.backbone.head.kernel if self.backbone.head else "auto"
+            )
         if self.backbone.head is None:
             raise InvalidInput(f"{self.backbone.address} has no language-modelling head, so no sparse branch")
         return self.backbone.head
@@ -373,12 +386,20 @@ class LightRetriever(nn.Module):
         return dense, None if weights is None or sparse_head is None else quantize(weights, sparse_head)
 
     def _stored_weights(self, states: Tensor, batch: TextBatch) -> Tensor:
-        """Return `keep_strongest(sparse_from(...))`, (B, V) float32, without computing the other terms exactly."""
+        """Return `keep_strongest(sparse_from(...))`, (B, V) float32, without computing the other terms exactly.
+
+        Lexical documents keep only their own terms.
+        """
         sparse = self._sparse
         floor = 0.0 if sparse.activation == "log1p_relu" else -torch.inf
-        stored = StoredTerms(sparse.top_k, floor, self._own_terms(batch))
+        own = terms_present(batch, self.backbone) if sparse.own_terms or sparse.lexical else None
+        k = sparse.top_k + sparse.first_term if sparse.top_k else 0  # the terms left out may be the strongest ones
+        stored = StoredTerms(k, floor, own)
         maxima = self._head.largest_maxima(states, batch.own_mask, term_bias=self.heads.term_bias, stored=stored)
-        return self.keep_strongest(activate(maxima, sparse.activation), batch)
+        weights = activate(without_first_terms(maxima, sparse.first_term), sparse.activation)
+        if sparse.lexical and own is not None:
+            weights = torch.where(own, weights, 0.0)
+        return self.keep_strongest(weights, batch)
 
     def keep_strongest(self, weights: Tensor, batch: TextBatch, *, k: int | None = None) -> Tensor:
         """Keep each row's k strongest weights (None is the contract's top_k), and own terms if the contract does."""

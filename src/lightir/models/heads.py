@@ -119,6 +119,33 @@ def activate(maxima: Tensor, activation: Activation = "log1p_relu", *, straight_
     raise InvalidInput(f"activation {activation!r}: expected 'log1p_relu' or 'elu1p'")
 
 
+def state_norm(weight: Tensor, bias: Tensor) -> nn.LayerNorm:
+    """Return a LayerNorm with these arrays, which are trained if they are parameters.
+
+    Args:
+        weight: (H,) float32.
+        bias: (H,) float32.
+    """
+    norm = nn.LayerNorm(len(weight), device="meta")
+    for name, array in (("weight", weight), ("bias", bias)):
+        setattr(norm, name, array if isinstance(array, nn.Parameter) else nn.Parameter(array, requires_grad=False))
+    return norm
+
+
+def without_first_terms(maxima: Tensor, first_term: int, *, terms: Tensor | None = None) -> Tensor:
+    """Return maxima in which the terms before `first_term` are -inf, whose weight is 0.
+
+    Args:
+        maxima: (B, V) maxima of all terms, or (B, n) of `terms`.
+        first_term: first term to keep; 0 keeps all.
+        terms: (n,) int64 ids of the columns; None for the whole vocabulary.
+    """
+    if first_term == 0:
+        return maxima
+    ids = torch.arange(maxima.shape[1], device=maxima.device) if terms is None else terms
+    return maxima.masked_fill(ids < first_term, -torch.inf)
+
+
 def soft_cap(logits: Tensor, softcap: float) -> Tensor:
     """Apply a model's final soft cap to logits or their maxima; -inf (no position) is unchanged.
 

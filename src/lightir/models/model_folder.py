@@ -31,12 +31,16 @@ class HeadArrays:
         deviation: (H,) float32 standard deviation of pooled states.
         term_bias: (V,) float32 bias of the maximal logits.
         term_weights: (V,) float32 weight of each term in a sparse query (IDF).
+        norm_weight: (H,) float32 weight of the LayerNorm in front of the sparse projection; a parameter in training.
+        norm_bias: (H,) float32 bias of that LayerNorm; a parameter in training.
     """
 
     mean: Tensor | None = None
     deviation: Tensor | None = None
     term_bias: Tensor | None = None
     term_weights: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the arrays that are not None, by name."""
@@ -56,7 +60,7 @@ def read_parts(folder: Path, *, dtype: torch.dtype, merge: bool) -> tuple[Backbo
     if contract.backbone.adapter_hash:
         backbone = load_adapter(backbone, folder / "adapter", trainable=not merge)
         backbone = merge_adapter(backbone) if merge else backbone
-    return backbone, contract, _load_heads(folder, contract)
+    return backbone, contract, stored_heads(folder, contract)
 
 
 def write_parts(folder: Path, backbone: Backbone, contract: Contract, heads: HeadArrays) -> Contract:
@@ -87,6 +91,8 @@ def with_array_hashes(contract: Contract, heads: HeadArrays) -> Contract:
         dense = dataclasses.replace(dense, standardized=_standardization_hash(arrays))
     if sparse is not None and "term_bias" in arrays:
         sparse = dataclasses.replace(sparse, bias_hash=hash_arrays(arrays["term_bias"].numpy()))
+    if sparse is not None and "norm_weight" in arrays:
+        sparse = dataclasses.replace(sparse, norm_hash=_norm_hash(arrays))
     return dataclasses.replace(contract, dense=dense, sparse=sparse)
 
 
@@ -96,6 +102,10 @@ def _stored(heads: HeadArrays) -> dict[str, Tensor]:
 
 def _standardization_hash(arrays: dict[str, Tensor]) -> str:
     return hash_arrays(arrays["mean"].numpy(), arrays["deviation"].numpy())
+
+
+def _norm_hash(arrays: dict[str, Tensor]) -> str:
+    return hash_arrays(arrays["norm_weight"].numpy(), arrays["norm_bias"].numpy())
 
 
 def contract_backbone(
@@ -135,7 +145,12 @@ def backbone_record(backbone: Backbone) -> BackboneRecord:
     )
 
 
-def _load_heads(folder: Path, contract: Contract) -> HeadArrays:
+def stored_heads(folder: Path, contract: Contract) -> HeadArrays:
+    """Read the head arrays of a model folder.
+
+    Raises:
+        ContractMismatch: an array differs from the contract's hash.
+    """
     path = folder / "head.safetensors"
     arrays = read_tensors(path) if path.is_file() else {}
     heads = HeadArrays(**arrays)
@@ -145,6 +160,8 @@ def _load_heads(folder: Path, contract: Contract) -> HeadArrays:
         _require("dense.standardized", contract.dense.standardized, standardized, folder)
     if contract.sparse is not None:
         _require("sparse.bias_hash", contract.sparse.bias_hash, bias_hash, folder)
+        norm_hash = _norm_hash(arrays) if "norm_weight" in arrays else ""
+        _require("sparse.norm_hash", contract.sparse.norm_hash, norm_hash, folder)
     return heads
 
 

@@ -63,6 +63,10 @@ class NegativeFilters:
             raise InvalidInput(f"ranks {self.first_rank} to {self.depth}: expected 1 <= first <= last")
 
 
+MINED = {"bm25": NegativeFilters(), "bm25-without-answers": NegativeFilters(skip_answers=True)}
+"""Negatives that a training run mines itself, by their name in a recipe."""
+
+
 @dataclass(frozen=True, slots=True)
 class MiningReport:
     """Counts of kept negatives and of dropped documents by reason.
@@ -233,7 +237,7 @@ def share_of_score(score: float, share: float) -> float:
 
 
 def negatives_files(recipe: QueryRunRecipe, cache: Path) -> list[Path | None]:
-    """Return each training set's file of negatives, or None; "bm25" is mined into the cache once.
+    """Return each training set's file of negatives, or None; MINED ones are mined into the cache once.
 
     The file's name contains the data set's digest, so that changed texts, queries or qrels are mined again.
 
@@ -250,13 +254,15 @@ def _negatives_file(data: DataRecipe, cache: Path) -> Path | None:
     if data.pairs != "judged" or brings_examples(data.name):
         what = "a set of whole examples has" if data.pairs == "judged" else f"pairs {data.pairs!r} have"
         raise InvalidInput(f"data set {data.name!r}: {what} no qrels, so no negatives can be mined for it")
-    if data.negatives != "bm25":
+    if data.negatives not in MINED:
         if not Path(data.negatives).is_file():
             raise NotFound(f"negatives {data.negatives} do not exist; mine them first: lightir mine")
         return Path(data.negatives)
     folder = data_folder(data.name)
-    path = cache / f"negatives-{folder.name}-{data.split}-{Dataset.open(folder).digest(data.split)}.jsonl"
+    filters = MINED[data.negatives]
+    kind = "-without-answers" if filters.skip_answers else ""
+    path = cache / f"negatives-{folder.name}-{data.split}{kind}-{Dataset.open(folder).digest(data.split)}.jsonl"
     if not path.is_file():
         logger.info("mining BM25 negatives for %s", data.name)
-        mine(folder, data.split, path)
+        mine(folder, data.split, path, filters=filters)
     return path

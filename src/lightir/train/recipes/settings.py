@@ -102,7 +102,8 @@ class DataRecipe:
         pairs: "judged" uses the split's qrels; "titles" and "spans" make queries from the documents alone.
         instructions: instructions to draw from, one for each batch with queries of the set; empty uses the recipe's
             query instruction, ["listed"] the instructions listed under the set's name (Appendix A.4).
-        negatives: JSONL file of mined negatives, "bm25" to mine them now, or "" for none.
+        negatives: JSONL file of mined negatives, "bm25" to mine them now, "bm25-without-answers" to drop those that
+            contain an answer of the query (DPR's hard negatives), or "" for none.
         scores: TREC run file with a teacher's scores of the set's queries and documents, for example written by
             `lightir rerank` (with a cross-encoder and --negatives: of positives and mined negatives). Files of examples
             bring their own scores.
@@ -160,7 +161,8 @@ class Optimisation:
         query_tokens: maximum number of tokens of a training query; 0 uses the query policy's maximum.
         learning_rate: peak learning rate.
         warmup_steps: steps of linear warm-up.
-        final_share: share of the peak learning rate at the end of the cosine schedule, which follows the warm-up.
+        schedule: fall of the learning rate after the warm-up: "cosine" or "linear".
+        final_share: share of the peak learning rate at the end of the schedule.
         weight_decay: weight decay of AdamW.
         max_gradient_norm: gradients are scaled down to this norm; .inf disables clipping.
         max_minutes: time budget of the run, 0 for none. Schedules then follow steps or time, whichever is further, so
@@ -180,6 +182,7 @@ class Optimisation:
     query_tokens: int = 0
     learning_rate: float = 2e-4
     warmup_steps: int = 20
+    schedule: Literal["cosine", "linear"] = "cosine"
     final_share: float = 0.1
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0

@@ -16,14 +16,20 @@ class RetrievalRecipe:
     """Hard negatives that the model retrieves in each training step.
 
     Attributes:
-        top_m: depth of the search in the bag-of-tokens index; one result is drawn as negative. 0 retrieves none.
+        top_m: depth of the search in the bag-of-tokens index; one result is drawn as negative, in addition to the mined
+            `optimisation.negatives`. 0 retrieves none.
         skip_answers: skip documents that contain one of the query's answers, if the data set has answers.
         query_terms: number of strongest query terms to search with; 0 uses as many as the head keeps.
+        corpus: other corpus to retrieve from, in any form that `lightir encode` reads, or a name inside the folder that
+            LIGHTIR_DATA names; "" uses each training set's own. Documents with the text of a relevant one are skipped.
+        documents: number of documents in the index, drawn at random from the corpus; 0 uses all.
     """
 
     top_m: int = 20
     skip_answers: bool = True
     query_terms: int = 0
+    corpus: str = ""
+    documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,21 @@ class SidrHeadRecipe(HeadCalibration):
         scale: scale of the impact quantizer.
         projection: matrix that hidden states are multiplied by: the model's own LM or masked-LM "head", or its input
             "embeddings" as in SiDR's released code, which also serves models without a head.
+        layer_norm: put a LayerNorm with trained weight and bias in front of the projection, as in SiDR's released code;
+            requires projection "embeddings".
+        first_term: first term of the vocabulary that vectors have, also those of bags; 999 in SiDR's released code,
+            which leaves out BERT's special and unused tokens. 0 has all.
+        lexical_documents: replace V_θ(d) by V_lex(d), which keeps a document's own terms only, in training and in the
+            shipped model ("w/o expand at doc, training" in the paper's Table 7).
     """
 
     top_k: int = 768
     own_terms: bool = False
     scale: float = 32.0
     projection: Literal["head", "embeddings"] = "head"
+    layer_norm: bool = False
+    first_term: int = 0
+    lexical_documents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +127,15 @@ class SidrRecipe(QueryRunRecipe):
                 f"losses.light trains queries that are means of expansions: set query.weighting to 'expansion', "
                 f"not {self.query.weighting!r}"
             )
-        if min(self.retrieval.top_m, self.retrieval.query_terms) < 0:
+        if self.heads.layer_norm and self.heads.projection != "embeddings":
             raise InvalidInput(
-                f"retrieval.top_m is {self.retrieval.top_m} and query_terms {self.retrieval.query_terms}; "
-                "expected 0 (none; heads.top_k) or more"
+                f"heads.layer_norm requires heads.projection embeddings, not {self.heads.projection}: a model's own "
+                "head has its own layers"
             )
+        check_numbers(self.heads, "heads.", least=("first_term",))
+        check_numbers(self.retrieval, "retrieval.", least=("top_m", "query_terms", "documents"))
+        if (self.retrieval.corpus or self.retrieval.documents) and not self.retrieval.top_m:
+            raise InvalidInput("retrieval.corpus and documents describe an index to retrieve from: set retrieval.top_m")
 
     @property
     def contract(self) -> Contract:
@@ -129,5 +148,8 @@ class SidrRecipe(QueryRunRecipe):
             scale=heads.scale,
             projection=heads.projection,
             own_terms=heads.own_terms,
+            norm_hash=WANTED if heads.layer_norm else "",
+            first_term=heads.first_term,
+            lexical=heads.lexical_documents,
         )
         return self.contract_of("sidr", sparse=sparse, fusion=Fusion(weights={"sparse": 0.5, "tokens": 0.5}))

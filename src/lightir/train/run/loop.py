@@ -373,7 +373,7 @@ def _joined(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def learning_rate_share(step: int, progress: float, settings: Optimisation) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then a cosine over the remaining run to final_share.
+    """Return the share of the peak learning rate: linear warm-up, then down to final_share over the remaining run.
 
     Args:
         step: number of optimizer steps done.
@@ -382,8 +382,9 @@ def learning_rate_share(step: int, progress: float, settings: Optimisation) -> f
     """
     warmup = min(settings.warmup_steps / settings.steps, 1.0)
     after = (progress - warmup) / (1 - warmup) if progress > warmup else 0.0
-    cosine = settings.final_share + (1 - settings.final_share) * (1 + math.cos(math.pi * after)) / 2
-    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * cosine
+    falling = 1 - after if settings.schedule == "linear" else (1 + math.cos(math.pi * after)) / 2
+    share = settings.final_share + (1 - settings.final_share) * falling
+    return min(1.0, (step + 1) / (settings.warmup_steps + 1)) * share
 
 
 def _cut_log(path: Path, step: int) -> None:

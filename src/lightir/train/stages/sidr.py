@@ -14,19 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightir.data import TrainingBatch
+from lightir.addresses import resolve_local
+from lightir.contract import FILE_NAME, Contract
+from lightir.data import TrainingBatch, TrainingSet, read_documents
+from lightir.errors import InvalidInput
 from lightir.models.bags import mix_rows, token_means
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.models.heads import top_k_weights
+from lightir.models.model_folder import HeadArrays, stored_heads
 from lightir.models.pooling import at_least_fp32
 from lightir.text import query_term_ids
 from lightir.train.batches.batch_vectors import LIGHT_TOKENS_STEP, SHAPE_STEP
 from lightir.train.batches.gradient_cache import EncodedVectors, in_pieces
 from lightir.train.batches.share import share_of
 from lightir.train.mining.bag_search import training_bags
+from lightir.train.recipes.data_names import data_folder
 from lightir.train.recipes.sidr_recipe import SidrHeadRecipe, SidrRecipe
 from lightir.train.run.loop import run_stage
 from lightir.train.run.processes import gather, rank, world_size
@@ -65,11 +70,13 @@ class Sidr(ModelStage[SidrRecipe]):
     def __init__(self, recipe: SidrRecipe, negatives: Path, device: str) -> None:
         """Open and clean the data, build the model, fit its bias, and index the data."""
         self.data = StageData(recipe, negatives=negatives)
-        retriever = build_model(recipe, device=device)
+        retriever = with_norm(build_model(recipe, device=device), recipe)
         fit_heads(retriever, recipe, self.data.sets)
         super().__init__(recipe, retriever, device)
-        indexed = self.data.sets if recipe.retrieval.top_m > 0 else []
-        self.indexes = {training.name: BagOfTokens(training, retriever) for training in indexed}
+        for name in ("norm_weight", "norm_bias"):
+            if (array := getattr(retriever.heads, name)) is not None:
+                self.parameters[f"heads.{name}"] = array
+        self.indexes = retrieval_indexes(recipe, retriever, self.data.sets)
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -113,6 +120,50 @@ class Sidr(ModelStage[SidrRecipe]):
         return self.data.records()
 
 
+def with_norm(retriever: LightRetriever, recipe: SidrRecipe) -> LightRetriever:
+    """Return the model with the trainable LayerNorm that the recipe asks for; it continues a trained one.
+
+    Raises:
+        InvalidInput: the recipe starts from a model with a LayerNorm but has none.
+    """
+    folder = resolve_local(recipe.model.address)
+    trained = HeadArrays()
+    if folder is not None and (folder / FILE_NAME).is_file():
+        trained = stored_heads(folder, Contract.load(folder))
+    if not recipe.heads.layer_norm:
+        if trained.norm_weight is not None:
+            raise InvalidInput(
+                f"{recipe.model.address} has a LayerNorm in front of its projection: set heads.layer_norm"
+            )
+        return retriever
+    width, device = retriever.backbone.hidden_size, retriever.backbone.device
+    weight = torch.ones(width) if trained.norm_weight is None else trained.norm_weight
+    bias = torch.zeros(width) if trained.norm_bias is None else trained.norm_bias
+    retriever.heads = dataclasses.replace(
+        retriever.heads,
+        norm_weight=nn.Parameter(weight.float().to(device)),
+        norm_bias=nn.Parameter(bias.float().to(device)),
+    )
+    return retriever
+
+
+def retrieval_indexes(
+    recipe: SidrRecipe, retriever: LightRetriever, sets: Sequence[TrainingSet]
+) -> dict[str, BagOfTokens]:
+    """Return the index that each training set's queries retrieve from, by the set's name; {} without retrieval."""
+    retrieval = recipe.retrieval
+    if retrieval.top_m == 0:
+        return {}
+    corpus = None
+    if retrieval.corpus:
+        source = Path(retrieval.corpus) if Path(retrieval.corpus).is_file() else data_folder(retrieval.corpus)
+        corpus = {document.doc_id: document for document in read_documents(source)}
+    sample, seed = retrieval.documents, recipe.optimisation.seed
+    return {
+        training.name: BagOfTokens(training, retriever, corpus=corpus, sample=sample, seed=seed) for training in sets
+    }
+
+
 def parametric(retriever: LightRetriever, framed: Sequence[Framed], *, pad_to: int = 1) -> Tensor:
     """Return V_θ before top-k: (n, V) float32, above 0 everywhere; 0 for a text without tokens.
 
@@ -126,13 +177,17 @@ def parametric(retriever: LightRetriever, framed: Sequence[Framed], *, pad_to: i
     return retriever.sparse_from(retriever.states(batch), batch)
 
 
-def bag_of_tokens(framed: Sequence[Framed], *, vocab_size: int, device: torch.device) -> Tensor:
-    """Return V_BoT: (n, V) float32, 1 for a term among the text's own tokens (no frame), else 0."""
+def bag_of_tokens(framed: Sequence[Framed], *, vocab_size: int, device: torch.device, first_term: int = 0) -> Tensor:
+    """Return V_BoT: (n, V) float32, 1 for a term among the text's own tokens (no frame), else 0.
+
+    Terms before `first_term` are 0.
+    """
     own = [ids[start:stop] for ids, start, stop in framed]
     rows = torch.arange(len(own)).repeat_interleave(torch.tensor([len(ids) for ids in own], dtype=torch.int64))
     terms = torch.tensor([term for ids in own for term in ids], dtype=torch.int64)
     bags = torch.zeros(len(framed), vocab_size, device=device)
     bags[rows.to(device), terms.to(device)] = 1.0  # one copy to the GPU: a copy per row would block
+    bags[:, :first_term] = 0.0
     return bags
 
 
@@ -147,7 +202,13 @@ def document_bags(retriever: LightRetriever, documents: Sequence[Document], fram
     if retriever.contract.document.bag_tokens:
         cut = training_bags(documents, retriever)
         framed = [(row, 0, len(row)) for row in (cut.row(i).tolist() for i in range(len(cut)))]
-    return bag_of_tokens(framed, vocab_size=retriever.backbone.vocab_size, device=retriever.backbone.device)
+    sparse = retriever.contract.sparse
+    return bag_of_tokens(
+        framed,
+        vocab_size=retriever.backbone.vocab_size,
+        device=retriever.backbone.device,
+        first_term=0 if sparse is None else sparse.first_term,
+    )
 
 
 def pruned(weights: Tensor, bags: Tensor, heads: SidrHeadRecipe, *, k: int = 0) -> Tensor:
@@ -185,8 +246,9 @@ def batch_losses(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return L_final = L(V_θ(q), V_θ(d)) + ½ L(V_θ(q), V_BoT(d)) + ½ L(V_BoT(q), V_θ(d)), each part weighted.
 
-    Each L is two-way. The first part is the mean of two: top-k applied to the queries, and to the documents. Queries
-    and documents are divided among the processes, and their vectors gathered with their gradients.
+    Each L is two-way. The first part is the mean of two: top-k applied to the queries, and to the documents. With
+    lexical documents, V_lex(d) = V_BoT(d) ∘ V_θ(d) replaces V_θ(d). Queries and documents are divided among the
+    processes, and their vectors gathered with their gradients.
 
     Args:
         retriever: the model.
@@ -204,7 +266,8 @@ def batch_losses(
     framed = retriever.frame_queries(own, instruction=instruction)
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
     queries = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
-    query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    first_term = recipe.heads.first_term
+    query_bags = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device, first_term=first_term))
     monitored = {"retrieved": 0.0, "retrieval_seconds": 0.0}
     if index is not None:
         batch, monitored = _with_retrieved(index, batch, queries.detach(), query_bags, recipe, generator)
@@ -212,7 +275,9 @@ def batch_losses(
     framed = retriever.frame_documents(share.documents)
     documents = gather(_encoded(retriever, framed, recipe, pad_to=pad_to))
     bags = gather(document_bags(retriever, share.documents, framed))
-    own_terms = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device))
+    own_terms = gather(bag_of_tokens(framed, vocab_size=vocab_size, device=device, first_term=first_term))
+    if recipe.heads.lexical_documents:
+        documents = documents * own_terms
     positives = torch.from_numpy(share.positives).to(device)
     excluded = torch.from_numpy(share.excluded).to(device)
 
@@ -288,17 +353,18 @@ def measure(retriever: LightRetriever, development: Development, recipe: SidrRec
     vocab_size, device = retriever.backbone.vocab_size, retriever.backbone.device
     size = recipe.optimisation.batch_size
 
-    def encoded(framed: Sequence[Framed], *, k: int = 0) -> tuple[Tensor, Tensor]:
-        bags = bag_of_tokens(framed, vocab_size=vocab_size, device=device)
+    def encoded(framed: Sequence[Framed], *, k: int = 0, lexical: bool = False) -> tuple[Tensor, Tensor]:
+        bags = bag_of_tokens(framed, vocab_size=vocab_size, device=device, first_term=recipe.heads.first_term)
         pad_to = SHAPE_STEP if recipe.model.compile else 1
         chunks = [framed[start : start + size] for start in range(0, len(framed), size)]
         rows = [parametric(retriever, chunk, pad_to=pad_to) for chunk in chunks]
-        return pruned(torch.cat(rows), bags, recipe.heads, k=k), bags
+        weights = torch.cat(rows) * bags if lexical else torch.cat(rows)
+        return pruned(weights, bags, recipe.heads, k=k), bags
 
     framed = retriever.frame_queries([query.text for query in development.queries])
     queries, query_bags = encoded(framed, k=retriever.contract.query.top_k)
     framed = retriever.frame_documents(development.documents)
-    documents, _ = encoded(framed)
+    documents, _ = encoded(framed, lexical=recipe.heads.lexical_documents)
     bags = document_bags(retriever, development.documents, framed)
     scores = {
         "full": similarity(queries, documents),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -19,20 +20,36 @@ from lightir.types import Document
 
 
 class BagOfTokens:
-    """A fixed index of a training set's corpus: the terms of each document, as the model reads it."""
+    """A fixed index of a training set's corpus, or of another one: each document's terms, as the model reads it."""
 
-    def __init__(self, training: TrainingSet, retriever: LightRetriever, *, on_device: bool | None = None) -> None:
+    def __init__(
+        self,
+        training: TrainingSet,
+        retriever: LightRetriever,
+        *,
+        corpus: Mapping[str, Document] | None = None,
+        sample: int = 0,
+        seed: int = 0,
+        on_device: bool | None = None,
+    ) -> None:
         """Tokenize the corpus.
 
         Args:
-            training: training set with the corpus.
+            training: training set with the queries.
             retriever: model whose tokenizer and frame are used.
+            corpus: documents to search by id; None for the training set's own.
+            sample: number of documents to index, drawn at random; 0 indexes all.
+            seed: seed of the sample.
             on_device: search by a sparse product on the model's device instead of the kernel; None does so on a GPU.
         """
-        self.doc_ids = sorted(training.documents)
-        self._documents = training.documents
+        self._own = corpus is None
+        self._documents = training.documents if corpus is None else corpus
+        self.doc_ids = sorted(self._documents)
+        if 0 < sample < len(self.doc_ids):
+            self.doc_ids = sorted(random.Random(seed).sample(self.doc_ids, sample))
+        self._positives = training.documents
         self._examples: dict[str, TrainingExample] = {example.query_id: example for example in training.examples}
-        bags = corpus_bags([training.documents[doc_id] for doc_id in self.doc_ids], retriever)
+        bags = corpus_bags([self._documents[doc_id] for doc_id in self.doc_ids], retriever)
         device = retriever.backbone.device
         on_device = device.type == "cuda" if on_device is None else on_device
         self._bags: BagSearch = DeviceSearch(bags, device) if on_device else KernelSearch(bags)
@@ -57,7 +74,7 @@ class BagOfTokens:
             wrong = [
                 doc_id
                 for doc_id in doc_ids
-                if not self._relevant(doc_id, example, batch.documents[row])
+                if not self._relevant(self._documents[doc_id], example, batch.documents[row])
                 and not holds_answer(self._documents[doc_id].full_text(), answers)
             ]
             n_retrieved += bool(wrong)
@@ -75,7 +92,7 @@ class BagOfTokens:
         new = np.zeros((n, n), dtype=np.bool_)
         for row, query_id in enumerate(batch.query_ids):
             example, positive = self._examples[query_id], batch.documents[row]
-            new[row] = [self._relevant(document.doc_id, example, positive) for document in retrieved]
+            new[row] = [self._relevant(document, example, positive) for document in retrieved]
         documents = [*batch.documents, *retrieved]
         return dataclasses.replace(
             batch,
@@ -84,14 +101,19 @@ class BagOfTokens:
             scores=None,  # this stage's losses read no scores
         )
 
-    def _relevant(self, doc_id: str, example: TrainingExample, positive: Document) -> bool:
-        """Return whether a document is relevant to a query, or a copy of the batch's positive."""
-        document = self._documents[doc_id]
-        return doc_id in example.positive_ids or (document.title, document.text) == (positive.title, positive.text)
+    def _relevant(self, document: Document, example: TrainingExample, positive: Document) -> bool:
+        """Return whether a document is relevant to a query, or a copy of the batch's positive.
+
+        Ids of another corpus mean nothing here: its documents are compared by title and text with all positives.
+        """
+        if self._own and document.doc_id in example.positive_ids:
+            return True
+        known = [positive] if self._own else [positive, *(self._positives[i] for i in example.positive_ids)]
+        return any((document.title, document.text) == (other.title, other.text) for other in known)
 
     def _any(self, example: TrainingExample, generator: np.random.Generator) -> str:
         for _ in range(100):
             doc_id = self.doc_ids[generator.integers(len(self.doc_ids))]
-            if doc_id not in example.positive_ids:
+            if not (self._own and doc_id in example.positive_ids):
                 return doc_id
         raise InvalidInput(f"query {example.query_id!r} of {example.dataset!r} has no document left to be a negative")
