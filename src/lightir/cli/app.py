@@ -19,7 +19,7 @@ from lightir.version import __version__
 GROUPS = {
     "search": ("demo", "search", "rerank"),
     "documents": ("encode", "index", "add", "delete", "worker", "expand"),
-    "models": ("cache", "distill"),
+    "models": ("cache", "distill", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine"),
     "upkeep": ("info", "verify", "compact", "snapshot", "doctor", "completion"),

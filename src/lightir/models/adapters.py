@@ -85,7 +85,8 @@ def continue_adapter(
     if (config.r, config.lora_alpha) != (rank, alpha):
         raise InvalidInput(
             f"the adapter in {folder} has rank {config.r} and alpha {config.lora_alpha}, but {rank} and {alpha} were "
-            "asked for; set the rank and alpha of the saved adapter to continue it"
+            "asked for; set the rank and alpha of the saved adapter to continue it, or merge it into the weights with "
+            "lightir merge and start a fresh adapter of any rank from the merged folder"
         )
     lowest = min(_layer_of(name) for name in config.target_modules)
     if first_layer < lowest:

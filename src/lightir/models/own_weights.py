@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig
 
 from lightir.errors import InvalidInput
@@ -41,8 +41,13 @@ def all_weights(backbone: Backbone) -> dict[str, Tensor]:
     return weights
 
 
-def save_weights(backbone: Backbone, folder: Path | str) -> str:
+def save_weights(backbone: Backbone, folder: Path | str, *, dtype: torch.dtype | None = None) -> str:
     """Write a backbone in transformers' format, as `load_backbone` reads it, and return the hash of its weights.
+
+    Args:
+        backbone: backbone without an adapter.
+        folder: folder to write the files into.
+        dtype: type of the written weights; None is that of each tensor.
 
     Raises:
         InvalidInput: the backbone has an adapter, or was not read from a folder.
@@ -50,25 +55,25 @@ def save_weights(backbone: Backbone, folder: Path | str) -> str:
     if isinstance(backbone.trunk, PeftModel) or not backbone.files:
         raise InvalidInput(f"{backbone.address}: saving all weights requires a model from a folder, without an adapter")
     folder = Path(folder)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write = _write_causal if backbone.kind == "causal" else _write_encoder
-    write(backbone, folder)
+    write(backbone, folder, dtype)
     for path in sorted(Path(backbone.files).iterdir()):
         if path.suffix in (".json", ".txt", ".model") and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     return weights_hash(folder)
 
 
-def _write_causal(backbone: Backbone, folder: Path) -> None:
+def _write_causal(backbone: Backbone, folder: Path, dtype: torch.dtype | None) -> None:
     prefix = backbone.model.base_model_prefix
     tensors = {f"{prefix}.{name}": tensor for name, tensor in _trunk_weights(backbone).items()}
     head = {name: tensor for name, tensor in all_weights(backbone).items() if name.startswith("head.")}
     tensors |= {name.replace("head.", "lm_head."): tensor for name, tensor in head.items()}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous() for name, tensor in tensors.items()}
     save_file(plain, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def _write_encoder(backbone: Backbone, folder: Path) -> None:
+def _write_encoder(backbone: Backbone, folder: Path, dtype: torch.dtype | None) -> None:
     """Read the model again and copy the trained weights into it, since each family names its head differently."""
     model = load_transformer(backbone.files, AutoConfig.from_pretrained(backbone.files), backbone.model.dtype)
     drop_pooler(model)
@@ -82,6 +87,7 @@ def _write_encoder(backbone: Backbone, folder: Path) -> None:
             if head.transform is not None and trained.transform is not None:
                 head.transform.load_state_dict(trained.transform.state_dict())
     with without_progress_bars():
+        nn.Module.to(model, dtype or model.dtype)
         model.save_pretrained(folder)
 
 
