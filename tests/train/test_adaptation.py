@@ -28,6 +28,7 @@ from lightir.train.recipes.settings import CorpusRecipe, Optimisation
 from lightir.train.stages import adaptation, contrastive
 from lightir.train.stages.adaptation import Adaptation, train
 from lightir.train.stages.registry import STAGES, read_recipe
+from lightir.train.stages.stage_model import build_model
 from lightir.types import Document
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import save_tiny
@@ -144,6 +145,23 @@ def test_all_weights_are_trained_resumed_and_gone_on_from(
     then = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, address=str(whole)))
     out = contrastive.train(then, tmp_path / "model", device="cpu")
     assert (out / "adapter").is_dir()
+
+
+@pytest.mark.parametrize("rank", [2, 9])
+def test_an_adapter_of_any_rank_starts_from_adapted_weights(
+    rank: int, adapting: AdaptationRecipe, recipe: ContrastiveRecipe, tmp_path: Path
+) -> None:
+    whole = dataclasses.replace(with_steps(adapting, 2), model=dataclasses.replace(adapting.model, lora_rank=0))
+    adapted = train(whole, tmp_path / "adapted", device="cpu")
+    model = dataclasses.replace(recipe.model, address=str(adapted), lora_rank=rank, lora_alpha=2 * rank)
+    begun = build_model(dataclasses.replace(recipe, model=model), device="cpu")
+    begun.eval()
+    before = LightRetriever.load(adapted)
+    batch = before.batch(before.frame_documents(["a river in winter", "bread"]))
+    torch.testing.assert_close(begun.states(batch), before.states(batch), atol=1e-5, rtol=1e-4)
+    learning = {name: p for name, p in begun.trunk.named_parameters() if p.requires_grad}
+    assert {p.shape[0] for name, p in learning.items() if "lora_A" in name} == {rank}
+    assert all("lora_" in name for name in learning)
 
 
 def test_a_dying_head_is_warned_of(

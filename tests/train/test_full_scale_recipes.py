@@ -60,6 +60,40 @@ def test_training_without_instructions_has_none_in_any_set(training_sets: list[s
     assert without.contract.query.prompt == ""
 
 
+@pytest.mark.parametrize("name", ["csplade-llama-3.2-1b", "csplade-bi-llama-3.1-8b", "csplade-echo-llama-3.1-8b"])
+def test_csplade_draws_its_negatives_from_the_lists_of_its_training_set(name: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def passage(doc_id: str) -> dict[str, str]:
+        return {"docid": doc_id, "title": "", "text": f"text of {doc_id}"}
+
+    rows = [
+        {
+            "query_id": str(number),
+            "query": f"query {number}",
+            "positive_passages": [passage(f"p{number}")],
+            "negative_passages": [passage(f"n{number}-{rank}") for rank in range(20)],
+        }
+        for number in range(8)
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "aug")
+    recipe = full_scale(name)
+    (data,) = recipe.data
+    assert data.name == "hf:Tevatron/msmarco-passage-aug"  # whose columns are those above
+    recipe = dataclasses.replace(recipe, data=(dataclasses.replace(data, name=f"hf:{tmp_path / 'aug'}"),))
+    mixture = StageData(recipe, negatives=None).mixture
+    drawn = defaultdict(set)
+    for number in range(8):
+        batch = mixture.batch(number)
+        assert len(batch.documents) == 4 * 16
+        for row, query_id in enumerate(batch.query_ids):
+            negatives = batch.documents[4 + 15 * row : 4 + 15 * (row + 1)]
+            assert batch.documents[row].doc_id == f"p{query_id}"
+            assert {document.doc_id.partition("-")[0] for document in negatives} == {f"n{query_id}"}
+            drawn[query_id] |= {document.doc_id for document in negatives}
+    assert all(len(ids) > 15 for ids in drawn.values())  # another draw at each step
+
+
 def test_an_instruction_of_the_model_contradicts_training_without_any() -> None:
     path = RECIPES / "lightretriever-llama-3.2-1b.yaml"
     with pytest.raises(FormatError, match=r"use_instructions is false, but query\.instruction is 'Given a web"):

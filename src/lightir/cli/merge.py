@@ -1,8 +1,8 @@
 """Write a trained model as a plain folder of transformers, with its adapter merged into the weights.
 
 The folder has weights, config.json and tokenizer, and loads with AutoModelForCausalLM (encoders: AutoModelForMaskedLM).
-A recipe can start from it with an adapter of any rank (`model.address`). Prompts, pooling, attention and head arrays stay
-in the model folder; the command lists those that transformers' format has no place for.
+A recipe can start from it with an adapter of any rank (`model.address`). Prompts, pooling, attention and head arrays
+stay in the model folder; the command lists those that transformers' format has no place for.
 """
 
 from __future__ import annotations

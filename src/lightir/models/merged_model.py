@@ -36,8 +36,8 @@ def write_merged(
 ) -> MergedModel:
     """Write a model's weights, config and tokenizer in transformers' format, with its adapter merged.
 
-    The sum of weights and adapter is computed in float32. The folder has no contract: prompts, pooling and the arrays of
-    the heads stay in the model folder. Training can start from it with an adapter of any rank.
+    The sum of weights and adapter is computed in float32. The folder has no contract: prompts, pooling and the arrays
+    of the heads stay in the model folder. Training can start from it with an adapter of any rank.
 
     Args:
         model: model folder, or name of an installed model.
