@@ -5,21 +5,26 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collections_for_training import write_dataset
 from lightir.contract import Contract, DenseHead, DocumentPolicy, SparseHead
-from lightir.data import read_documents
+from lightir.data import Dataset, read_documents
 from lightir.encode import cache_vocabulary, encode_corpus
+from lightir.eval import evaluate
 from lightir.index import build_index
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
 from lightir.models.model_folder import backbone_record
-from lightir.shards import VectorsReader
+from lightir.query import CachedQueryEncoder
+from lightir.shards import Shard, VectorsReader
 from lightir.text import QueryPolicy
+from lightir.types import Ranking
 from script_runs import run
 from tiny_models import save_tiny
 
@@ -44,7 +49,7 @@ def smallest(script: Path) -> str | None:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders that a script's SMALLEST may name: a data set "tiny", a language model, its vectors and their index."""
     top = tmp_path_factory.mktemp("folders")
-    folders = {name: top / name for name in ("data", "backbone", "model", "vectors", "index")}
+    folders = {name: top / name for name in ("data", "backbone", "model", "vectors", "index", "cell")}
     dataset = write_dataset(folders["data"] / "tiny", "tiny")
     shutil.copy(dataset / "qrels" / "dev.tsv", dataset / "qrels" / "test.tsv")
     save_tiny("llama", folders["backbone"])
@@ -74,3 +79,43 @@ def test_a_script_without_a_smallest_run_has_a_test_of_its_own() -> None:
     tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
     for script in SCRIPTS:
         assert smallest(script) is not None or any(script.name in text for text in tests), script.name
+
+
+def test_figure_5_cuts_widths_and_terms(folders: dict[str, Path]) -> None:
+    figure5 = runpy.run_path(str(ROOT / "recipes" / "figure5.py"))
+    dataset, reader = Dataset.open(folders["data"] / "tiny"), VectorsReader(folders["vectors"])
+    shard, encoder = Shard.concatenate(list(reader)), CachedQueryEncoder.load(folders["model"] / "query-encoder")
+    doc_ids = [document.doc_id for document in shard.documents]
+    assert shard.dense is not None and shard.sparse is not None  # noqa: PT018
+    impacts = shard.sparse.to_dense().astype(np.float64)
+    queries, qrels = list(dataset.queries("test")), dataset.qrels("test")
+    vectors = encoder.encode([query.text for query in queries])
+    assert vectors.dense is not None and vectors.sparse is not None  # noqa: PT018
+    counts = vectors.sparse.to_dense().astype(np.float64)
+    for dim, terms in ((32, 20), (8, 5)):
+        cell = figure5["measured"](folders["data"] / "tiny", folders["vectors"], (dim, terms), folders["cell"], "test")
+        rows = shard.dense[:, :dim].astype(np.float64)
+        cosines = vectors.dense[:, :dim] @ (rows / np.linalg.norm(rows, axis=1, keepdims=True)).T
+        kept = np.zeros_like(impacts)
+        for row, weights in zip(kept, impacts, strict=True):
+            strongest = np.argsort(-weights, kind="stable")[:terms]
+            row[strongest] = weights[strongest]
+        for name, scores in (("dense", cosines), ("sparse", counts @ kept.T)):
+            run = {}
+            for query, own in zip(queries, scores, strict=True):
+                ranked = sorted((-score, doc_id) for score, doc_id in zip(own, doc_ids, strict=True) if score != 0)
+                listed = tuple(doc_id for _, doc_id in ranked)
+                run[query.query_id] = Ranking(query.query_id, listed, -np.array([score for score, _ in ranked]))
+            expected = evaluate(run, qrels, measures=["nDCG@10"]).measures["nDCG@10"]
+            assert cell.quality[name] == pytest.approx(expected), (dim, terms, name)
+        assert cell.megabytes["dense"] == len(doc_ids) * dim * 2 / 1e6
+
+
+def test_figure_5_refuses_vectors_with_fewer_terms(folders: dict[str, Path]) -> None:
+    figure5 = runpy.run_path(str(ROOT / "recipes" / "figure5.py"))
+    contract = VectorsReader(folders["vectors"]).contract
+    figure5["require_terms"](contract, [20, 5], folders["vectors"])
+    with pytest.raises(SystemExit, match="keeps 20 terms of a document, fewer than 21"):
+        figure5["require_terms"](contract, [5, 21], folders["vectors"])
+    with pytest.raises(SystemExit, match="records no Matryoshka widths"):
+        figure5["widths"](contract)
