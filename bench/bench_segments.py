@@ -2,6 +2,9 @@
 
 "fusion" joins the branches' lists, with the scores of documents outside them, in one call of the kernel. The documents
 are the synthetic ones of bench_engine, with their terms as text.
+
+With --pending, the last lines add one document that matches the first query, first with vectors and then as text, so
+that it is pending, and repeat the hybrid searches.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import engine_data as data
-from lightir.index import Index, IndexOptions, build_index
+from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.kernel.candidates import CandidateSearch, GivenLists, Request
 from lightir.search import Searcher, SearchOptions
 from lightir.search.encoding import QueryCoding
@@ -28,7 +31,7 @@ from lightir.types import Document, Query
 from lightir.vectors import SparseVectors
 from origin import print_origin
 
-SMALLEST = "--n-docs 200 --dim 8 --segments 1 3 --queries 3 --rounds 1"
+SMALLEST = "--n-docs 200 --dim 8 --segments 1 3 --queries 3 --rounds 1 --pending"
 WORDS = 60
 MODES = ("dense", "sparse", "tokens", "hybrid", "hybrid+tokens")
 
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--segments", type=int, nargs="+", default=[1, 20, 200])
     parser.add_argument("--queries", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pending", action="store_true", help="also measure with one pending document")
     args = parser.parse_args()
     print_origin()
     documents, task = (
@@ -65,6 +69,27 @@ def main() -> None:
                 print(f"{args.n_docs:,} documents, {len(index.view.segments)} segments", flush=True)
                 for name, search in timed(searcher, texts):
                     show(name, search, args)
+                if args.pending:
+                    time_pending(documents, searcher, texts, args)
+
+
+def time_pending(documents: data.Documents, searcher: Searcher, texts: list[str], args: argparse.Namespace) -> None:
+    """Add one document with vectors, then replace it by one that is pending, and time the hybrid searches of both."""
+    added = Document("added", texts[0])
+    vocab_size = data.encoder_vocabulary(documents.vocab_size)
+    sparse = SparseVectors(np.array([0, 1]), np.array([0], np.uint32), np.array([1], np.uint8), vocab_size)
+    dense = np.zeros((1, args.dim), np.float16)
+    for name in ("added", "pending"):
+        with IndexWriter.open(searcher.index.folder) as writer:
+            writer.delete(["added"])
+            if name == "added":
+                writer.add([added], dense=dense, sparse=sparse)
+            else:
+                writer.add([added])
+        searcher.index.refresh()
+        for mode, search in timed(searcher, texts):
+            if mode in MODES[3:]:
+                show(f"{mode}, one {name}", search, args)
 
 
 def words(term_ids: npt.NDArray[np.uint32]) -> str:

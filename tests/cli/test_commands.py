@@ -545,7 +545,7 @@ def test_evaluate_json_has_its_promised_shape(bm25_index, dataset, tmp_path, cap
 def test_info_json_has_its_promised_shape(bm25_index, capsys):
     assert main(["info", str(bm25_index), "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    assert {"documents", "pending", "deleted", "segments", "bytes", "contract"} <= output.keys()
+    assert {"documents", "pending", "deleted", "outdated", "segments", "bytes", "contract"} <= output.keys()
     assert output["default_search"] == "tokens"
     assert output["bytes"].keys() == output["bytes_per_document"].keys() == {"dense", "sparse", "tokens", "store"}
     assert output["bytes_per_document"]["tokens"] == pytest.approx(
@@ -594,7 +594,7 @@ def test_an_index_grows_shrinks_and_is_searched_by_metadata(bm25_index, tmp_path
     assert "2 documents deleted, 0 ids not in the index" in capsys.readouterr().err
     assert main(["compact", str(index), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)
-    assert (info["segments"], info["deleted"], info["documents"]) == (1, 0, 24)
+    assert (info["segments"], info["deleted"], info["outdated"], info["documents"]) == (1, 0, 0, 24)
     assert main(["verify", str(index)]) == main(["verify", str(tmp_path / "backup")]) == 0
     assert documents_of(tmp_path / "backup", capsys) == 27
     assert documents_of(bm25_index, capsys) == 10

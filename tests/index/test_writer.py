@@ -75,6 +75,31 @@ def test_a_document_without_vectors_is_found_at_once_and_pending(folder: Path) -
         assert index.documents(["late"]) == [late]
 
 
+def test_info_counts_deleted_documents_and_outdated_rows_apart(tmp_path: Path) -> None:
+    documents = [Document(f"d{i}", "text") for i in range(8)]
+    build_index([Shard(documents, ones(8), None)], tmp_path / "i", contract=word_contract(sparse=None), progress=False)
+    with IndexWriter.open(tmp_path / "i") as writer:
+
+        def counted() -> tuple[int, int]:
+            info = writer.info()
+            return info.deleted, info.outdated
+
+        new = [Document(f"new{i}", "text") for i in range(4)]
+        writer.add(new)
+        assert counted() == (0, 0)
+        writer.set_vectors(new[:1], dense=ones(1))
+        assert counted() == (0, 1)
+        writer.delete(["d0", "d1"])
+        assert counted() == (2, 1)
+        writer.upsert([Document("d2", "another text")])
+        assert counted() == (2, 2)
+        writer.add([Document("d0", "text")])
+        assert counted() == (1, 3)
+        writer.compact(progress=False)
+        assert counted() == (0, 0)
+        assert len(writer.view) == 11
+
+
 def test_vectors_of_a_changed_text_are_ignored(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
         writer.add([Document("x", "old text"), Document("y", "text")])

@@ -1,7 +1,7 @@
 """Merge an index's segments and remove deleted documents, while others search it.
 
-Few large segments are searched faster than many small ones, and deleted documents occupy space until they are
-removed.
+Few large segments are searched faster than many small ones. Deleted documents, and outdated rows of documents that were
+replaced or got their vectors, occupy space until they are removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(dataclasses.asdict(after))
         return
+    removed = f"{before.deleted:,} deleted documents and {before.outdated:,} outdated rows"
     print_status(
-        f"{args.index}: merged {before.segments:,} segments into {after.segments:,}, removed "
-        f"{before.deleted:,} deleted documents; {format_size(sum(after.bytes.values()))}"
+        f"{args.index}: merged {before.segments:,} segments into {after.segments:,}, removed {removed}; "
+        f"{format_size(sum(after.bytes.values()))}"
     )

@@ -36,6 +36,8 @@ class IndexInfo:
         encoded: number of documents with vectors.
         pending: number of documents without vectors, those that could not be encoded included.
         deleted: number of deleted documents that compaction has not removed.
+        outdated: number of rows that compaction will remove because newer ones replaced them: those of documents that
+            were replaced or got their vectors. `deleted` counts a document once; further rows of it are outdated.
         segments: number of segments.
         branches: branches that can be searched.
         bytes: size on disk of dense, sparse, tokens and store.
@@ -50,6 +52,7 @@ class IndexInfo:
     encoded: int
     pending: int
     deleted: int
+    outdated: int
     segments: int
     branches: tuple[Branch, ...]
     bytes: Mapping[str, int]
@@ -265,11 +268,13 @@ def view_info(view: View) -> IndexInfo:
     path = view.store.path
     files = [path, path.with_name(f"{path.name}-wal")]
     stored = sum(file.stat().st_size for file in files if file.exists())
+    deleted, outdated = _n_removable(view)
     return IndexInfo(
         documents=len(view),
         encoded=0 if contract is None else len(view) - view.n_pending,
         pending=view.n_pending,
-        deleted=sum(len(live.segment) - live.n_live for live in view.segments),
+        deleted=deleted,
+        outdated=outdated,
         segments=len(segments),
         branches=view.branches,
         bytes={**n_bytes, "store": stored + sum(segment.n_bytes("documents") for segment in segments)},
@@ -278,6 +283,18 @@ def view_info(view: View) -> IndexInfo:
         dense_dim=view.dense_dim,
         dense_graph=_graph_info(segments),
     )
+
+
+def _n_removable(view: View) -> tuple[int, int]:
+    """Return the number of deleted documents with rows, and the number of outdated rows."""
+    doc_ids = [
+        live.segment.doc_ids[row]
+        for live in view.segments
+        if live.deleted is not None
+        for row in np.flatnonzero(live.deleted).tolist()
+    ]
+    n_deleted = len(set(doc_ids) - view.store.keys(set(doc_ids)).keys())
+    return n_deleted, len(doc_ids) - n_deleted
 
 
 def _graph_info(segments: Sequence[Segment]) -> Mapping[str, float] | None:
