@@ -117,6 +117,11 @@ class QueryPolicy:
         """Text before the second copy of an echo."""
         return self.echo_prompt.replace(PROMPT, self.prompt)
 
+    @property
+    def weights_terms(self) -> bool:
+        """Whether sparse queries have learned or IDF weights; otherwise their weights are counts or ones."""
+        return self.weighting == "expansion" or self.term_weights == "idf"
+
     def prepare(self, text: str) -> str:
         """Return the tokenizer's input for a text; blank text becomes empty and has no terms."""
         text = text.strip()

@@ -14,6 +14,8 @@ from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.search import Searcher, SearchOptions
+from lightir.search.language_model import parse_smoothing
+from lightir.text import QueryPolicy
 from lightir.types import Document, Query
 from small_collections import WORDS, GivenVectors, word_contract, word_tokenizer, write_folder
 
@@ -160,6 +162,36 @@ def test_an_explanation_of_beta_search_names_the_shared_terms(tmp_path: Path) ->
         told = searcher.explain("q", "a", SearchOptions(mode="tokens"))
         assert [(term.term, term.score) for term in told.terms["tokens"]] == [("runs", 1.0), ("cat", 0.5)]
         assert told.score == 1.5
+
+
+@pytest.mark.parametrize("weighting", ["count", "binary"])
+def test_queries_without_weights_search_bags_only_if_token_overlap_is_asked_for(tmp_path: Path, weighting: str) -> None:
+    query = QueryPolicy(leading_blank=False, weighting=weighting)  # type: ignore[arg-type]
+    contract = word_contract(dense=None, document=POLICY, query=query)
+    documents = random_documents(5, 20)
+    folder = encoder_folder(tmp_path, contract)
+    build_index(
+        document_shards(documents), tmp_path / "index", query_encoder=folder, options=IndexOptions(analyzer="bag")
+    )
+    texts = ["the cat the cat runs", "dog", "unknown", ""]
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index)
+        for mode in ("tokens", None):
+            with pytest.raises(InvalidInput, match=r"no learned term weights.*--tokens overlap"):
+                searcher.search(["cat"], options=SearchOptions(mode=mode))
+        run = searcher.search(texts, 9, SearchOptions(mode="tokens", overlap=True))
+    for row, text in enumerate(texts):
+        terms = set(word_tokenizer().term_ids([text]).row(0).tolist()) if text != "unknown" else set()
+        expected = beta(dict.fromkeys(terms, 1.0), documents, 9)
+        assert list(zip(run[str(row)].doc_ids, run[str(row)].scores.tolist(), strict=True)) == expected
+
+
+def test_token_overlap_requires_bags(tmp_path: Path) -> None:
+    build_index(document_shards([Document("a", "cat")]), tmp_path / "words", progress=False)
+    with Index.open(tmp_path / "words") as index, pytest.raises(InvalidInput, match="--analyzer bag"):
+        Searcher(index).search(["cat"], options=SearchOptions(overlap=True))
+    with pytest.raises(InvalidInput, match="choose one"):
+        SearchOptions(overlap=True, smoothing=parse_smoothing("dirichlet"))
 
 
 def test_bags_need_a_model_with_a_sparse_branch(tmp_path: Path) -> None:

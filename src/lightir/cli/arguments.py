@@ -14,6 +14,8 @@ CORPUS_HELP = "documents: BEIR folder, JSONL/CSV/TSV/Parquet files, folder of te
 Arguments: TypeAlias = argparse._ActionsContainer
 """A parser, or one of its groups."""
 DTYPE_AUTO = "default auto: bf16 where the processor multiplies it natively, else fp32"
+OVERLAP = "overlap"
+"""Value of --tokens that scores bags by the number of shared tokens."""
 MAX_INT32 = 2**31 - 1
 """Largest number that the kernel accepts."""
 
@@ -133,14 +135,15 @@ def weights(text: str) -> dict[str, float]:
     return by_branch
 
 
-def add_tokens(parser: Arguments) -> None:
-    """Declare --tokens."""
+def add_tokens(parser: Arguments, *, overlap: bool = True) -> None:
+    """Declare --tokens; `overlap` is whether bags can be scored without weights."""
+    of_bags = f"; or {OVERLAP}, for bags: the number of shared tokens, without weights" if overlap else ""
     parser.add_argument(
         "--tokens",
         default="bm25",
         metavar="SCORING",
         help="scoring of the tokens branch: bm25, or query likelihood with the smoothing dirichlet, dirichlet:μ, "
-        "jelinek-mercer or jelinek-mercer:λ (default %(default)s; μ is 1000 and λ 0.1 by default)",
+        f"jelinek-mercer or jelinek-mercer:λ (default %(default)s; μ is 1000 and λ 0.1 by default){of_bags}",
     )
 
 
@@ -151,6 +154,8 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
 
     names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    if args.tokens == OVERLAP:
+        return SearchOptions(**given, overlap=True)
     return SearchOptions(**given, smoothing=parse_smoothing(args.tokens))
 
 

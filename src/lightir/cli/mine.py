@@ -87,7 +87,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="text analysis for BM25: english, words, chinese, or another language's name (default %(default)s)",
     )
-    add_tokens(group)
+    add_tokens(group, overlap=False)
     add_threads(group)
     add_device(group)
 

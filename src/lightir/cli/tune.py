@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     from lightir.search.fusion_tuning import tune
 
     options = search_options(args)
-    if args.write and options.smoothing is not None:
+    if args.write and (options.smoothing is not None or options.overlap):
         raise Misuse("--write cannot be combined with --tokens: an index's default search scores words by BM25")
     if args.qrels is not None and args.split is not None:
         args.parser.error(

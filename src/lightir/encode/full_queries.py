@@ -65,6 +65,11 @@ class FullQueryEncoder:
         """Fingerprint of the model's document side."""
         return self._model.contract.document_fingerprint
 
+    @property
+    def weights_terms(self) -> bool:
+        """Whether sparse queries are the sparse head's, in the form asked for, or have IDF weights."""
+        return self._sparse or self._model.contract.query.weights_terms
+
     def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
         """Return the queries' vectors, zeros for a query without terms; `task` must be None."""
         if task is not None:

@@ -37,14 +37,15 @@ def default_modes(contract: Contract) -> list[str]:
     """Return the modes that `evaluate_model` measures by default.
 
     They are `all_modes` of the branches, FULL with a dense branch, FULL_SPARSE for CSplade and SiDR, and for SiDR beta,
-    light beta and late search.
+    light beta if light queries have weights, and late search.
     """
     method, branches = contract.method, _branches(contract)
     modes = [*all_modes(branches), *([FULL] if "dense" in branches else [])]
     if "dense" in branches and not has_light_dense(contract):
         modes = ["tokens", *(["sparse"] if "sparse" in branches else []), FULL, f"{FULL}+tokens"]
     modes += [FULL_SPARSE] if method in ("csplade", "sidr") else []
-    return modes + ([BETA, LIGHT_BETA, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
+    light_beta = [LIGHT_BETA] if contract.query.weights_terms else []
+    return modes + ([BETA, *light_beta, f"{BETA}:20:{FULL_SPARSE}"] if method == "sidr" else [])
 
 
 def has_light_dense(contract: Contract) -> bool:
@@ -78,6 +79,11 @@ def check_modes(
         elif mode in (LIGHT_BETA, *BETA_FORMS, *DOCUMENT_FORMS):
             if contract.sparse is None:
                 raise InvalidInput(f"mode {mode!r}: this model has no sparse branch")
+            if mode == LIGHT_BETA and not contract.query.weights_terms:
+                raise InvalidInput(
+                    f"mode {mode!r}: this model's light queries have no learned term weights, so they would rank bags "
+                    "by plain token overlap; the mode for that is 'overlap'"
+                )
         else:
             _check_joined(contract, mode, options)
 

@@ -15,7 +15,7 @@ from lightir.search.language_model import Smoothing
 from lightir.search.plan import Plan
 from lightir.text import check_text
 from lightir.types import Query
-from lightir.vectors import Floats, QueryEncoder, QueryVectors
+from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,13 @@ class QueryCoding:
         encoder: query encoder; None for an index of words alone.
         task: name of the encoder's table; None for its default.
         smoothing: language model of counted words; its queries' weights are counts. None for BM25 and bags.
+        overlap: whether queries over bags have the weight 1 for each of their terms.
     """
 
     encoder: QueryEncoder | None
     task: str | None
     smoothing: Smoothing | None
+    overlap: bool = False
 
     def encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
         """Encode a batch of queries for the branches of a plan over a view.
@@ -46,7 +48,7 @@ class QueryCoding:
             return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
         vectors = self._vectors(self.encoder, texts)
         if by_tokens and tokens is None:
-            tokens = self._model_queries(view, vectors)
+            tokens = self._model_queries(view, self.encoder, vectors)
         dense = _fitting_dense(view, vectors) if "dense" in chosen.branches else None
         if "sparse" in chosen.branches and vectors.sparse is None:
             raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
@@ -66,7 +68,7 @@ class QueryCoding:
             return vectors
         return encoder.encode([text if n else "" for text, n in zip(texts, known, strict=True)], task=self.task)
 
-    def _model_queries(self, view: View, vectors: QueryVectors) -> TokenQueries:
+    def _model_queries(self, view: View, encoder: QueryEncoder, vectors: QueryVectors) -> TokenQueries:
         if not view.holds_bags:
             rows = [vectors.term_ids.row(i).tolist() for i in range(len(vectors))]
             return view.token_queries(rows, idfs=self.smoothing is None)
@@ -74,7 +76,24 @@ class QueryCoding:
             raise InvalidInput(
                 "the query encoder has no sparse branch, but bags of tokens are searched with its weights"
             )
+        if self.overlap:
+            counted = SparseVectors.count(vectors.term_ids, vocab_size=vectors.sparse.vocab_size)
+            return view.bag_queries(counted.with_weights(np.ones_like(counted.weights)))
+        if not weights_terms(encoder):
+            raise InvalidInput(
+                f"the query encoder has no learned term weights, so {view.folder}, an index of bags, would be ranked "
+                "by the number of shared tokens, which is far worse than beta search. Search with queries through "
+                "the model (--mode beta --model MODEL; in Python FullQueryEncoder), or ask for plain token overlap "
+                "(--tokens overlap; in Python SearchOptions(overlap=True))"
+            )
         return view.bag_queries(vectors.sparse)
+
+
+def weights_terms(encoder: QueryEncoder) -> bool:
+    """Whether an encoder's sparse queries have learned or IDF weights; True for one that does not say so."""
+    if not isinstance(encoder, CachedQueryEncoder):
+        return bool(getattr(encoder, "weights_terms", True))
+    return encoder.contract.query.weights_terms
 
 
 def checked_text(query_id: str, text: str) -> str:

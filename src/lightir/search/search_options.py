@@ -45,9 +45,12 @@ class SearchOptions:
         exclude_same_id: leave out documents whose id is the query's (ArguAna, Quora).
         smoothing: score the tokens branch by a language model of counted words instead of BM25, see
             lightir.search.word_likelihood.
+        overlap: score bags of tokens by the number of terms that they share with the query, <V_BoT(q), V_BoT(d)>,
+            without the encoder's weights.
 
     Raises:
-        InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, or a depth below 1.
+        InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, a depth below 1, or a
+            smoothing together with overlap.
     """
 
     mode: Mode = None
@@ -58,6 +61,7 @@ class SearchOptions:
     exclude: Collection[str] | Mapping[str, Collection[str]] = ()
     exclude_same_id: bool = False
     smoothing: Smoothing | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -70,6 +74,8 @@ class SearchOptions:
             object.__setattr__(self, "weights", checked_weights(self.weights))
         if self.depth is not None and not is_count(self.depth):
             raise InvalidInput(f"depth is {self.depth!r}; expected a whole number from 1 to {MAX_COUNT}")
+        if self.overlap and self.smoothing is not None:
+            raise InvalidInput(f"overlap scores bags of tokens, {self.smoothing.method} counted words; choose one")
         require_list(self.exclude, "the documents to exclude")
         if not isinstance(self.exclude, Collection):
             raise InvalidInput(f"exclude is {type(self.exclude).__name__}; expected doc_ids, or query_id -> doc_ids")

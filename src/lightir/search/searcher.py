@@ -195,10 +195,11 @@ class Searcher:
 
     def _prepare(self, view: View, options: SearchOptions) -> PreparedSearch:
         weights = None if options.weights is None else tuple(options.weights.items())
-        key = self._number, options.mode, options.fusion, weights, options.smoothing
+        key = self._number, options.mode, options.fusion, weights, options.smoothing, options.overlap
         bound: BoundPlan | None = view.prepared.get(key)
         if bound is None:
-            bound = bind(view, self._plan(view, options), QueryCoding(self.encoder, self.task, options.smoothing))
+            coding = QueryCoding(self.encoder, self.task, options.smoothing, options.overlap)
+            bound = bind(view, self._plan(view, options), coding)
             if len(view.prepared) >= MAX_BOUND_PLANS:
                 view.prepared.clear()
             view.prepared[key] = bound
@@ -206,6 +207,11 @@ class Searcher:
 
     def _plan(self, view: View, options: SearchOptions) -> Plan:
         smoothing = options.smoothing
+        if options.overlap and not self.index.holds_bags:
+            raise InvalidInput(
+                f"token overlap needs bags of tokens, and {self.index.folder} has none; build the index with "
+                "--analyzer bag"
+            )
         if smoothing is not None and (view.analyzer is None or self.index.holds_bags):
             raise InvalidInput(
                 f"{smoothing.method} needs counted words, and {self.index.folder} has none; build it with an --analyzer"

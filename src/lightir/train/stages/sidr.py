@@ -197,7 +197,7 @@ def document_bags(retriever: LightRetriever, documents: Sequence[Document], fram
     Args:
         retriever: the model.
         documents: the documents.
-        framed: the same documents in their frames, whose own tokens are the bags if the contract has no bag_tokens.
+        framed: framed texts of the documents, whose own tokens make the bags if the contract has no bag_tokens.
     """
     if retriever.contract.document.bag_tokens:
         cut = training_bags(documents, retriever)
