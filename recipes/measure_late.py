@@ -1,13 +1,15 @@
 """Measure encoding on demand: nDCG@10 of late search, and of a worker that follows past queries.
 
-    python recipes/measure_late.py --out docs/results/late \
+    python recipes/measure_late.py --model minilm --out docs/results/late \
         "scifact, MiniLM=DATA/scifact:VECTORS" "nfcorpus, MiniLM=DATA/nfcorpus:VECTORS" …
 
 VECTORS is the folder that `lightir encode` wrote for the data set's corpus; documents are "encoded" by looking them up
-there. All documents are added as text.
+there. All documents are added as text. MODEL encodes the queries of late search and of full search, which ranks all
+documents by the same inner product.
 
-Late search: the test queries run one after the other, in a random order for each seed. Each query encodes the pending
-documents among its m best ones by tokens and is then ranked with the default mode. A second pass encodes nothing.
+Late search: the test queries run one after the other. Each encodes the pending documents among its m best ones by BM25
+and orders them by <V(q), V(d)>. What a query returns does not depend on earlier queries. A second pass orders the same
+documents by the default fusion with model-free queries.
 
 Demand: the training queries run by tokens and record demand for their results. Documents are encoded in the order in
 which a worker claims them; the test queries run after each share. Writes OUT.json.
@@ -27,20 +29,21 @@ import numpy as np
 from tqdm import tqdm
 
 from lightir.data import Dataset
+from lightir.encode.full_queries import FullQueryEncoder
 from lightir.eval import evaluate
 from lightir.index import Index, IndexWriter
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.queue import Queue
 from lightir.provenance import provenance
-from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
+from lightir.search import LateOptions, LateSearcher, OwnStage, Searcher, SearchOptions
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document, Query, Run
+from lightir.vectors import QueryVectors, Ragged
 
-SMALLEST = "tiny={data}/tiny:{vectors} --seeds 1 --out {out}/found"
+SMALLEST = "tiny={data}/tiny:{vectors} --model {model} --out {out}/found"
 DEPTHS = (5, 20, 100)
 SHARES = (0.1, 0.25, 0.5, 0.75)
 MEASURE = "nDCG@10"
-NO_LIMIT_MS = 1e9
 
 
 class Stored:
@@ -58,32 +61,52 @@ class Stored:
         return self._vectors.take(np.array([self._rows[document.doc_id] for document in documents]))
 
 
+class Known:
+    """A query encoder that runs the model once for all queries."""
+
+    def __init__(self, encoder: FullQueryEncoder, queries: Sequence[Query]) -> None:
+        self.document_fingerprint = encoder.document_fingerprint
+        self._rows = {query.text: row for row, query in enumerate(queries)}
+        self._vectors = encoder.encode([query.text for query in queries])
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        """Return the vectors of texts that are among the queries."""
+        del task
+        rows = np.array([self._rows[text] for text in texts], dtype=np.int64)
+        vectors = self._vectors
+        term_ids = Ragged.from_lists([vectors.term_ids.row(row).tolist() for row in rows])
+        dense = None if vectors.dense is None else vectors.dense[rows]
+        return QueryVectors(term_ids, dense, None if vectors.sparse is None else vectors.sparse.take(rows))
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", metavar="LABEL=BEIR_FOLDER:VECTORS")
-    parser.add_argument("--seeds", type=int, default=3, help="number of random query orders (default %(default)s)")
+    parser.add_argument("--model", required=True, help="model of the vectors, for the queries of late and full search")
     parser.add_argument("--out", type=Path, required=True, help="path of the result file, without suffix")
     args = parser.parse_args()
-    record: dict[str, Any] = {"provenance": provenance(), "measure": MEASURE, "seeds": args.seeds, "collections": {}}
+    record: dict[str, Any] = {"provenance": provenance(), "measure": MEASURE, "collections": {}}
     for text in args.collections:
         label, paths = text.split("=", 1)
         folder, vectors = map(Path, paths.rsplit(":", 1))
-        result = measured(Dataset.open(folder), vectors, args.seeds)
+        result = measured(Dataset.open(folder), vectors, args.model)
         record["collections"][label] = result
         print(label, json.dumps(result), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measured(dataset: Dataset, vectors: Path, n_seeds: int) -> dict[str, Any]:
-    """Measure late search at each depth (mean over seeds) and demand at each share."""
+def measured(dataset: Dataset, vectors: Path, model: str) -> dict[str, Any]:
+    """Measure late search at each depth, search of all documents, and demand at each share."""
     encoder = Stored(VectorsReader(vectors))
-    late = {}
-    for m in DEPTHS:
-        seeds = [one_pass(dataset, vectors, encoder, m, seed) for seed in range(n_seeds)]
-        late[m] = {name: round(float(np.mean([result[name] for result in seeds])), 4) for name in seeds[0]}
-    return {"documents": len(encoder.documents), "late": late, "demand": by_demand(dataset, vectors, encoder)}
+    queries = Known(FullQueryEncoder.load(model, fitting=encoder.contract), list(dataset.queries("test")))
+    return {
+        "documents": len(encoder.documents),
+        "late": {m: late_search(dataset, vectors, encoder, queries, m) for m in DEPTHS},
+        "all": full_search(dataset, vectors, encoder, queries),
+        "demand": by_demand(dataset, vectors, encoder),
+    }
 
 
 @contextmanager
@@ -96,19 +119,36 @@ def pending(vectors: Path, encoder: Stored) -> Iterator[Path]:
         yield path
 
 
-def one_pass(dataset: Dataset, vectors: Path, encoder: Stored, m: int, seed: int) -> dict[str, float]:
-    """Run every query with late search, then again without."""
-    queries = list(dataset.queries("test"))
-    order = np.random.default_rng(seed).permutation(len(queries))
+def late_search(dataset: Dataset, vectors: Path, encoder: Stored, queries: Known, m: int) -> dict[str, float]:
+    """Run every query with late search, ordered by <V(q), V(d)>, and by the default fusion with model-free queries."""
+    test = list(dataset.queries("test"))
     with pending(vectors, encoder) as folder, Index.open(folder) as index:
-        searcher = Searcher(index)
-        late = LateSearcher(searcher, encoder, LateOptions(m=m, budget_ms=NO_LIMIT_MS))
-        first: Run = {}
-        for number in tqdm(order.tolist(), f"{dataset.name}, m = {m}", disable=None):
-            late.encode_for(queries[number].text)
-            first |= searcher.search([queries[number]], 10)
+        searcher = Searcher(index, queries)
+        run: Run = {}
+        for query in tqdm(test, f"{dataset.name}, m = {m}", disable=None):
+            late = LateSearcher(searcher, OwnStage(searcher, encoder), LateOptions(m=m))
+            run |= late.search([query], 10)[0]
         share = 1 - index.info().pending / len(index)
-        return {"first": value(dataset, first), "again": value(dataset, searcher.search(queries, 10)), "encoded": share}
+        light = Searcher(index)
+        fused = LateSearcher(light, OwnStage(light, encoder, mode="hybrid"), LateOptions(m=m)).search(test, 10)[0]
+        values = {"full": value(dataset, run), "hybrid": value(dataset, fused), "encoded": share}
+        return {name: round(number, 4) for name, number in values.items()}
+
+
+def full_search(dataset: Dataset, vectors: Path, encoder: Stored, queries: Known) -> dict[str, float]:
+    """Rank all documents by <V(q), V(d)>, by BM25, and by the default fusion with model-free queries."""
+    test = list(dataset.queries("test"))
+    with pending(vectors, encoder) as folder:
+        with IndexWriter.open(folder) as writer:
+            shard = encoder.encode(encoder.documents)
+            writer.set_vectors(shard.documents, dense=shard.dense, sparse=shard.sparse)
+        with Index.open(folder) as index:
+            runs = {
+                "full": Searcher(index, queries).search(test, 10, SearchOptions(mode="full")),
+                "tokens": Searcher(index).search(test, 10, SearchOptions(mode="tokens")),
+                "hybrid": Searcher(index).search(test, 10),
+            }
+    return {name: round(value(dataset, run), 4) for name, run in runs.items()}
 
 
 def by_demand(dataset: Dataset, vectors: Path, encoder: Stored) -> dict[str, float]:

@@ -15,14 +15,16 @@ from lightir.version import __version__ as __version__
 if TYPE_CHECKING:
     from lightir.data import Dataset, read_documents, read_queries
     from lightir.encode.documents import encode_corpus
+    from lightir.encode.full_queries import FullQueryEncoder
     from lightir.encode.model_encoder import encode_pending
     from lightir.encode.model_evaluation import evaluate_model
+    from lightir.encode.model_search import late_searcher
     from lightir.encode.vocabulary import cache_vocabulary
     from lightir.errors import LightirError
     from lightir.eval import evaluate
     from lightir.index import Index, IndexOptions, IndexWriter, build_index
     from lightir.query import CachedQueryEncoder
-    from lightir.search import Searcher, SearchOptions
+    from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
     from lightir.search.index_evaluation import evaluate_index
     from lightir.shards import VectorsReader
     from lightir.train.distill.distillation import distill
@@ -33,10 +35,13 @@ __all__ = [
     "CachedQueryEncoder",
     "Dataset",
     "Document",
+    "FullQueryEncoder",
     "Hit",
     "Index",
     "IndexOptions",
     "IndexWriter",
+    "LateOptions",
+    "LateSearcher",
     "LightirError",
     "Query",
     "SearchOptions",
@@ -50,6 +55,7 @@ __all__ = [
     "evaluate",
     "evaluate_index",
     "evaluate_model",
+    "late_searcher",
     "read_documents",
     "read_queries",
     "train_file",
@@ -63,6 +69,8 @@ _LIGHT = {
     "Index": "lightir.index",
     "IndexOptions": "lightir.index",
     "IndexWriter": "lightir.index",
+    "LateOptions": "lightir.search",
+    "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
     "Query": "lightir.types",
     "SearchOptions": "lightir.search",
@@ -75,11 +83,13 @@ _LIGHT = {
     "read_queries": "lightir.data",
 }
 _HEAVY = {
+    "FullQueryEncoder": "lightir.encode.full_queries",
     "cache_vocabulary": "lightir.encode.vocabulary",
     "distill": "lightir.train.distill.distillation",
     "encode_corpus": "lightir.encode.documents",
     "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
+    "late_searcher": "lightir.encode.model_search",
     "train_file": "lightir.train.stages.registry",
 }
 """Names that require the extra `train`; without it they raise MissingExtra."""

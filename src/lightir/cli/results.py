@@ -51,24 +51,29 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
 def result_json(
     query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool, late: LateReport | None = None
 ) -> dict[str, Any]:
-    """Return one query's answer in the shape of `search --json`, with the report of late re-ranking if there is one."""
+    """Return one query's answer in the shape of `search --json`, with the report of late search if there is one."""
     listed = [hit_json(hit, explain=explain) for hit in hits]
     answer = {"query": query, "mode": mode, "took_ms": round(took_s * 1000, 3), "hits": listed}
     if late is None:
         return answer
     report = dataclasses.asdict(late)
-    took_ms = round(report.pop("seconds") * 1000, 3)
-    return {**answer, "late": {**report, "took_ms": took_ms}}
+    times = {"encoding_ms": report.pop("encoding_seconds"), "took_ms": report.pop("seconds")}
+    return {**answer, "late": {**report, **{name: round(seconds * 1000, 3) for name, seconds in times.items()}}}
 
 
 def late_line(late: LateReport) -> str:
-    """Describe in one line what late re-ranking did for a query."""
-    parts = [f"{len(late.encoded)} documents encoded in {format_duration(late.seconds)}"]
+    """Describe in one line what late search did for a query."""
+    counted = f"{len(late.encoded)} document{'' if len(late.encoded) == 1 else 's'}"
+    parts = [f"late: {counted} encoded in {format_duration(late.encoding_seconds)}"]
     if late.parked:
-        parts.append(f"{len(late.parked)} more will be stored after another writer finishes, and are ranked by BM25")
+        parts.append(f"{len(late.parked)} more will be stored after another writer finishes")
     if late.failed:
         parts.append(f"{len(late.failed)} failed")
-    return ", ".join([*parts, f"{late.left} of the best hits still pending"])
+    if late.left:
+        parts.append(f"{late.left} not encoded in time")
+    if late.parked or late.failed or late.left:
+        parts.append("documents without vectors keep their first-stage rank")
+    return "; ".join([*parts, f"{format_duration(late.seconds)} in all"])
 
 
 def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:

@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lightir.cli.arguments import (
     MODEL_HELP,
     Arguments,
+    add_device,
     add_filter,
     add_fusion,
     add_index,
@@ -32,11 +33,13 @@ from lightir.cli.arguments import (
 )
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
-from lightir.cli.terminal import print_json, print_json_line, print_status, printable
+from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
 
 if TYPE_CHECKING:
-    from lightir.search import LateSearcher, Searcher, SearchOptions
-    from lightir.types import Query
+    from lightir.encode.model_search import ModelSearchOptions
+    from lightir.index import Index
+    from lightir.search import LateReport, LateSearcher, Searcher, SearchOptions
+    from lightir.types import Query, Run
 
 HELP = "search an index"
 EXAMPLES = """
@@ -44,13 +47,16 @@ EXAMPLES = """
   lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
-  lightir search index "vaccine safety" --late-m 20 --budget-ms 300
+  lightir search bags "who wrote the iliad" --mode beta --model sidr-model
+  lightir search index "who wrote the iliad" --mode late --late-m 20 --model sidr-model
+  lightir search index "vaccine safety" --mode late --first-stage tokens --rerank-model minilm --budget-ms 300
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
   lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
   lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
-BUDGET_MS = 500
+LATE_M = 20
+ONLY_LATE = ("late_m", "first_stage", "rerank_model", "budget_ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,32 +87,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     queries.add_argument("--run", metavar="OUT", dest="run_file", help="TREC run file to write (- for stdout)")
     add_threads(queries)
-    late = parser.add_argument_group(
-        "late re-ranking", "encode pending documents during the query and store their vectors; needs lightir[train]"
+    _add_model(
+        parser.add_argument_group(
+            "queries through the model", "for the modes beta, full, full-sparse and late; needs lightir[train]"
+        )
     )
-    late.add_argument(
+
+
+def _add_model(group: Arguments) -> None:
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}, for queries and for documents of late search (default: the installed model that the "
+        "index was built for)",
+    )
+    group.add_argument(
         "--late-m",
         type=positive,
         metavar="M",
-        help="encode the pending documents among the M best BM25 hits (default: encode none)",
+        help=f"for mode late: number of first-stage hits that the model encodes and orders (default {LATE_M})",
     )
-    late.add_argument(
+    group.add_argument(
+        "--first-stage",
+        metavar="MODE",
+        help="for mode late: mode of the first stage (default: beta over bags of tokens, otherwise tokens)",
+    )
+    group.add_argument(
+        "--rerank-model",
+        metavar="MODEL",
+        help=f"for mode late: other {MODEL_HELP}, dense or sparse, to order the first-stage hits by. Its vectors are "
+        "kept in memory until the command ends (default: the index's model, whose vectors are stored in the index)",
+    )
+    group.add_argument(
         "--budget-ms",
         type=positive,
         metavar="MS",
-        help=f"time limit per query for encoding, in milliseconds (default {BUDGET_MS})",
+        help="for mode late: time limit per query, in milliseconds (default: none)",
     )
-    late.add_argument(
-        "--model", metavar="MODEL", help=f"{MODEL_HELP} (default: the installed model that the index was built for)"
-    )
+    add_device(group)
 
 
 def _add_ranking(group: Arguments) -> None:
     group.add_argument(
         "--mode",
         metavar="MODE",
-        help="branches to search: hybrid, dense, sparse, tokens (BM25), or several joined by + (default: hybrid, or "
-        "the only branch of the index)",
+        help="branches to search: hybrid, dense, sparse, tokens (BM25), or several joined by +. With queries through "
+        "the model: beta (over bags of tokens), full (the model's vectors; full-sparse for the sparse ones of a model "
+        "that has both), or late (beta or BM25 first, whose best hits are encoded and ordered by full) (default: "
+        "hybrid, or the only branch of the index)",
     )
     add_fusion(group)
     group.add_argument(
@@ -142,19 +170,18 @@ def run(args: argparse.Namespace) -> None:
         args.parser.error(
             "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
         )
-    if args.late_m is None and (args.budget_ms is not None or args.model is not None):
-        args.parser.error("--budget-ms and --model require --late-m")
-    if args.late_m is not None and args.doc_id is not None:
-        args.parser.error("--doc-id and --late-m cannot be combined")
+    check_model_arguments(args)
     from lightir.files import check_writable
     from lightir.index import Index
     from lightir.pending import Demand
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
+    from lightir.search.through_model import LATE, needs_model
 
     if args.run_file not in (None, "-"):
         check_writable(args.run_file)
-    options = search_options(args)
+    late = args.mode == LATE
+    options = search_options(argparse.Namespace(**{**vars(args), "mode": args.first_stage}) if late else args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
     with (
         Index.open(args.index, skip_damaged=args.skip_damaged, exact=args.exact) as index,
@@ -162,10 +189,15 @@ def run(args: argparse.Namespace) -> None:
     ):
         for problem in index.view.problems():
             print_status(problem)
-        searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
-        late = None if args.late_m is None else late_searcher(searcher, args)
+        late_search = load_late_search(index, args) if late else None
+        if late_search is not None:
+            searcher = late_search.searcher
+        elif needs_model(args.mode):
+            searcher = load_model_search(index, args)
+        else:
+            searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
         if args.run_file is not None:
-            write_all(searcher, late, options, args)  # an experiment, which is no demand for pending documents
+            write_all(searcher, late_search, options, args)  # an experiment, which is no demand for pending documents
             return
         searcher.demand = demand
         for number, query in enumerate(texts(args)):
@@ -174,18 +206,57 @@ def run(args: argparse.Namespace) -> None:
             if args.query == "-":
                 index.refresh()  # the index may have changed since the last line
             if args.doc_id is None:
-                print_answer(searcher, late, query, options, args)
+                print_answer(searcher, late_search, query, options, args)
             else:
                 print_account(searcher, query, options, args)
 
 
-def late_searcher(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
-    """Load the index's model and return a searcher that encodes pending documents."""
-    from lightir.encode.model_encoder import encoder_for
-    from lightir.search import LateOptions, LateSearcher
+def check_model_arguments(args: argparse.Namespace) -> None:
+    """Refuse options of the model with modes that do not use them."""
+    from lightir.search.search_options import MODEL_MODES
+    from lightir.search.through_model import LATE, needs_model
 
-    encoder = encoder_for(searcher.index, args.model)
-    return LateSearcher(searcher, encoder, LateOptions(m=args.late_m, budget_ms=args.budget_ms or BUDGET_MS))
+    late = args.mode == LATE
+    if not late and (given := [name for name in ONLY_LATE if getattr(args, name) is not None]):
+        args.parser.error(f"--{given[0].replace('_', '-')} requires --mode late")
+    if not needs_model(args.mode):
+        if args.model is not None or args.device != "auto":
+            args.parser.error(
+                f"--model and --device require a mode with queries through the model: {', '.join((*MODEL_MODES, LATE))}"
+            )
+    elif args.query_encoder is not None:
+        args.parser.error(
+            f"--query-encoder and --mode {args.mode} cannot be combined: the model encodes the queries of this mode"
+        )
+    if late and args.doc_id is not None:
+        args.parser.error("--doc-id and --mode late cannot be combined; explain the document with --mode beta or full")
+
+
+def load_model_search(index: Index, args: argparse.Namespace) -> Searcher:
+    """Load the index's model and return a searcher whose queries go through it."""
+    from lightir.encode.model_search import model_searcher
+
+    pending = index.view.n_pending
+    if pending and "full" in args.mode:
+        print_status(f"{pending:,} of {len(index):,} documents are pending; mode {args.mode} does not find them")
+    return model_searcher(index, args.model, options=model_search_options(args))
+
+
+def load_late_search(index: Index, args: argparse.Namespace) -> LateSearcher:
+    """Load the models of late search, which stay loaded for all queries."""
+    from lightir.encode.model_search import late_searcher
+    from lightir.search import LateOptions
+
+    late = LateOptions(m=args.late_m or LATE_M, budget_ms=args.budget_ms)
+    return late_searcher(index, args.model, reranker=args.rerank_model, late=late, options=model_search_options(args))
+
+
+def model_search_options(args: argparse.Namespace) -> ModelSearchOptions:
+    """Return how the command's arguments load models."""
+    from lightir.encode.documents import EncodeOptions
+    from lightir.encode.model_search import ModelSearchOptions
+
+    return ModelSearchOptions(EncodeOptions(device=args.device), args.task, args.threads)
 
 
 def texts(args: argparse.Namespace) -> Iterator[str]:
@@ -213,11 +284,11 @@ def print_answer(
     searcher: Searcher, late: LateSearcher | None, query: str, options: SearchOptions, args: argparse.Namespace
 ) -> None:
     """Search one query and print its hits."""
-    start = time.perf_counter()
-    report = None if late is None else late.encode_for(query, options)
-    hits = searcher.hits(query, args.k, options, explain=args.explain)
-    if report is not None:
-        hits = report.marked(hits)
+    start, report = time.perf_counter(), None
+    if late is None:
+        hits = searcher.hits(query, args.k, options, explain=args.explain)
+    else:
+        hits, report = late.hits(query, args.k, options, explain=args.explain)
     took_s = time.perf_counter() - start
     if not hits:
         print_why_nothing(searcher, args)
@@ -251,16 +322,28 @@ def print_account(searcher: Searcher, query: str, options: SearchOptions, args: 
         print_explanation(query, explanation)
 
 
+def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOptions, args: argparse.Namespace) -> Run:
+    """Search queries one after the other, and print what was encoded for all of them."""
+    run: Run = {}
+    reports: list[LateReport] = []
+    for query in tqdm(queries, desc="late", unit="query", disable=None):
+        ranking, report = late.search([query], args.k, options)
+        run |= ranking
+        reports += report.values()
+    encoded, seconds = sum(len(report.encoded) for report in reports), sum(r.encoding_seconds for r in reports)
+    left = sum(report.left + len(report.parked) + len(report.failed) for report in reports)
+    note = f"; {left:,} hits kept their first-stage rank for lack of vectors" if left else ""
+    print_status(f"{encoded:,} documents encoded in {format_duration(seconds)}{note}")
+    return run
+
+
 def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
-    """Search all queries and write the run; late re-ranking encodes for all queries first."""
+    """Search all queries and write the run."""
     from lightir.eval import write_run
 
     queries = list(given_queries(args))
     start = time.perf_counter()
-    if late is not None:
-        for query in tqdm(queries, desc="late", unit="query", disable=None):
-            late.encode_for(query.text, options)
-    rankings = searcher.search(queries, args.k, options)
+    rankings = searcher.search(queries, args.k, options) if late is None else search_late(late, queries, options, args)
     took_s = time.perf_counter() - start
     if not any(map(len, rankings.values())):
         print_why_nothing(searcher, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lightir.encode.documents import length_batches
+from lightir.addresses import resolve_model_folder
+from lightir.contract import Contract, require_same_documents
+from lightir.encode.documents import EncodeOptions, length_batches, load_encoder
 from lightir.errors import InvalidInput
 from lightir.models.bags import terms_present
 from lightir.models.encoder import LightRetriever
@@ -27,9 +30,11 @@ BATCH_TOKENS = 8192
 
 
 class FullQueryEncoder:
-    """Encodes queries by the whole model, like documents: the symmetric encoder that light queries are compared with.
+    """Encodes queries by the whole model, like documents: V(q) of SiDR's beta, full and late search.
 
-    Sparse vectors are those of light queries, as in LightRetriever's comparison, or the model's own, as in CSplade.
+    Light queries are compared with it. Sparse vectors are those of light queries, as in LightRetriever's comparison, or
+    the model's own, as in SiDR and CSplade. The model stays loaded. A `Searcher` takes it in place of the query encoder
+    that the index has.
     """
 
     def __init__(
@@ -59,6 +64,43 @@ class FullQueryEncoder:
         self._instruction = instruction
         self._sparse = sparse
         self._form: SparseForm = form
+        self._last: tuple[str, QueryVectors] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        address: str | os.PathLike[str],
+        *,
+        instruction: str | None = None,
+        sparse: bool | None = None,
+        options: EncodeOptions | None = None,
+        fitting: Contract | None = None,
+    ) -> FullQueryEncoder:
+        """Load a model.
+
+        Args:
+            address: model folder, or name of a shipped model.
+            instruction: instruction of the queries; None is the contract's.
+            sparse: whether sparse vectors are the sparse head's; None if the model has no dense branch.
+            options: dtype, device and quantization of the model.
+            fitting: contract whose document side the model must have (`index.contract`); None for no check.
+
+        Raises:
+            NotFound: there is no such model.
+            ContractMismatch: the model does not fit; each differing field with both values.
+            InvalidInput: the model lacks the branch.
+        """
+        folder = resolve_model_folder(address)
+        if fitting is not None:
+            require_same_documents(fitting, Contract.load(folder), names=("the index", "the model"))
+        return cls.of(load_encoder(folder, options or EncodeOptions()), instruction=instruction, sparse=sparse)
+
+    @classmethod
+    def of(
+        cls, model: LightRetriever, *, instruction: str | None = None, sparse: bool | None = None
+    ) -> FullQueryEncoder:
+        """Wrap a loaded model; `sparse` is as in `load`."""
+        return cls(model, instruction=instruction, sparse=model.contract.dense is None if sparse is None else sparse)
 
     @property
     def document_fingerprint(self) -> str:
@@ -74,6 +116,14 @@ class FullQueryEncoder:
         """Return the queries' vectors, zeros for a query without terms; `task` must be None."""
         if task is not None:
             raise InvalidInput(f"the full query encoder has no table for task {task!r}; pass its instruction instead")
+        if len(texts) != 1:
+            return self._encode_all(texts)
+        last = self._last
+        if last is None or last[0] != texts[0]:  # both stages of late search encode the same query
+            self._last = last = texts[0], self._encode_all(texts)
+        return last[1]
+
+    def _encode_all(self, texts: Sequence[str]) -> QueryVectors:
         contract, tokenizer = self._model.contract, self._model.backbone.tokenizer
         term_ids = query_term_ids(tokenizer, contract.query, texts)
         dense, sparse = self._encode(texts, term_ids)

@@ -1,10 +1,11 @@
 """Searching: queries in, fused rankings out."""
 
 from lightir.kernel.candidates import BranchColumn, Candidates
-from lightir.search.late import LateOptions, LateReport, LateSearcher
+from lightir.search.late import LateOptions, LateReport, LateSearcher, SecondStage
 from lightir.search.prepared import PreparedSearch
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
+from lightir.search.second_stage import OtherStage, OwnStage
 
 __all__ = [
     "DEFAULT_OPTIONS",
@@ -13,7 +14,10 @@ __all__ = [
     "LateOptions",
     "LateReport",
     "LateSearcher",
+    "OtherStage",
+    "OwnStage",
     "PreparedSearch",
     "SearchOptions",
     "Searcher",
+    "SecondStage",
 ]

@@ -1,199 +1,220 @@
-"""Late search (SiDR): encode the pending documents among a query's best within a time limit, then rank with them."""
+"""Late search (SiDR's late parametric search): a first stage without a model, whose best documents a model orders.
+
+    f(q, D_m) = <V(q), V(d)>  for the m best documents d of the first stage,
+
+encoded while the query waits, unless they have been before. The first stage is any search that needs no document
+vectors: beta search over bags of tokens, or BM25. The second stage is a bi-encoder, `lightir.search.second_stage`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from lightir.errors import InvalidInput, WriteFailed
-from lightir.index.connections import BUSY_S
-from lightir.pending import Encoded, Queue, deliver, encode_documents, keys_of_pending, require_fit
-from lightir.pending.queue_file import is_busy
+from lightir.errors import InvalidInput
 from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
-from lightir.shards import DocumentEncoder
-from lightir.types import Document, Hit
-
-CHARACTERS_PER_TOKEN = 6
-"""Upper estimate of a token's length. Text beyond this many characters per token of the model's limit is cut."""
-
-DECAY = 0.9
-"""Factor by which each new measurement of the encoder's speed lowers the weight of earlier ones."""
+from lightir.types import Branch, BranchScore, Hit, Query, Ranking, Run
 
 
 @dataclass(frozen=True, slots=True)
 class LateOptions:
-    """Number of documents that late search considers, and its time limit.
+    """Number of documents that late search orders, and its time limit.
 
     Attributes:
-        m: number of the query's best documents whose pending ones are encoded.
-        budget_ms: time limit in milliseconds, from the start of the first search to the last commit. A document that
-            would exceed it, judged by the documents before, is not encoded; the first one ever is always encoded.
+        m: number of the query's best documents that the second stage encodes and orders.
+        budget_ms: time limit in milliseconds, from the start of the first stage to the last commit; None for no limit,
+            as in the paper. A document that would exceed it, judged by the documents before, is not encoded; the first
+            one ever is always encoded.
     """
 
     m: int = 20
-    budget_ms: float = 500.0
+    budget_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse fewer than one document and a limit that is not positive."""
-        if self.m < 1 or not self.budget_ms > 0:
-            raise InvalidInput(f"m is {self.m} and budget_ms {self.budget_ms:g}; both must be above 0")
+        if self.m < 1 or (self.budget_ms is not None and not self.budget_ms > 0):
+            raise InvalidInput(f"m is {self.m} and budget_ms {self.budget_ms}; both must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class LateReport:
-    """Outcome of late encoding for one query.
+    """Work of the second stage for one query.
 
     Attributes:
-        encoded: ids of the documents that were encoded and committed; the query is ranked with their vectors.
-        parked: ids of the documents whose vectors wait for the writer's lock; the query is ranked without them.
+        encoded: ids of the documents that were encoded for the query; those of the index's own model were committed.
+        parked: ids of encoded documents whose vectors wait for the writer's lock; the query is ranked without them.
         failed: error message for the id of each document that could not be encoded.
-        left: number of documents among the m best that are still pending for lack of time or claimed by a worker.
-        seconds: time of the first search, the encoding and the commit.
+        left: number of documents among the m best that keep their place in the first stage, because they have no
+            vectors for lack of time or are claimed by a worker.
+        encoding_seconds: time in which the model encoded documents.
+        seconds: time of both stages, with encoding and commit.
     """
 
     encoded: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     left: int = 0
+    encoding_seconds: float = 0.0
     seconds: float = 0.0
 
-    def marked(self, hits: Sequence[Hit]) -> list[Hit]:
-        """Return the hits with `late` set on those that were encoded for the query."""
-        return [dataclasses.replace(hit, late=hit.doc_id in self.encoded) for hit in hits]
+
+@dataclass(frozen=True, slots=True)
+class SecondScores:
+    """Scores of documents by the second stage.
+
+    Attributes:
+        scores: score by doc_id; documents without vectors are missing.
+        branches: parts of each score by doc_id.
+        report: which documents were encoded.
+    """
+
+    scores: Mapping[str, float]
+    branches: Mapping[str, Mapping[Branch, BranchScore]]
+    report: LateReport
+
+
+class SecondStage(Protocol):
+    """A bi-encoder that scores given documents for a query."""
+
+    def score(self, query: str, doc_ids: Sequence[str], *, seconds: float | None) -> SecondScores:
+        """Encode the documents that lack vectors, and score all that have some.
+
+        Args:
+            query: text of the query.
+            doc_ids: documents of the index, best first.
+            seconds: time limit; None for none.
+        """
+        ...
 
 
 class LateSearcher:
-    """Searches in two stages, and encodes pending documents between them.
+    """Searches in two stages: the m best documents of the first one are put in the order of the second one.
 
-    The first stage, the tokens branch by default, finds the m best documents. The pending ones among them are encoded
-    and committed, so every later search has their vectors too. If another writer has the lock, the vectors are parked,
-    and the next process that delivers commits them. The last stage is a search of the updated index.
+    A document that the second stage could not score keeps its place, and has the score of the document before it. The
+    documents after the m best follow in the first stage's order, below the last of them.
     """
 
     def __init__(
         self,
         searcher: Searcher,
-        encoder: DocumentEncoder,
+        second: SecondStage,
         late: LateOptions | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Combine a searcher and a document encoder.
+        """Combine both stages.
 
         Args:
-            searcher: searcher of both stages; its index must be writable.
-            encoder: encoder of the index's model.
-            late: which documents are encoded, and the time limit; None for the defaults.
+            searcher: searcher of the first stage.
+            second: second stage over the same index.
+            late: number of documents, and the time limit; None for the defaults.
             clock: function that returns the time in seconds.
+        """
+        self.searcher = searcher
+        self.late = late or LateOptions()
+        self._second = second
+        self._clock = clock
+
+    @property
+    def first_mode(self) -> Mode:
+        """Default mode of the first stage: beta over bags of tokens, else BM25."""
+        return "beta" if self.searcher.index.holds_bags else "tokens"
+
+    def search(
+        self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS
+    ) -> tuple[Run, dict[str, LateReport]]:
+        """Return the k best documents of each query, and each query's report, by query_id.
+
+        Args:
+            queries: queries, or texts, whose query_id is their position.
+            k: number of documents; fewer are returned if fewer match.
+            options: options of the first stage; mode None is `first_mode`.
 
         Raises:
-            InvalidInput: the index has no contract.
-            ContractMismatch: the encoder is of another model; each differing field with both values.
+            InvalidInput, WriteFailed: as `hits`.
         """
-        require_fit(searcher.index.view, encoder.contract)
-        self.searcher = searcher
-        self.encoder = encoder
-        self.late = late or LateOptions()
-        self._clock = clock
-        self._max_characters = CHARACTERS_PER_TOKEN * encoder.contract.document.max_tokens
-        self._seconds = self._characters = self._commit_s = 0.0
+        named = [Query(str(i), query) if isinstance(query, str) else query for i, query in enumerate(queries)]
+        run: Run = {}
+        reports = {}
+        for query in named:
+            start = self._clock()
+            first = self.searcher.search([query], max(k, self.late.m), self._first(options))[query.query_id]
+            second = self._score(query.text, first.doc_ids, start)
+            doc_ids, scores = joined(first.doc_ids, first.scores.tolist(), second.scores, m=self.late.m)
+            run[query.query_id] = Ranking(query.query_id, doc_ids[:k], np.array(scores[:k], dtype=np.float64))
+            reports[query.query_id] = second.report
+        return run, reports
 
     def hits(
-        self,
-        query: str,
-        k: int = 10,
-        options: SearchOptions = DEFAULT_OPTIONS,
-        *,
-        first: Mode = "tokens",
-        explain: bool = False,
+        self, query: str, k: int = 10, options: SearchOptions = DEFAULT_OPTIONS, *, explain: bool = False
     ) -> tuple[list[Hit], LateReport]:
         """Return the k best documents, and what was encoded for the query.
+
+        A hit that the second stage scored has that score and its parts; the parts of the first stage have the weight 0.
 
         Args:
             query: text of the query.
             k: number of documents; fewer are returned if fewer match.
-            options: options of the last stage. The first stage has their filter and exclusions.
-            first: mode of the first stage.
-            explain: list the matched terms of each hit.
-        """
-        report = self.encode_for(query, options, first=first)
-        return report.marked(self.searcher.hits(query, k, options, explain=explain)), report
-
-    def encode_for(self, query: str, options: SearchOptions = DEFAULT_OPTIONS, *, first: Mode = "tokens") -> LateReport:
-        """Encode and commit the pending documents among a query's m best, and refresh the index.
-
-        Args:
-            query: text of the query.
-            options: options whose filter and exclusions hold for the first stage.
-            first: mode of the first stage.
+            options: options of the first stage; mode None is `first_mode`.
+            explain: list the matched terms of the first stage.
 
         Raises:
+            InvalidInput: as `Searcher.hits`.
             WriteFailed: the index cannot be written.
-            InvalidInput: as `Searcher.search`.
         """
-        start, index = self._clock(), self.searcher.index
-        if not index.view.n_pending:
-            return LateReport()
-        keys = self._pending_among_best(query, options, first)
-        if not keys:
-            return LateReport(seconds=self._clock() - start)
-        budget_s = self.late.budget_ms / 1000
-        try:
-            with Queue.open(index.folder, busy_s=min(budget_s, BUSY_S)) as queue:
-                report = self._encode_and_deliver(queue, keys, start + budget_s)
-        except WriteFailed as error:
-            if not is_busy(error):
-                raise
-            report = LateReport(left=len(keys))
-        index.refresh()
-        return dataclasses.replace(report, seconds=self._clock() - start)
-
-    def _pending_among_best(self, query: str, options: SearchOptions, first: Mode) -> list[int]:
-        """Return the keys of the pending documents among the m best of the first stage, best first."""
-        first_stage = SearchOptions(mode=first, filter=options.filter, exclude=options.excluded(""))
-        ranking = self.searcher.search([query], self.late.m, first_stage)["0"]
-        view = self.searcher.index.view  # may be newer than the one searched, if threads share the index
-        doc_ords = [doc_ord for doc_id in ranking.doc_ids if (doc_ord := view.doc_ord(doc_id)) is not None]
-        keys: list[int] = keys_of_pending(view, np.array(doc_ords, dtype=np.uint32)).tolist()
-        return keys
-
-    def _encode_and_deliver(self, queue: Queue, keys: Sequence[int], deadline: float) -> LateReport:
-        claim = queue.claim(self.searcher.index, len(keys), only=keys)
-        documents = claim.view.store.documents_of(claim.keys)
-        encoded = Encoded()
-        for key in claim.keys:
-            if self._clock() + self._expected_s(documents[key]) + self._commit_s > deadline:
-                break
-            encoded.extend(self._encode(key, documents[key]))
-        tried = {*encoded.keys, *encoded.errors}
-        queue.release([key for key in claim.keys if key not in tried])
-        if not tried:
-            return LateReport(left=len(keys))
         start = self._clock()
-        delivery = deliver(self.searcher.index.folder, queue, self.encoder.contract, encoded, wait_s=0.0)
-        self._commit_s = self._clock() - start
-        return LateReport(
-            encoded=tuple(doc_id for doc_id in encoded.doc_ids if doc_id in delivery.committed),
-            parked=tuple(delivery.parked),
-            failed={documents[key].doc_id: error for key, error in encoded.errors.items()},
-            left=len(keys) - len(tried),
-        )
+        first = self.searcher.hits(query, max(k, self.late.m), self._first(options), explain=explain)
+        hits = {hit.doc_id: hit for hit in first}
+        second = self._score(query, list(hits), start)
+        ranked = joined(list(hits), [hit.score for hit in first], second.scores, m=self.late.m)
+        report = second.report
+        return [
+            _rescored(hits[doc_id], score, second.branches.get(doc_id), late=doc_id in report.encoded)
+            for doc_id, score in list(zip(*ranked, strict=True))[:k]
+        ], report
 
-    def _encode(self, key: int, document: Document) -> Encoded:
-        """Encode one document and measure the encoder's speed."""
-        start = self._clock()
-        encoded = encode_documents(self.encoder, {key: document})
-        self._seconds = DECAY * self._seconds + self._clock() - start
-        self._characters = DECAY * self._characters + self._n_characters(document)
-        return encoded
+    def _first(self, options: SearchOptions) -> SearchOptions:
+        return options if options.mode is not None else dataclasses.replace(options, mode=self.first_mode)
 
-    def _expected_s(self, document: Document) -> float:
-        return self._n_characters(document) * self._seconds / self._characters if self._characters else 0.0
+    def _score(self, query: str, doc_ids: Sequence[str], start: float) -> SecondScores:
+        """Return the second stage's scores of the m best, with the time of both stages in the report."""
+        limit_ms = self.late.budget_ms
+        left_s = None if limit_ms is None else start + limit_ms / 1000 - self._clock()
+        second = self._second.score(query, list(doc_ids[: self.late.m]), seconds=left_s)
+        report = dataclasses.replace(second.report, seconds=self._clock() - start)
+        return dataclasses.replace(second, report=report)
 
-    def _n_characters(self, document: Document) -> int:
-        return min(1 + len(document.title) + len(document.text), self._max_characters)
+
+def joined(
+    doc_ids: Sequence[str], first_scores: Sequence[float], scores: Mapping[str, float], *, m: int
+) -> tuple[list[str], list[float]]:
+    """Return the documents in their final order, and their scores, which do not ascend.
+
+    Args:
+        doc_ids: ranking of the first stage.
+        first_scores: its scores, which do not ascend.
+        scores: scores of the second stage, of some of the m best.
+        m: number of documents that the second stage may move.
+    """
+    if not scores:
+        return list(doc_ids), list(first_scores)
+    ordered = iter(sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id)))
+    head = [next(ordered) if doc_id in scores else doc_id for doc_id in doc_ids[:m]]
+    last = max(scores.values())
+    head_scores = [last := scores.get(doc_id, last) for doc_id in head]
+    tail = [last - 1 + (score - first_scores[m]) for score in first_scores[m:]]
+    return [*head, *doc_ids[m:]], [*head_scores, *tail]
+
+
+def _rescored(hit: Hit, score: float, branches: Mapping[Branch, BranchScore] | None, *, late: bool) -> Hit:
+    """Return a hit with its final score; `branches` are the parts of the second stage, None if it gave no score."""
+    if branches is None:
+        return dataclasses.replace(hit, score=score, late=late)
+    parts = {name: dataclasses.replace(part, weight=0.0) for name, part in hit.branches.items()}
+    return dataclasses.replace(hit, score=score, branches={**parts, **branches}, late=late, pending=False)

@@ -17,12 +17,16 @@ from lightir.search.language_model import Smoothing
 from lightir.types import BRANCHES, Branch, require_list
 
 Mode: TypeAlias = str | tuple[Branch, ...] | None
-"""A branch, "hybrid", several joined by "+", or a tuple of branches; None for hybrid if the index has two branches."""
+"""A branch, "hybrid", a mode of MODEL_MODES, several joined by "+", or a tuple of branches. None is hybrid if the index
+has two branches."""
+
+MODEL_MODES = ("beta", "full", "full-sparse")
+"""Parts of modes whose queries go through the model, see lightir.search.through_model."""
 
 NORMALIZATIONS = ("max", "min-max", "z-score", "none")
 MAX_COUNT = 2**31 - 1
 _WHOLE_NUMBERS = (int, np.integer)
-_MODE_EXPECTED = f"expected hybrid, {', '.join(BRANCHES)}, joined by '+'"
+_MODE_EXPECTED = f"expected hybrid, {', '.join((*BRANCHES, *MODEL_MODES))}, joined by '+'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,9 @@ class SearchOptions:
     Attributes:
         mode: branches to search: "dense", "sparse", "tokens" (BM25; with `smoothing` the query's log likelihood; over
             bags of tokens SiDR's beta search with the encoder's sparse queries), "hybrid", several joined by "+", or a
-            tuple of branches. None for "hybrid" if the index has two branches or more, else for its only branch.
+            tuple of branches. None for "hybrid" if the index has two branches or more, else for its only branch. With
+            a `lightir.FullQueryEncoder` also "beta" (over bags of tokens), "full" (the model's vectors: dense ones, or
+            sparse ones of a model without) and "full-sparse".
             Modes with "hybrid" or "tokens" also find pending documents, see docs/progressive.md.
         fusion: method that joins the branches: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf",
             "rrf:K" or "dbsf", see lightir.kernel.candidates. None for the contract's.
@@ -93,7 +99,7 @@ class SearchOptions:
 
 
 def mode_parts(mode: Mode) -> list[str]:
-    """Return the branches that a mode names, and "hybrid" if it does.
+    """Return the branches and modes of MODEL_MODES that a mode names, and "hybrid" if it does.
 
     Raises:
         InvalidInput: an unknown or repeated part.
@@ -103,7 +109,7 @@ def mode_parts(mode: Mode) -> list[str]:
     parts: list[str] = mode.split("+") if isinstance(mode, str) else list(mode)
     if not parts:
         raise InvalidInput("the mode names no branch")
-    if unknown := [part for part in parts if part not in (*BRANCHES, "hybrid")]:
+    if unknown := [part for part in parts if part not in (*BRANCHES, *MODEL_MODES, "hybrid")]:
         raise InvalidInput(f"mode {unknown[0]!r} is unknown; {_MODE_EXPECTED}")
     if repeated := [part for i, part in enumerate(parts) if part in parts[:i]]:
         raise InvalidInput(f"mode {'+'.join(parts)!r} names {repeated[0]} twice; name each branch once")

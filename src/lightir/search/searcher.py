@@ -23,6 +23,7 @@ from lightir.search.explain import Explanation, dense_terms, explained, make_hit
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
+from lightir.search.through_model import branch_mode
 from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
 
@@ -216,6 +217,7 @@ class Searcher:
             raise InvalidInput(
                 f"{smoothing.method} needs counted words, and {self.index.folder} has none; build it with an --analyzer"
             )
+        options = dataclasses.replace(options, mode=branch_mode(options.mode, view, self.encoder))
         chosen = plan(view.branches, view.contract, options)
         if not view.n_pending:
             chosen = dataclasses.replace(chosen, finds_pending=False)

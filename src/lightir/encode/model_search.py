@@ -1,0 +1,106 @@
+"""Searchers of an index whose queries go through the index's model, which they keep loaded: beta, full, late search."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lightir.encode.documents import EncodeOptions
+from lightir.encode.full_queries import FullQueryEncoder
+from lightir.encode.model_encoder import ModelEncoder, encoder_for
+from lightir.errors import InvalidInput
+from lightir.index import Index
+from lightir.pending import Demand
+from lightir.query.cached_encoder import describe_tables
+from lightir.search import LateOptions, LateSearcher, OtherStage, OwnStage, Searcher, SecondStage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSearchOptions:
+    """Options of loading the models of a search.
+
+    Attributes:
+        encoding: dtype, device, quantization and batches of the models.
+        task: name of the index's query table whose instruction the queries get; None for the contract's instruction.
+        threads: maximum number of threads per search.
+        demand: counts pending documents that rank high, see `Searcher`; None to count none.
+    """
+
+    encoding: EncodeOptions | None = None
+    task: str | None = None
+    threads: int = 1
+    demand: Demand | None = None
+
+
+def model_searcher(
+    index: Index, model: str | os.PathLike[str] | None = None, *, options: ModelSearchOptions | None = None
+) -> Searcher:
+    """Return a searcher of an index whose queries go through the index's model, for the modes beta and full.
+
+    Args:
+        index: opened index with a model's contract.
+        model: model folder or name of a shipped model; None for the installed model that fits the index.
+        options: how the model is loaded.
+
+    Raises:
+        NotFound: there is no such model, or no model is named and no installed one fits.
+        ContractMismatch: the model does not fit the index; each differing field with both values.
+        InvalidInput: the index has no contract, or no table for the task.
+    """
+    options = options or ModelSearchOptions()
+    return _searcher(index, encoder_for(index, model, options.encoding), options)
+
+
+def late_searcher(
+    index: Index,
+    model: str | os.PathLike[str] | None = None,
+    *,
+    reranker: str | os.PathLike[str] | None = None,
+    late: LateOptions | None = None,
+    options: ModelSearchOptions | None = None,
+) -> LateSearcher:
+    """Return SiDR's late search of an index; the models stay loaded.
+
+    The first stage is beta search over bags of tokens, otherwise BM25. The second stage orders its m best documents by
+    <V(q), V(d)> under the index's model, or under another bi-encoder.
+
+    Args:
+        index: opened index with a model's contract; without one, only if `reranker` is given.
+        model: model folder or name of a shipped model; None for the installed model that fits the index. It encodes
+            the queries of beta search and, without `reranker`, everything of the second stage.
+        reranker: model of the second stage, dense or sparse; its vectors are kept in memory, not in the index. None for
+            the index's model, whose vectors are stored in the index.
+        late: number of documents, and the time limit; None for the defaults.
+        options: how the models are loaded.
+
+    Raises:
+        NotFound, ContractMismatch, InvalidInput: as `model_searcher`.
+    """
+    options = options or ModelSearchOptions()
+    if reranker is None:
+        encoder = encoder_for(index, model, options.encoding)
+        searcher = _searcher(index, encoder, options)
+        second: SecondStage = OwnStage(searcher, encoder)
+        return LateSearcher(searcher, second, late)
+    if index.holds_bags or model is not None:
+        searcher = model_searcher(index, model, options=options)
+    else:
+        searcher = Searcher(index, threads=options.threads, demand=options.demand)
+    other = ModelEncoder.load(reranker, options.encoding)
+    return LateSearcher(searcher, OtherStage(searcher, other, FullQueryEncoder.of(other.model)), late)
+
+
+def _searcher(index: Index, encoder: ModelEncoder, options: ModelSearchOptions) -> Searcher:
+    queries = FullQueryEncoder.of(encoder.model, instruction=_instruction(index, options.task))
+    return Searcher(index, queries, threads=options.threads, demand=options.demand)
+
+
+def _instruction(index: Index, task: str | None) -> str | None:
+    """Return the instruction of one of the index's query tables; None without a task."""
+    if task is None:
+        return None
+    encoder = index.query_encoder()
+    tables = {} if encoder is None else encoder.tables
+    if task not in tables:
+        raise InvalidInput(f"no query table for task {task!r}; {describe_tables(tables)}")
+    return tables[task].instruction
