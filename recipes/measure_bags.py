@@ -66,18 +66,16 @@ def measured(
     weights = FullQueryEncoder(model, sparse=True).encode([query.text for query in queries]).sparse
     assert weights is not None  # asked for
     policy, tokenizer = model.contract.document, model.backbone.tokenizer
-    found: dict[str, Any] = {}
+    by_length: dict[str, Any] = {}
     whole = bag_term_ids(tokenizer, dataclasses.replace(policy, bag_tokens=0), documents).lengths
     for length in lengths:
         rows = bag_term_ids(tokenizer, dataclasses.replace(policy, bag_tokens=length), documents)
         bags = SparseVectors.count(rows, vocab_size=model.backbone.vocab_size)
         run = searched(bags.with_weights(np.ones(len(bags.term_ids), dtype=np.uint8)), weights, queries, documents)
         value = float(evaluate(run, dataset.qrels(split), [MEASURE]).measures[MEASURE])
-        found[str(length)] = {
-            MEASURE: round(value, 4),
-            "cut": round(float((whole > length).mean()) if length else 0, 3),
-        }
-    return found
+        cut = float((whole > length).mean()) if length else 0.0
+        by_length[str(length)] = {MEASURE: round(value, 4), "cut": round(cut, 3)}
+    return by_length
 
 
 def searched(
