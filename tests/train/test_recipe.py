@@ -86,6 +86,8 @@ def test_a_recipe_comes_back_from_its_yaml(recipe: ContrastiveRecipe, tmp_path: 
         ("model: {address: a}\ndata: []\n", "at least one training set"),
         (MINIMAL + "losses: {symmetric: 0, dense: 0, sparse: 0}\n", "must be above 0"),
         (MINIMAL + "heads: {sparse: false}\n", "must be 0"),
+        (MINIMAL + "losses: {symmetric: 0}\n", "no trained full encoder to align with"),
+        (MINIMAL + "losses: {symmetric: 0, dense_alignment: 0, sparse_alignment: 1}\n", "no trained full encoder"),
         (MINIMAL + "optimisation: {steps: 0}\n", "steps is 0"),
         ("a: [", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightir.data.dataset import Dataset
 from lightir.data.decontamination import DecontaminationReport, decontaminate, decontaminate_sets
 from lightir.data.examples import TrainingExample
-from lightir.data.hub import open_hub
+from lightir.data.hub import open_hub, read_hub_documents
 from lightir.data.instructions import instructions, task_names
 from lightir.data.mixture import Mixture, TrainingBatch
 from lightir.data.near_duplicates import LIGHTRETRIEVER_RULES, DuplicateRules
@@ -33,6 +33,7 @@ __all__ = [
     "open_hub",
     "open_triples",
     "read_documents",
+    "read_hub_documents",
     "read_negatives",
     "read_qrels",
     "read_queries",

@@ -1,4 +1,4 @@
-"""Training sets from Hugging Face data sets, by name or from a folder, through the `datasets` library."""
+"""Training sets and corpora from Hugging Face data sets, by name or from a folder, through the `datasets` library."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ POSITIVE_COLUMNS = ("positive_passages", "positive", "pos")
 NEGATIVE_COLUMNS = ("negative_passages", "negative", "neg")
 SCORE_COLUMNS = ("scores", "score")
 ID_COLUMNS = ("query_id", "qid")
+TEXT_COLUMNS = ("text", "passage", "contents")
+DOCUMENT_ID_COLUMNS = ("docid", "_id", "id", "passage_id")
 NUMBERED = re.compile(r"negative_(\d+)")
 
 
@@ -49,6 +51,34 @@ def open_hub(address: str, *, split: str = "train", instructions: Sequence[str])
     short = Path(name.partition(":")[0]).name
     rows = read_rows(TableRows(table, f"{address}, split {split}"), name=short)
     return TrainingSet.from_rows(short, rows, instructions=instructions)
+
+
+def read_hub_documents(address: str, *, split: str = "train") -> Iterator[Document]:
+    """Yield the documents of a split of a Hugging Face data set, from its Arrow files, a batch of rows at a time.
+
+    The text is in one of the columns TEXT_COLUMNS, such as Tevatron's corpora with docid, title and text. A row without
+    an id has its number, from 0. Rows without text are skipped.
+
+    Args:
+        address: `hf:owner/name`, `hf:owner/name:config`, or `hf:` and a folder that `save_to_disk` wrote.
+        split: name of the split; a saved data set without splits has only "train".
+
+    Raises:
+        MissingExtra: the `datasets` library is not installed.
+        NotFound: the data set, configuration or split cannot be loaded.
+        InvalidInput: no column with text, or an invalid row.
+    """
+    table, where = _load(address.removeprefix(PREFIX), split), f"{address}, split {split}"
+    columns = list(table.column_names)
+    text = _column(columns, TEXT_COLUMNS, where)
+    name = next((column for column in DOCUMENT_ID_COLUMNS if column in columns), None)
+    used = [column for column in (name, "title", text) if column in columns]
+    for number, record in enumerate(table.select_columns(used)):
+        place = f"{where}, row {number + 1}"
+        if record[text] and str(record[text]).strip():
+            title = check_text(record.get("title") or "", f"{place}: title")
+            doc_id = str(number if name is None else record[name])
+            yield Document(doc_id, check_text(record[text], f"{place}: {text}"), title)
 
 
 def _load(name: str, split: str) -> Any:
@@ -86,8 +116,8 @@ class TableRows:
         """
         self._table, self._name = table, name
         columns = list(table.column_names)
-        self._query = self._column(columns, QUERY_COLUMNS)
-        self._positive = self._column(columns, POSITIVE_COLUMNS)
+        self._query = _column(columns, QUERY_COLUMNS, name)
+        self._positive = _column(columns, POSITIVE_COLUMNS, name)
         numbered = sorted((int(match[1]), match[0]) for match in map(NUMBERED.fullmatch, columns) if match)
         self._negatives = [*filter(columns.__contains__, NEGATIVE_COLUMNS), *(column for _, column in numbered)]
         self._id = next((column for column in ID_COLUMNS if column in columns), None)
@@ -104,12 +134,6 @@ class TableRows:
     def describe(self, location: int) -> str:
         """Return the data set's name and the row's number, from 1."""
         return f"{self._name}, row {location + 1}"
-
-    def _column(self, columns: Sequence[str], names: Sequence[str]) -> str:
-        for name in names:
-            if name in columns:
-                return name
-        raise InvalidInput(f"{self._name}: the columns are {list(columns)}; expected one of {', '.join(names)}")
 
     def _parse(self, location: int, record: Mapping[str, Any]) -> TrainingRow:
         where = self.describe(location)
@@ -132,6 +156,14 @@ class TableRows:
             (*positives, *negatives),
             scores,
         )
+
+
+def _column(columns: Sequence[str], names: Sequence[str], where: str) -> str:
+    """Return the first of the names that is a column."""
+    for name in names:
+        if name in columns:
+            return name
+    raise InvalidInput(f"{where}: the columns are {list(columns)}; expected one of {', '.join(names)}")
 
 
 def _documents(value: Any, where: str) -> list[Document]:

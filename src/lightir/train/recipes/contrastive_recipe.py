@@ -248,8 +248,13 @@ class ContrastiveRecipe(QueryRunRecipe):
             )
 
     def _check_teachers(self) -> None:
-        """Refuse a teacher of an untrained encoder, and a run that learns from nothing."""
+        """Refuse a teacher of or by an untrained encoder, and a run that learns from nothing."""
         losses, taught = self.losses, self.teacher
+        if losses.symmetric <= 0 and max(losses.dense_alignment, losses.sparse_alignment) > 0:
+            raise InvalidInput(
+                "losses.symmetric is 0, so there is no trained full encoder to align with: set losses.dense_alignment "
+                "and losses.sparse_alignment to 0, or losses.symmetric above 0"
+            )
         if taught.address and min(losses.symmetric, taught.weight, taught.temperature) <= 0:
             raise InvalidInput(
                 "a teacher teaches the full encoder: losses.symmetric, teacher.weight and teacher.temperature must be "

@@ -107,6 +107,8 @@ class DataRecipe:
         scores: TREC run file with a teacher's scores of the set's queries and documents, for example written by
             `lightir rerank` (with a cross-encoder and --negatives: of positives and mined negatives). Files of examples
             bring their own scores.
+        alias: name of the set in logs and reports, which must differ from set to set; "" takes the last part of `name`
+            without Hugging Face's configuration.
     """
 
     name: str
@@ -116,6 +118,7 @@ class DataRecipe:
     instructions: tuple[str, ...] = ()
     negatives: str = ""
     scores: str = ""
+    alias: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,14 @@ class CorpusRecipe:
 
     Attributes:
         name: corpus in any form that `lightir encode` reads (a BEIR folder; a JSON-lines, CSV or Parquet file; a folder
-            of text files), or a name inside the folder that LIGHTIR_DATA names.
+            of text files), or a name inside the folder that LIGHTIR_DATA names; or a Hugging Face data set,
+            `hf:owner/name`, `hf:owner/name:config`, or `hf:` and a folder written by save_to_disk (extra `datasets`).
+        split: split of a Hugging Face data set; does not apply to other corpora.
         documents: maximum number of documents, from the start; 0 reads all.
     """
 
     name: str
+    split: str = "train"
     documents: int = 0
 
     def __post_init__(self) -> None:

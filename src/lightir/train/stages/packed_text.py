@@ -9,7 +9,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from lightir.data import read_documents
+from lightir.data import read_documents, read_hub_documents
+from lightir.data.hub import PREFIX as HUB_PREFIX
+from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.batches.packing import PackedBatch, PackedTexts, packed_states
 from lightir.train.recipes.data_names import data_folder
@@ -17,17 +19,30 @@ from lightir.train.recipes.run_recipe import PackedTextRecipe
 from lightir.train.recipes.settings import CorpusRecipe, packed_attention
 from lightir.train.run.processes import rank, world_size
 from lightir.train.stages.stage_model import ModelStage
+from lightir.types import Document
 
 FRAMED_AT_ONCE = 1024
 
 PackedRecipeT = TypeVar("PackedRecipeT", bound=PackedTextRecipe)
 
 
+def corpus_documents(corpus: CorpusRecipe) -> Iterator[Document]:
+    """Iterate over the documents of a corpus, from the first, whatever `documents` says.
+
+    Raises:
+        InvalidInput: a split of a corpus that is no Hugging Face data set.
+    """
+    if corpus.name.startswith(HUB_PREFIX):
+        return read_hub_documents(corpus.name, split=corpus.split)
+    if corpus.split != "train":
+        raise InvalidInput(f"data {corpus.name!r}: split {corpus.split!r} applies to Hugging Face data sets only")
+    return read_documents(Path(corpus.name) if Path(corpus.name).is_file() else data_folder(corpus.name))
+
+
 def framed_corpora(retriever: LightRetriever, data: Sequence[CorpusRecipe]) -> Iterator[list[int]]:
     """Yield every document's token ids in its frame; documents without text are skipped."""
     for corpus in data:
-        source = Path(corpus.name) if Path(corpus.name).is_file() else data_folder(corpus.name)
-        documents = islice(read_documents(source), corpus.documents or None)
+        documents = islice(corpus_documents(corpus), corpus.documents or None)
         while chunk := list(islice(documents, FRAMED_AT_ONCE)):
             yield from (ids for ids, start, stop in retriever.frame_documents(chunk) if stop > start)
 

@@ -89,7 +89,7 @@ def open_sets(
         negatives: each set's file of mined negatives, or None.
 
     Raises:
-        InvalidInput: all examples of a set were dropped.
+        InvalidInput: two sets have one name, or all examples of a set were dropped.
     """
     listed = recipe.data
     if not recipe.use_instructions:
@@ -98,6 +98,9 @@ def open_sets(
         open_set(data, default_instruction=recipe.query.instruction, negatives=mined, seed=recipe.optimisation.seed)
         for data, mined in zip(listed, negatives, strict=True)
     ]
+    names = [training.name for training in sets]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise InvalidInput(f"{len(repeated)} training sets have the name {repeated[0]!r}: give them an `alias` each")
     if not recipe.held_out:
         return sets, None
     held_out = [Dataset.open(data_folder(name)) for name in recipe.held_out]
@@ -113,7 +116,12 @@ def open_sets(
 
 
 def open_set(data: DataRecipe, *, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
-    """Open one training set as its recipe describes it."""
+    """Open one training set as its recipe describes it, under its alias if it has one."""
+    opened = _opened(data, default_instruction, negatives, seed)
+    return dataclasses.replace(opened, name=data.alias) if data.alias else opened
+
+
+def _opened(data: DataRecipe, default_instruction: str, negatives: Path | None, seed: int) -> TrainingSet:
     if brings_examples(data.name):
         return _open_examples(data, data.instructions or (default_instruction,))
     if data.scores and data.pairs != "judged":
