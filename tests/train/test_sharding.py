@@ -6,19 +6,24 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
+from interrupted import cut
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.recipes.contrastive_recipe import BranchEvaluation, ContrastiveRecipe, HeadRecipe, LossWeights
 from lightir.train.recipes.settings import DocumentRecipe
-from lightir.train.run.loop import Loop
+from lightir.train.run import checkpoint
+from lightir.train.run.checkpoint import checkpoints
 from lightir.train.stages.registry import STAGES, read_recipe
 from processes import join
 from tiny_recipes import RECIPES, tiny_recipe
@@ -39,22 +44,38 @@ def losses(model: Path) -> list[float]:
 
 
 def _process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
+    """Train a whole run; then die while the shards of the second checkpoint are complete and its header is not."""
     join(number, world, meeting)
     run = STAGES[recipe.stage].train
-    run(recipe, out / "whole-run", device="cpu")
-    step = Loop._optimizer_step
+    with mock.patch.object(DTensor, "full_tensor", _counted(gathered := [])):
+        run(recipe, out / "whole-run", device="cpu")
+    (out / f"gathered-{number}").write_text(json.dumps(gathered))
+    original = checkpoint.write_tensors
 
-    def stopped(self: Loop) -> dict[str, object]:
-        if self.step == 2:
-            raise InterruptedError
-        return step(self)
+    def dying(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+        original(folder, tensors)
+        if list(folder.parent.parent.glob("step-*")):
+            dist.barrier()
+            os._exit(9)
 
-    Loop._optimizer_step = stopped  # type: ignore[method-assign]
-    try:
-        run(recipe, out / "cut", device="cpu")
-    except InterruptedError:
-        Loop._optimizer_step = step  # type: ignore[method-assign]
-    run(recipe, out / "cut", resume=True, device="cpu")
+    checkpoint.write_tensors = dying  # type: ignore[assignment]
+    run(recipe, out / "cut", device="cpu")
+
+
+def _counted(numbers: list[int]) -> Callable[..., torch.Tensor]:
+    original = DTensor.full_tensor
+
+    def full_tensor(self: DTensor, **arguments: object) -> torch.Tensor:
+        numbers.append(self.numel())
+        return original(self, **arguments)  # type: ignore[arg-type]
+
+    return full_tensor
+
+
+def _resuming_process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:
+    join(number, world, meeting)
+    for name in ("cut", "old"):
+        STAGES[recipe.stage].train(recipe, out / name, resume=True, device="cpu")
     dist.destroy_process_group()
 
 
@@ -62,7 +83,7 @@ def _process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, 
 def test_split_layers_take_the_same_steps_and_resume(
     name: str, rank: int, recipe: ContrastiveRecipe, datasets: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Train an adapter, and all weights."""
+    """Train an adapter, and all weights; resume with two processes and with one, and from a checkpoint of one."""
     kind, given = read_recipe(RECIPES / f"{name}.yaml")
     tiny = tiny_recipe(given, recipe.model.address, datasets, tmp_path)
     first_layer = tiny.model.first_layer if rank else 0
@@ -78,13 +99,27 @@ def test_split_layers_take_the_same_steps_and_resume(
     plain = dataclasses.replace(tiny, model=model, optimisation=settings, checkpoint_every=1)
     expected = kind.train(plain, tmp_path / "one", device="cpu")
     split = dataclasses.replace(plain, optimisation=dataclasses.replace(settings, sharding="layers"))
-    multiprocessing.spawn(_process, args=(2, tmp_path / "meeting", split, tmp_path), nprocs=2)
+    cut(lambda: kind.train(split, tmp_path / "old", device="cpu"), at=1)
+    header = tmp_path / "old.run" / "checkpoints" / "step-0000001" / "checkpoint.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"format_version": 3}))  # whole tensors, as before
+    arguments = (2, tmp_path / "meeting", split, tmp_path)
+    with pytest.raises(multiprocessing.ProcessExitedException, match="exit code 9"):
+        multiprocessing.spawn(_process, args=arguments, nprocs=2)
+    assert [path.name for path in checkpoints(tmp_path / "cut.run" / "checkpoints")] == ["step-0000001"]
+    shutil.copytree(tmp_path / "cut.run", tmp_path / "alone.run")
+    multiprocessing.spawn(_resuming_process, args=(2, tmp_path / "second-meeting", split, tmp_path), nprocs=2)
     one, other = weights(tmp_path / "whole-run"), weights(tmp_path / "cut")
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole-run") == pytest.approx(losses(expected), rel=1e-4)
-    for key, tensor in weights(expected).items():
-        torch.testing.assert_close(one[key].float(), tensor.float(), rtol=1e-2, atol=2e-4)
-    LightRetriever.load(tmp_path / "cut")
+    alone = kind.train(split, tmp_path / "alone", resume=True, device="cpu")
+    for folder in (tmp_path / "whole-run", tmp_path / "old", alone):
+        assert losses(folder) == pytest.approx(losses(expected), rel=1e-4)
+        for key, tensor in weights(expected).items():
+            torch.testing.assert_close(weights(folder)[key].float(), tensor.float(), rtol=1e-2, atol=2e-4)
+        LightRetriever.load(folder)
+    layers = sum(tensor.numel() for key, tensor in one.items() if ".layers." in key)
+    for number in (0, 1):  # each trained weight of the layers once, when the model is written
+        assert sum(json.loads((tmp_path / f"gathered-{number}").read_text())) == layers
 
 
 def _compiled_process(number: int, world: int, meeting: Path, recipe: ContrastiveRecipe, out: Path) -> None:

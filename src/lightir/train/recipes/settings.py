@@ -153,8 +153,8 @@ class Optimisation:
             otherwise a batch holds one set, whose queries are harder negatives for each other.
         accumulation: forward passes per optimizer step; schedules advance once per optimizer step.
         sharding: "none" keeps all weights on every process; "layers" shards each layer's weights, gradients and
-            optimizer states over the processes (FSDP), with the same steps, also compiled. The whole model must fit one
-            process when it is saved.
+            optimizer states over the processes (FSDP), with the same steps, also compiled. Process 0's main memory must
+            hold the trained weights when the model is written.
         gradient_cache: number of texts that a process encodes at a time (GradCache), so that a contrastive batch of any
             size fits into memory; texts are encoded again in the backward pass. 0 encodes the batch at once.
         packed_tokens: length of rows that several texts share without padding and without attending to each other: the

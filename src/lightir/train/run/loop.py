@@ -29,11 +29,13 @@ from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.recipes.run_recipe import RunRecipe
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run.checkpoint import (
+    SHARDS,
     checkpoints,
     load_checkpoint,
     random_states,
     restore_random_states,
     save_checkpoint,
+    save_sharded_checkpoint,
 )
 from lightir.train.run.curves import FOLDER as TENSORBOARD
 from lightir.train.run.curves import Curves
@@ -49,7 +51,8 @@ from lightir.train.run.processes import (
     rank,
     world_size,
 )
-from lightir.train.run.sharding import clip_gradients, fill, split_layers, split_state, whole, whole_state
+from lightir.train.run.sharded_state import named_tensors, read_tensors
+from lightir.train.run.sharding import clip_gradients, fill, fill_shard, shard_of, split, split_layers, split_state
 from lightir.train.run.stage import Stage
 from lightir.train.run.stopping import noted_interrupts
 from lightir.train.run.waiting import first_alone
@@ -131,7 +134,7 @@ def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path
 
 @dataclass(slots=True)
 class BestState:
-    """The best state so far on the development sets."""
+    """The best state so far on the development sets; of sharded parameters, this process's shards in main memory."""
 
     score: float = -math.inf
     step: int = 0
@@ -171,10 +174,9 @@ class Loop:
         """Restore the folder's last checkpoint."""
         state = load_checkpoint(self.folder / "checkpoints", recipe=self.recipe, given=self.given)
         self.step, self.seconds, self.saved = state["step"], state["seconds"], state["step"]
-        self._set_parameters(state["parameters"])
         self.stage.restore({name: tensor.to(self.device) for name, tensor in state["fixed"].items()})
-        self.optimizer.load_state_dict(split_state(state["optimizer"], list(self.parameters.values())))
-        self.best = BestState(state["best_score"], state["best_step"], state["best_parameters"])
+        best = read_tensors(state[SHARDS], self.parameters, self.optimizer) if SHARDS in state else self._fill(state)
+        self.best = BestState(state["best_score"], state["best_step"], best)
         if is_first():
             _cut_log(self.folder / "log.jsonl", self.step)
         self._restore_random(state["random"])
@@ -195,9 +197,13 @@ class Loop:
         fresh = np.random.default_rng([self.recipe.optimisation.seed, self.step, rank()])
         torch.manual_seed(int(fresh.integers(1 << 62)))
 
-    def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
+    def _fill(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Restore a state of whole tensors; return this process's shards of the best state."""
         for name, parameter in self.parameters.items():
-            fill(parameter, values[name])
+            fill(parameter, state["parameters"][name])
+        self.optimizer.load_state_dict(split_state(state["optimizer"], list(self.parameters.values())))
+        best: Mapping[str, Tensor] = state["best_parameters"]
+        return {name: shard_of(split(values, self.parameters[name])) for name, values in best.items()}
 
     def run(self) -> None:
         """Run optimizer steps until the recipe's steps or minutes are reached.
@@ -286,31 +292,30 @@ class Loop:
         self._write_log({"step": self.step, "development": measured.report})
         score = from_first(measured.score)  # all keep the same state, whatever a GPU's last bits
         if score > self.best.score:
-            kept = {name: whole(p.detach()).clone().cpu() for name, p in self.parameters.items()}
-            self.best = BestState(score, self.step, kept)
+            self.best = BestState(score, self.step, {name: shard_of(p) for name, p in self.parameters.items()})
 
     def _save_checkpoint(self) -> None:
         self.saved = self.step
-        parameters = {name: whole(p.detach()) for name, p in self.parameters.items()}
-        optimizer = whole_state(self.optimizer.state_dict())
-        random = of_all_processes(random_states())
+        folder = self.folder / "checkpoints"
+        inputs: dict[str, Any] = {"recipe": self.recipe, "given": self.given}
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "parameters": parameters,
             "fixed": dict(self.stage.fixed),
-            "optimizer": optimizer,
-            "random": random,
+            "random": of_all_processes(random_states()),
             "best_score": self.best.score,
             "best_step": self.best.step,
+        }
+        if self.join_layers is not None:
+            tensors = named_tensors(self.parameters, self.optimizer, self.best.parameters)
+            save_sharded_checkpoint(folder, self.step, state, tensors, **inputs)
+            return
+        state |= {
+            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "optimizer": self.optimizer.state_dict(),
             "best_parameters": self.best.parameters,
         }
-        first_alone(
-            lambda: save_checkpoint(
-                self.folder / "checkpoints", self.step, state, recipe=self.recipe, given=self.given
-            ),
-            name="writing a checkpoint",
-        )
+        first_alone(lambda: save_checkpoint(folder, self.step, state, **inputs), name="writing a checkpoint")
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():
@@ -325,15 +330,16 @@ class Loop:
         Raises:
             WriteFailed: the system refused to write (for example, a full disk); the run's folder is kept.
         """
-        if self.best.parameters:
-            self._set_parameters(self.best.parameters)
+        for name, shard in self.best.parameters.items():
+            fill_shard(self.parameters[name], shard)
+        self.stage.trunk.eval()
+        self.stage.complete()
         if self.join_layers is not None:
             self.join_layers()
-        first_alone(lambda: self._complete(out), name="writing the model")
+        first_alone(lambda: self._write(out), name="writing the model")
         return out
 
-    def _complete(self, out: Path) -> None:
-        self.stage.trunk.eval()
+    def _write(self, out: Path) -> None:
         try:
             self._write_model(out)
         except (OSError, SafetensorError) as error:

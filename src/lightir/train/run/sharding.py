@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lightir.errors import InvalidInput
 from lightir.models.compilation import LAYER_LISTS
-from lightir.train.run.processes import summed, world_size
+from lightir.train.run.processes import is_first, summed, world_size
 
 HOOKS = (
     "_forward_pre_hooks",
@@ -28,10 +28,12 @@ HOOKS = (
 
 
 def split_layers(trunk: nn.Module, device: str) -> Callable[[], None]:
-    """Shard each layer's weights over all processes, in place; return a function that makes them whole and plain again.
+    """Shard each layer's weights over all processes, in place; return a function that joins the trained ones.
 
     A layer's weights are gathered for its forward and its backward pass and released after each; its sharded gradients
-    are averaged over the processes. All processes must call either function.
+    are averaged over the processes. The returned function gathers one trained weight at a time, to be saved, and keeps
+    it in process 0's main memory. Frozen weights stay sharded, and no layer runs afterwards. All processes must call
+    either function.
 
     Raises:
         InvalidInput: the model has no list of layers.
@@ -53,14 +55,18 @@ def split_layers(trunk: nn.Module, device: str) -> Callable[[], None]:
 
     def join() -> None:
         for layer, kind, hooks in before:
-            cast(FSDPModule, layer).unshard()
-            whole = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+            cast(FSDPModule, layer).reshard()
+            joined = {}
+            for name, parameter in layer.named_parameters():
+                if parameter.requires_grad:
+                    gathered = cast(DTensor, parameter.detach()).full_tensor()
+                    if is_first():
+                        joined[name] = gathered.cpu()
             _remove_hooks(layer, hooks)
             layer.__class__ = kind
-            for name, tensor in whole.items():
+            for name, tensor in joined.items():
                 owner, _, own = name.rpartition(".")
-                trained = layer.get_parameter(name).requires_grad
-                setattr(layer.get_submodule(owner), own, nn.Parameter(tensor, requires_grad=trained))
+                setattr(layer.get_submodule(owner), own, nn.Parameter(tensor))
 
     return join
 
@@ -76,40 +82,48 @@ def _remove_hooks(layer: nn.Module, before: Mapping[tuple[nn.Module, str], set[i
                 del getattr(module, kind)[added]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, gathered from all processes if it is sharded; all processes must call this function."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def shard_of(tensor: Tensor) -> Tensor:
+    """Return a copy of this process's shard in main memory; of a whole tensor, the whole."""
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.detach().to("cpu", copy=True)
+
+
+def with_shard(shard: Tensor, *, like: Tensor) -> Tensor:
+    """Return a tensor sharded like another one, from this process's shard; a whole tensor if that one is whole."""
+    if not isinstance(like, DTensor):
+        return shard
+    local = shard.to(like.device)
+    return DTensor.from_local(local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
+def fill_shard(target: Tensor, shard: Tensor) -> None:
+    """Copy a shard from `shard_of` into this process's part of a tensor, without gradient."""
+    with torch.no_grad():
+        (target.to_local() if isinstance(target, DTensor) else target).copy_(shard)
+
+
+def split(values: Tensor, like: Tensor) -> Tensor:
+    """Return whole values sharded like a tensor, on its device; numbers stay as they are."""
+    if not values.dim() or not isinstance(like, DTensor):
+        return values
+    return distribute_tensor(values.to(like.device), like.device_mesh, like.placements)
 
 
 def fill(target: Tensor, values: Tensor) -> None:
     """Copy whole values into a tensor that may be sharded, without gradient."""
     with torch.no_grad():
-        values = values.to(target.device)
-        if isinstance(target, DTensor):
-            values = distribute_tensor(values, target.device_mesh, target.placements)
-        target.copy_(values)
-
-
-def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state_dict with whole tensors; all processes must call this function."""
-    tensors = {
-        number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in values.items()}
-        for number, values in state["state"].items()
-    }
-    return {**state, "state": tensors}
+        target.copy_(split(values, target))
 
 
 def split_state(state: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the state_dict with tensors sharded like the optimizer's parameters: the reverse of `whole_state`."""
-    tensors: dict[int, dict[str, Any]] = {}
-    for number, values in state["state"].items():
-        like = parameters[number]
-        tensors[number] = {
-            name: distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
-            if isinstance(like, DTensor) and isinstance(value, Tensor) and value.dim()
-            else value
+    """Return an optimizer's state_dict of whole tensors with tensors sharded like the parameters."""
+    tensors = {
+        number: {
+            name: split(value, parameters[number]) if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
+        for number, values in state["state"].items()
+    }
     return {**state, "state": tensors}
 
 

@@ -57,6 +57,9 @@ class Stage(Protocol):
     def evaluate(self) -> DevelopmentResult | None:
         """Measure the development sets, with the trunk in evaluation mode and without gradients; None without sets."""
 
+    def complete(self) -> None:
+        """Compute what the saved model needs beside its weights; all processes call this, in evaluation mode."""
+
     def save(self, folder: Path) -> None:
         """Write the model folder with the present parameters."""
 

@@ -129,10 +129,9 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
         self.retriever.heads = heads
         return measured(per_set, by=self.recipe.evaluation.by)
 
-    def save(self, folder: Path) -> None:
-        """Refit the term bias if the recipe says so, and write the model."""
+    def complete(self) -> None:
+        """Refit the term bias, if the recipe says so; sharded layers run on all processes."""
         refit_bias(self.retriever, self.recipe, self.data.sets)
-        super().save(folder)
 
     def records(self) -> dict[str, object]:
         """Return facts about the training data and its decontamination."""

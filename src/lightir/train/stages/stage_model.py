@@ -82,6 +82,9 @@ class ModelStage(Generic[RecipeT]):
         """Return None: there are no development sets."""
         return None
 
+    def complete(self) -> None:
+        """Do nothing: the weights are all."""
+
     def save(self, folder: Path) -> None:
         """Write the model under the recipe's own policies: searches do not cut texts as training does."""
         shipped = self.recipe.contract
