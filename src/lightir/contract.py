@@ -211,6 +211,7 @@ class Contract:
         dense: dense head; None without a dense branch.
         sparse: sparse head; None without a sparse branch.
         fusion: default fusion.
+        query_layers: number of the backbone's first layers that read a query which the model encodes; 0 for all.
         format_version: version of this record's format.
     """
 
@@ -222,6 +223,7 @@ class Contract:
     sparse: SparseHead | None
     attention: Literal["causal", "bidirectional", "echo"] = "causal"
     fusion: Fusion = field(default_factory=Fusion)
+    query_layers: int = field(default=0, metadata=LATER)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -239,9 +241,9 @@ class Contract:
 
     @property
     def has_light_queries(self) -> bool:
-        """Whether query tokens can be encoded alone: between a prompt and one end token, without a suffix."""
+        """Whether query tokens can be encoded alone: by all layers, between a prompt and one end token, no suffix."""
         document = self.document
-        return not self.query.suffix and document.ends == 1 and not document.ends_hash
+        return not (self.query_layers or self.query.suffix or document.ends_hash) and document.ends == 1
 
     def width_warning(self, columns: int) -> str:
         """Return why vectors that are cut to a number of columns may rank badly; "" for a width that was trained."""

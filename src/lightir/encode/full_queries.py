@@ -151,7 +151,9 @@ class FullQueryEncoder:
         with tqdm(total=len(nonempty), desc="encode queries", unit="query", disable=None) as bar:
             for positions in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
                 batch = model.batch([framed[position] for position in positions])
-                states, own = model.states(batch), [nonempty[position] for position in positions]
+                with model.reading_queries():
+                    states = model.states(batch)
+                own = [nonempty[position] for position in positions]
                 if rows is not None:
                     dense = model.dense_from(states, batch)[:, : rows.shape[1]]
                     rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()

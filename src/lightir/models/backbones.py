@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -102,6 +103,28 @@ class Backbone:
         output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **arguments)
         states: Tensor = output.last_hidden_state
         return states
+
+
+@contextmanager
+def first_layers(backbone: Backbone, n: int) -> Iterator[None]:
+    """Run the model with its first n layers and its last norm inside the context; 0 for all layers.
+
+    Raises:
+        InvalidInput: the model has fewer layers, or is an encoder.
+    """
+    config = backbone.model.config
+    layers = config.num_hidden_layers
+    if n and (backbone.kind != "causal" or n > layers):
+        kind = "a model" if backbone.kind == "causal" else "an encoder"
+        raise InvalidInput(
+            f"query_layers is {n}, but {backbone.address} is {kind} of {layers} layers; expected a causal model with "
+            "at least that many layers"
+        )
+    config.num_hidden_layers = n or layers
+    try:
+        yield
+    finally:
+        config.num_hidden_layers = layers
 
 
 def load_backbone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightir.addresses import resolve_model_folder
 from lightir.contract import Contract, DenseHead, SparseHead
 from lightir.errors import InvalidInput
 from lightir.models.attention import SDPA
-from lightir.models.backbones import Backbone
+from lightir.models.backbones import Backbone, first_layers
 from lightir.models.bags import count_terms, mix_rows, terms_present, token_means
 from lightir.models.compilation import layers_compiled_for_any_shape
 from lightir.models.devices import usable_device
@@ -145,6 +146,10 @@ class LightRetriever(nn.Module):
         prepared = model_mask(self.backbone, causal_mask(mask), positions, positions)
         return self.backbone.states(batch.input_ids, prepared, position_ids=positions, use_cache=False)
 
+    def reading_queries(self) -> AbstractContextManager[None]:
+        """Return a context in which the model reads with the contract's query_layers: texts in it are queries."""
+        return first_layers(self.backbone, self.contract.query_layers)
+
     def document_vectors(
         self,
         batch: TextBatch,
@@ -251,7 +256,9 @@ class LightRetriever(nn.Module):
         if self.contract.attention == "echo":
             return self.dense_from(*self._encode_echoed(token_ids, instruction))
         if not self.contract.has_light_queries:
-            raise InvalidInput("this model's queries have a suffix or several end tokens: it has no light queries")
+            raise InvalidInput(
+                "this model's queries have a suffix, several end tokens or layers of their own: it has no light queries"
+            )
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         states = self._token_states(padded, self._prompt_ids(instruction), self._dense.pooling, cache=cache)
         return self._standardize(states[: len(token_ids)])

@@ -161,8 +161,9 @@ def full_query_states(
     """
     longest = max(len(ids) for ids, _, _ in framed)
     batch = retriever.batch(framed, length=-(-longest // SHAPE_STEP) * SHAPE_STEP if recipe.model.compile else None)
-    packed = _packed_states(retriever, batch, recipe)
-    return retriever.states(batch) if packed is None else packed, batch
+    with retriever.reading_queries():
+        packed = _packed_states(retriever, batch, recipe)
+        return retriever.states(batch) if packed is None else packed, batch
 
 
 def sparse_query_matrix(retriever: LightRetriever, queries: Sequence[str]) -> Tensor:

@@ -83,13 +83,20 @@ def load_teacher(address: str | os.PathLike[str], *, device: str = "cpu") -> Lig
     Raises:
         NotFound: the address is neither kind of folder.
         InvalidInput: a sentence-transformers folder with modules beyond transformer, pooling (mean, first or last) and
-            normalization, or with special tokens that a contract does not support; or a missing device.
+            normalization, or with special tokens that a contract does not support; a model that reads queries with some
+            of its layers; or a missing device.
     """
     device = usable_device(device)
     dtype = fast_dtype(device)
     folder = resolve_local(address)
     if folder is not None and (folder / "lightir.json").is_file():
-        return LightRetriever.load(str(folder), dtype=dtype, device=device)
+        model = LightRetriever.load(str(folder), dtype=dtype, device=device)
+        if model.contract.query_layers:
+            raise InvalidInput(
+                f"{folder} reads queries with {model.contract.query_layers} layers only, which a teacher cannot; use a "
+                "model whose query_layers is 0"
+            )
+        return model
     if folder is None or not (folder / "modules.json").is_file():
         raise NotFound(f"{os.fspath(address)} is neither a lightir model nor a local sentence-transformers folder")
     says = _sentence_transformer(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -154,6 +155,8 @@ class ContrastiveRecipe(QueryRunRecipe):
         heads: pooling, standardization, sparse head.
         evaluation: evaluation during training.
         fusion: default fusion of the model.
+        query_layers: number of the backbone's first layers that read full queries, in training and in the model; 0 for
+            all. Requires a causal backbone and losses.dense 0, because light queries pass all layers.
         stage: the stage.
         method: method in the contract: "lightretriever", "llm-ql" (LLM-QL's second stage), "csplade", or "dense" for
             others without light queries.
@@ -164,6 +167,7 @@ class ContrastiveRecipe(QueryRunRecipe):
     heads: HeadRecipe = field(default_factory=HeadRecipe)
     evaluation: BranchEvaluation = field(default_factory=BranchEvaluation)
     fusion: Fusion = field(default_factory=Fusion)
+    query_layers: int = 0
     stage: Literal["contrastive"] = "contrastive"
     method: Literal["lightretriever", "llm-ql", "csplade", "dense"] = "lightretriever"
 
@@ -185,19 +189,20 @@ class ContrastiveRecipe(QueryRunRecipe):
         """The contract of the shipped model, with an empty backbone record."""
         heads = self.heads
         sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
-        return self.contract_of(
+        contract = self.contract_of(
             self.method,
             dense=DenseHead(heads.pooling, WANTED if heads.standardize else "") if heads.dense else None,
             sparse=sparse if heads.sparse else None,
             fusion=self.fusion,
         )
+        return dataclasses.replace(contract, query_layers=self.query_layers)
 
     @property
     def measures(self) -> tuple[str, ...]:
         """The valid values of `evaluation.by`: the branches that an evaluation measures."""
         heads, documents = self.heads, self.documents
-        one_end = not self.query.suffix and documents.ends == 1 and not documents.new_ends
-        light = heads.dense and one_end and (self.model.attention == "causal" or self.losses.dense > 0)
+        alone = not (self.query_layers or self.query.suffix or documents.new_ends) and documents.ends == 1
+        light = heads.dense and alone and (self.model.attention == "causal" or self.losses.dense > 0)
         measured = {
             "symmetric": heads.dense,
             "dense": light,
@@ -233,6 +238,11 @@ class ContrastiveRecipe(QueryRunRecipe):
         if not heads.dense and (losses.symmetric > 0 or losses.dense > 0 or heads.standardize):
             raise InvalidInput(
                 "heads.dense is false, so losses.symmetric and losses.dense must be 0 and heads.standardize false"
+            )
+        if self.query_layers < 0 or (self.query_layers and losses.dense > 0):
+            raise InvalidInput(
+                f"query_layers is {self.query_layers}: expected 0 or more, and 0 with losses.dense, whose light "
+                "queries pass all layers"
             )
         if heads.straight_through and heads.activation != "log1p_relu":
             raise InvalidInput("heads.straight_through requires the activation log1p_relu")

@@ -68,6 +68,8 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
             require_scores(self.data.sets)
         retriever = build_model(recipe, device=device)
         require_reachable(recipe.losses, retriever.backbone.vocab_size)
+        with retriever.reading_queries():
+            pass  # refuses more layers than the model has, before the first step
         retriever.contract = with_widths(retriever.contract, recipe.losses.dims)
         fit_heads(retriever, recipe, self.data.sets)
         super().__init__(recipe, retriever, device)
