@@ -63,7 +63,7 @@ def resolve_local(address: str | os.PathLike[str]) -> Path | None:
 def stored_address(address: str | os.PathLike[str], folder: Path) -> str:
     """Return the address of a base model as the record in a model folder names it.
 
-    A path becomes relative to the model folder if it is given as a relative one, or if the base lies in the folder that
+    A path becomes relative to the model folder if it is given as a relative one, or if the base is in the folder that
     holds the model folder: both can then be moved together, and opened from anywhere. Another absolute path, a name and
     `pypi:PACKAGE` stay as they are.
 

@@ -440,7 +440,7 @@ def test_a_csplade_trains_without_a_dense_branch(recipe: ContrastiveRecipe, tmp_
 
 
 def test_development_measures_fuse_as_the_recipe_does(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
-    """With the sparse branch's weight at 0 the hybrid measure is the dense one; the other way round it is not."""
+    """The hybrid measure is the dense one if the sparse branch weighs 0, and is not if the dense branch weighs 0."""
     measured = {}
     for dense, sparse in ((1.0, 0.0), (0.0, 1.0)):
         chosen = dataclasses.replace(

@@ -21,7 +21,7 @@ GROUPS = {
     "documents": ("encode", "index", "add", "delete", "worker", "expand"),
     "models": ("cache", "distill", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
-    "training": ("train", "mine"),
+    "training": ("train", "mine", "convert"),
     "upkeep": ("info", "verify", "compact", "snapshot", "doctor", "completion"),
 }
 """Commands by task, in the order of the help. The module of a command NAME is lightir.cli.NAME."""

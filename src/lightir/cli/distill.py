@@ -36,6 +36,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; repeat for more"
     )
     add_fields(parser)
+    _add_queries(parser)
+    parser.add_argument(
+        "--bigrams",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of frequent token pairs that get vectors of their own (default %(default)s)",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json file (or its folder) that defines the table's tokens (default: the teacher's)",
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp16", "int8"), default="int8", help="number format of the table (default %(default)s)"
+    )
+    parser.add_argument(
+        "--work",
+        metavar="DIR",
+        help="folder to keep the teacher's vectors in, so that later runs are quick (default: a temporary folder)",
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
+    add_device(parser)
+    add_json(parser)
+
+
+def _add_queries(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments about training queries and held-out ones."""
     parser.add_argument(
         "--queries",
         action="append",
@@ -67,30 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of titles and text spans of each corpus to train on as queries; 0 for none (default %(default)s)",
     )
-    parser.add_argument(
-        "--bigrams",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of frequent token pairs that get vectors of their own (default %(default)s)",
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="tokenizer.json file (or its folder) that defines the table's tokens (default: the teacher's)",
-    )
-    parser.add_argument(
-        "--dtype", choices=("fp16", "int8"), default="int8", help="number format of the table (default %(default)s)"
-    )
-    parser.add_argument(
-        "--work",
-        metavar="DIR",
-        help="folder to keep the teacher's vectors in, so that later runs are quick (default: a temporary folder)",
-    )
-    parser.add_argument("-o", "--out", required=True, metavar="MODEL", help="model folder to write")
-    add_device(parser)
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from lightir.data.instructions import instructions, task_names
 from lightir.data.mixture import Mixture, TrainingBatch
 from lightir.data.near_duplicates import LIGHTRETRIEVER_RULES, DuplicateRules
 from lightir.data.negatives import collect_candidates, read_negatives, write_negatives
+from lightir.data.published_sets import ConversionReport, convert_dpr, convert_tevatron
 from lightir.data.readers import count_documents, read_documents, read_qrels, read_queries
 from lightir.data.self_supervision import span_pairs, title_pairs
 from lightir.data.training_set import Pair, TrainingSet
@@ -17,6 +18,7 @@ from lightir.data.triples import open_triples
 
 __all__ = [
     "LIGHTRETRIEVER_RULES",
+    "ConversionReport",
     "Dataset",
     "DecontaminationReport",
     "DuplicateRules",
@@ -26,6 +28,8 @@ __all__ = [
     "TrainingExample",
     "TrainingSet",
     "collect_candidates",
+    "convert_dpr",
+    "convert_tevatron",
     "count_documents",
     "decontaminate",
     "decontaminate_sets",

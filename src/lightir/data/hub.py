@@ -74,11 +74,11 @@ def read_hub_documents(address: str, *, split: str = "train") -> Iterator[Docume
     name = next((column for column in DOCUMENT_ID_COLUMNS if column in columns), None)
     used = [column for column in (name, "title", text) if column in columns]
     for number, record in enumerate(table.select_columns(used)):
-        place = f"{where}, row {number + 1}"
+        location = f"{where}, row {number + 1}"
         if record[text] and str(record[text]).strip():
-            title = check_text(record.get("title") or "", f"{place}: title")
+            title = check_text(record.get("title") or "", f"{location}: title")
             doc_id = str(number if name is None else record[name])
-            yield Document(doc_id, check_text(record[text], f"{place}: {text}"), title)
+            yield Document(doc_id, check_text(record[text], f"{location}: {text}"), title)
 
 
 def _load(name: str, split: str) -> Any:

@@ -121,11 +121,12 @@ def parquet_file(path: Path) -> Any:
 
 def parquet_records(path: Path) -> Iterator[Record]:
     """Read the rows of a Parquet file, numbered from 1, with their values converted to JSON values."""
-    for number, row in enumerate(_parquet_rows(path), 1):
+    for number, row in enumerate(parquet_rows(path), 1):
         yield number, {name: _json_value(value, f"{path}, row {number}: {name}") for name, value in row.items()}
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the rows of a Parquet file with Python's values, a batch at a time."""
     batches, n_read = parquet_file(path).iter_batches(batch_size=1024), 0
     while True:
         try:

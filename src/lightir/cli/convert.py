@@ -1,0 +1,67 @@
+"""Convert a published training set to a form that training recipes name under `data`.
+
+Layout `tevatron` (LightRetriever's, CSplade's and LLM-QL's sets: query, positive_passages, negative_passages, as JSON
+lines or Parquet) becomes a JSONL file of training examples. Layout `dpr` (SiDR's sets: question, answers,
+positive_ctxs, hard_negative_ctxs, as JSON lines or one JSON array) becomes a BEIR folder with the answers, and the
+hard negatives in its negatives.jsonl. docs/published-data.md lists the sets and their numbers of queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from lightir.cli.arguments import add_json
+from lightir.cli.terminal import Misuse, print_json, print_status
+
+HELP = "convert a published training set"
+EXAMPLES = """
+  lightir convert tevatron train-tevatron.jsonl --out MSMARCO.jsonl
+  lightir convert tevatron nfcorpus.jsonl --expect 2585 --out NFCorpus.jsonl
+  lightir convert dpr nq-train.jsonl.gz --passages psgs_w100.tsv.gz --expect 58880 --out NQ
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("layout", metavar="LAYOUT", choices=("tevatron", "dpr"), help="layout of the files")
+    parser.add_argument("file", nargs="+", metavar="FILE", help="file of the training set, gzipped or not; one for dpr")
+    parser.add_argument(
+        "-o", "--out", required=True, metavar="OUT", help="JSONL file to write, or for dpr the folder to write"
+    )
+    parser.add_argument(
+        "--passages",
+        metavar="TSV",
+        help="file of all passages, such as psgs_w100.tsv, that becomes the corpus of a dpr set (default: the passages "
+        "of the set)",
+    )
+    parser.add_argument(
+        "--expect",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of queries to expect; another number is an error, and nothing is written (default: any)",
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Convert the files and print the counts."""
+    from lightir.data import convert_dpr, convert_tevatron
+
+    if args.layout == "dpr":
+        if len(args.file) > 1:
+            raise Misuse("a dpr set is one file")
+        report = convert_dpr(args.file[0], args.out, passages=args.passages, expected=args.expect)
+    elif args.passages:
+        raise Misuse("--passages requires the layout dpr")
+    else:
+        report = convert_tevatron(args.file, args.out, expected=args.expect)
+    if args.json:
+        print_json({"out": args.out, **report.to_json()})
+        return
+    print_status(
+        f"{args.out}: {report.queries:,} queries, {report.positives:,} relevant passages, {report.negatives:,} "
+        f"negatives; {report.without_positive:,} queries without a relevant passage left out"
+    )
+    if report.ignored_fields:
+        print_status("ignored fields: " + ", ".join(f"{name} ({n:,})" for name, n in report.ignored_fields.items()))
