@@ -51,7 +51,7 @@ def divergence(teacher: Doubles, student: Doubles) -> float:
 
 @dataclasses.dataclass
 class Candidates:
-    """What a batch's losses are computed from, beside the vectors."""
+    """The positives of a batch's queries, and the documents that their softmax leaves out."""
 
     positives: npt.NDArray[np.int64]
     excluded: npt.NDArray[np.bool_]

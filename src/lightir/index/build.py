@@ -99,8 +99,7 @@ def build_index(
     query_encoder = query_encoder and resolve_query_encoder(query_encoder)
     encoder = CachedQueryEncoder.load(query_encoder) if query_encoder else None
     contract = _joint_contract(contract, encoder)
-    if contract is not None and options.dense_dim and (warning := contract.width_warning(options.dense_dim)):
-        logger.warning("dense_dim: %s", warning)
+    _warn_of_width(contract, options.dense_dim)
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
     intake = Intake(contract, analyzer, encoder, options)
     with new_index(Path(out), overwrite=overwrite) as folder:
@@ -113,6 +112,12 @@ def build_index(
             copy_folder(query_encoder, folder / QUERY_ENCODER)
     with Index.open(out) as index:
         return index.info()
+
+
+def _warn_of_width(contract: Contract | None, dim: int | None) -> None:
+    """Log a warning if vectors are cut to a width that the model was not trained at."""
+    if contract is not None and dim is not None and (warning := contract.width_warning(dim)):
+        logger.warning("dense_dim: %s", warning)
 
 
 def _carried_encoder(vectors: Path) -> Path | None:
