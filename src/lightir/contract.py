@@ -24,6 +24,8 @@ from lightir.text import LATER, MAX_TOKENS, PROMPT, QueryPolicy, require_placeho
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
+MAX_IMPACT = 255
+"""Largest quantized weight of a sparse vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class SparseHead:
         activation: ln(1 + ReLU(z)) ("log1p_relu"), or SiDR's elu1p.
         bias_hash: hash of the calibrated per-term bias that is added to the maxima; "" for none.
         top_k: number of strongest terms that a document keeps; 0 keeps all.
-        scale: quantization scale: a weight w is stored as the impact round(w * scale), at most 255.
+        scale: quantization scale: a weight w is stored as the impact round(w * scale), at most 255. Weights above
+            255 / scale are clipped.
         projection: matrix that states are multiplied with: the model's "head" (LM or masked-LM head), or its input
             "embeddings", which every model has.
         own_terms: keep the text's own terms in addition to the strongest ones, if their weight is above 0. Applies to
@@ -175,7 +178,8 @@ class SparseHead:
         """
         if not np.all(np.isfinite(weights)) or np.any(weights < 0):
             raise InvalidInput("sparse weights must be finite and not negative")
-        impacts: npt.NDArray[np.uint8] = np.minimum(np.rint(weights * np.float32(self.scale)), 255).astype(np.uint8)
+        scaled = np.rint(weights * np.float32(self.scale))
+        impacts: npt.NDArray[np.uint8] = np.minimum(scaled, MAX_IMPACT).astype(np.uint8)
         return impacts
 
 

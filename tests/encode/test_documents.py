@@ -241,3 +241,23 @@ def test_length_batches_hold_every_position_once_within_the_budget(batch_tokens:
     assert sorted(position for batch in batches for position in batch) == list(range(41))
     assert all(len(b) == 1 or len(b) * max(lengths[p] for p in b) <= max(batch_tokens, len(b)) for b in batches)
     assert list(length_batches([], batch_tokens)) == []
+
+
+@pytest.mark.parametrize(("scale", "clips"), [(1.0, False), (200.0, True)])
+def test_clipped_impacts_are_counted_and_more_than_a_tiny_share_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scale: float, clips: bool
+) -> None:
+    model = tiny_model()
+    model.contract = dataclasses.replace(model.contract, sparse=SparseHead("elu1p", top_k=20, scale=scale))
+    report = encode_corpus(model, some_documents(9), tmp_path / "v")
+    weights = np.concatenate([shard.sparse.weights for shard in VectorsReader(tmp_path / "v") if shard.sparse])
+    assert (report.impacts, report.clipped) == (len(weights), int((weights == 255).sum()))
+    assert report.clips == clips == ("are clipped" in caplog.text)
+    assert ("none above 1.27" in caplog.text) == clips
+    model.fit_scale(some_documents(9))
+    caplog.clear()
+    report = encode_corpus(model, some_documents(9), tmp_path / "fitted")
+    assert report.clipped <= 1  # the largest weight
+    weights = np.concatenate([shard.sparse.weights for shard in VectorsReader(tmp_path / "fitted") if shard.sparse])
+    assert weights.max() >= 253
+    assert not caplog.records

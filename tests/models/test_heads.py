@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightir.errors import InvalidInput
-from lightir.models.heads import activate, calibrate_bias, top_k_weights
+from lightir.models.heads import activate, calibrate_bias, fitted_scale, top_k_weights
 
 
 def test_calibration_leaves_the_wanted_share_of_documents_above_zero() -> None:
@@ -69,3 +69,17 @@ def test_the_straight_through_gradient_is_that_of_gelu_written_out() -> None:
     z = maxima.detach()
     slope = 0.5 * (1 + torch.erf(z / 2**0.5)) + z * torch.exp(-(z**2) / 2) / (2 * torch.pi) ** 0.5
     torch.testing.assert_close(maxima.grad, slope / (1 + torch.relu(z)))
+
+
+@pytest.mark.parametrize("n", [1, 7, 9_999, 50_000])
+def test_a_fitted_scale_clips_a_tiny_share_and_a_larger_one_clips_more(n: int) -> None:
+    weights = torch.randn(n, generator=torch.Generator().manual_seed(n)).exp() * 40
+    scale = fitted_scale(torch.cat([weights, torch.zeros(5)]))
+    assert int((weights > 255 / scale).sum()) <= n * 1e-4
+    assert int((weights > 255 / (1.02 * scale)).sum()) > n * 1e-4  # three significant digits
+    assert f"{scale:.3g}" == f"{scale:.9g}"
+
+
+def test_a_scale_needs_a_weight() -> None:
+    with pytest.raises(InvalidInput, match="cannot be fitted"):
+        fitted_scale(torch.zeros(3))

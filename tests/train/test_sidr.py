@@ -40,7 +40,7 @@ from lightir.train.recipes.sidr_recipe import (
     SidrLossWeights,
     SidrRecipe,
 )
-from lightir.train.stages.head_fitting import fit_heads
+from lightir.train.stages.head_fitting import fit_heads, sample_documents
 from lightir.train.stages.losses import two_way_loss
 from lightir.train.stages.sidr import (
     bag_of_tokens,
@@ -326,6 +326,26 @@ def test_the_losses_bags_are_those_of_an_index(sidr: SidrRecipe, cut: int) -> No
     expected = 0.5 * two_way_loss(queries @ bags.T / 2.0, positives, excluded=excluded)
     parts, _ = batch_losses(retriever, batch, recipe, generator=np.random.default_rng(0))
     torch.testing.assert_close(parts["bag_documents"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_scale_is_fitted_to_the_trained_models_weights(sidr: SidrRecipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        sidr,
+        optimisation=dataclasses.replace(sidr.optimisation, steps=2),
+        heads=dataclasses.replace(sidr.heads, scale=0.0),
+        evaluation=SidrEvaluation(),
+    )
+    retriever = LightRetriever.load(train(recipe, tmp_path / "model", device="cpu"))
+    assert retriever.contract.sparse is not None
+    scale = retriever.contract.sparse.scale
+    sets, _ = open_sets(recipe, negatives=[None] * len(recipe.data))
+    documents = sample_documents(sets, recipe.heads.calibration_documents, seed=recipe.optimisation.seed)
+    with torch.no_grad():
+        framed = retriever.frame_documents(documents)
+        largest = max(float(plain_parametric(retriever, item).max()) for item in framed)
+    assert 255 / scale == pytest.approx(largest, rel=0.02)
+    with pytest.raises(InvalidInput, match="sparse scale is -1"):
+        _ = dataclasses.replace(sidr, heads=dataclasses.replace(sidr.heads, scale=-1.0)).contract
 
 
 def test_beta_search_equals_brute_force_and_an_index_of_n_is_that_of_each(sidr: SidrRecipe) -> None:

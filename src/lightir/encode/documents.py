@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from lightir.addresses import QUERY_ENCODER, resolve_model_folder
+from lightir.contract import MAX_IMPACT, SparseHead
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, copy_folder
 from lightir.models.compilation import layer_parameters
@@ -38,6 +39,9 @@ WORTH_COMPILING = 2e13
 and then saves 25 to 40 % of the time. This is twice the break-even work (a second call finds half of the compilation in
 torch's cache)."""
 
+MAX_CLIPPED_SHARE = 1e-3
+"""Share of impacts at the maximum above which `encode_corpus` warns."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -50,17 +54,26 @@ class EncodeReport:
         already_there: number of documents in the folder that were skipped.
         tokens: number of input tokens of this call's documents, with frames, without padding.
         seconds: time from the first document to the last shard on disk, without loading the model.
+        impacts: number of sparse weights that this call stored.
+        clipped: number of these that are 255, the maximum: the model's weight is 255 / scale or more.
     """
 
     documents: int
     already_there: int
     tokens: int
     seconds: float
+    impacts: int = 0
+    clipped: int = 0
 
     @property
     def documents_per_s(self) -> float:
         """Documents encoded per second; 0 if none."""
         return self.documents / self.seconds if self.documents else 0.0
+
+    @property
+    def clips(self) -> bool:
+        """Whether more than a tiny share of the impacts is at the maximum."""
+        return self.clipped > MAX_CLIPPED_SHARE * self.impacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,8 @@ def encode_corpus(
     retriever = load_encoder(model, options)
     batch_tokens = options.batch_tokens or default_batch_tokens(retriever)
     with VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume) as writer:
-        before, tokens, start = len(writer.doc_ids), 0, time.perf_counter()
+        before, tokens, impacts, clipped = len(writer.doc_ids), 0, 0, 0
+        start = time.perf_counter()
         with (
             tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
             contextlib.ExitStack() as compiled,
@@ -146,13 +160,36 @@ def encode_corpus(
                 if tokens == 0:
                     expected = window.tokens * max((n_documents or 0) - before, len(window.documents))
                     compile_if_worth(retriever, compiled, options.compile, expected / len(window.documents))
-                writer.add(_encode_window(retriever, window, batch_tokens, bar))
+                shard = _encode_window(retriever, window, batch_tokens, bar)
+                writer.add(shard)
                 tokens += window.tokens
+                if shard.sparse is not None:
+                    impacts += len(shard.sparse.weights)
+                    clipped += int((shard.sparse.weights == MAX_IMPACT).sum())
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
             with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
                 copy_folder(folder / QUERY_ENCODER, copy)
         writer.finish()
-        return EncodeReport(len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start)
+        report = EncodeReport(
+            len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start, impacts, clipped
+        )
+    _warn_if_clipped(report, retriever.contract.sparse)
+    return report
+
+
+def _warn_if_clipped(report: EncodeReport, sparse: SparseHead | None) -> None:
+    """Log a warning if the quantizer's scale is too large for the model's weights."""
+    if sparse is not None and report.clips:
+        logger.warning(
+            "%s of %s sparse weights (%.2f %%) are clipped: the contract's scale %g stores none above %.3g, so a "
+            "document's strongest terms look alike. Train the model with heads.scale: 0, or call fit_scale on a loaded "
+            "one, to choose the scale by the model's weights",
+            f"{report.clipped:,}",
+            f"{report.impacts:,}",
+            100 * report.clipped / report.impacts,
+            sparse.scale,
+            MAX_IMPACT / sparse.scale,
+        )
 
 
 def encode_shard(model: LightRetriever, documents: Sequence[Document], *, batch_tokens: int | None = None) -> Shard:

@@ -26,6 +26,7 @@ from lightir.models.heads import (
     LMHead,
     activate,
     calibrate_bias,
+    fitted_scale,
     quantize,
     state_norm,
     top_k_weights,
@@ -441,6 +442,22 @@ class LightRetriever(nn.Module):
             bias = calibrate_bias(maxima, quantile=quantile).to(self.backbone.device)
             self.heads = dataclasses.replace(self.heads, term_bias=bias)
         self.contract = with_array_hashes(self.contract, self.heads)
+
+    @torch.no_grad()
+    def fit_scale(self, documents: Sequence[Document | str]) -> None:
+        """Set the quantizer's scale to the stored weights of sample documents, so that nearly none is clipped.
+
+        Raises:
+            InvalidInput: the model has no sparse branch, or no document has a weight above zero.
+        """
+        framed, kept = self.frame_documents(documents), []
+        for start in range(0, len(framed), CALIBRATION_BATCH):
+            batch = self.batch(framed[start : start + CALIBRATION_BATCH])
+            _, counts = self.document_vectors(batch, dense=False) if self.contract.document.light else (None, None)
+            weights = self._stored_weights(self.states(batch), batch) if counts is None else counts
+            kept.append(weights[weights > 0].float().cpu())
+        sparse = dataclasses.replace(self._sparse, scale=fitted_scale(torch.cat([torch.zeros(0), *kept])))
+        self.contract = dataclasses.replace(self.contract, sparse=sparse)
 
 
 def _pools_everything(contract: Contract) -> bool:

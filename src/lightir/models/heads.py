@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightir.contract import SparseHead
+from lightir.contract import MAX_IMPACT, SparseHead
 from lightir.errors import InvalidInput
 from lightir.models.projection import Kernel, StoredTerms, largest_maxima, projection_max
 from lightir.vectors import SparseVectors
 
 Activation = Literal["log1p_relu", "elu1p"]
+
+CLIPPED_SHARE = 1e-4
+"""Share of sample documents' weights that a fitted quantizer may clip; ignoring outliers keeps small weights apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,24 @@ def top_k_weights(weights: Tensor, k: int, *, own: Tensor | None = None) -> Tens
     kept = weights.topk(k, dim=-1, sorted=False).indices
     strongest = torch.zeros_like(weights).scatter(-1, kept, weights.gather(-1, kept))
     return strongest if own is None else torch.where(own, weights, strongest)
+
+
+def fitted_scale(weights: Tensor, *, clipped: float = CLIPPED_SHARE) -> float:
+    """Return the quantizer's scale under which at most a share of weights is clipped, to 3 significant digits.
+
+    Args:
+        weights: stored weights of sample documents, of any shape; zeros are ignored.
+        clipped: share of the weights that may exceed 255 / scale.
+
+    Raises:
+        InvalidInput: no weight is above zero.
+    """
+    positive = weights[weights > 0].double().cpu().sort().values
+    if not len(positive):
+        raise InvalidInput("no weight is above zero in the sample documents, so the impacts' scale cannot be fitted")
+    largest = float(positive[-1 - int(clipped * len(positive))])
+    digit = 10.0 ** (math.floor(math.log10(MAX_IMPACT / largest)) - 2)
+    return float(math.floor(MAX_IMPACT / largest / digit) * digit)
 
 
 def calibrate_bias(maxima: Iterable[Tensor], *, quantile: float = 0.95) -> Tensor:

@@ -10,6 +10,7 @@ from lightir.contract import Contract, DenseHead, Fusion, SparseHead
 from lightir.errors import InvalidInput
 from lightir.train.recipes.run_recipe import QueryRunRecipe
 from lightir.train.recipes.settings import (
+    UNFITTED_SCALE,
     WANTED,
     DevelopmentEvaluation,
     HeadCalibration,
@@ -119,7 +120,8 @@ class HeadRecipe(HeadCalibration):
         activation: activation of the sparse head.
         straight_through: use GELU's gradient for the sparse head's ReLU in training, so that terms at zero can recover.
         top_k: number of strongest terms kept of an encoded document; 0 keeps all.
-        scale: scale of the impact quantizer.
+        scale: scale of the impact quantizer, which clips weights above 255 / scale; 0 fits it to the trained model's
+            weights of calibration documents, of which at most 0.01 % are clipped.
     """
 
     pooling: Literal["eos", "last", "mean"] = "eos"
@@ -188,7 +190,9 @@ class ContrastiveRecipe(QueryRunRecipe):
     def contract(self) -> Contract:
         """The contract of the shipped model, with an empty backbone record."""
         heads = self.heads
-        sparse = SparseHead(heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale)
+        sparse = SparseHead(
+            heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale or UNFITTED_SCALE
+        )
         contract = self.contract_of(
             self.method,
             dense=DenseHead(heads.pooling, WANTED if heads.standardize else "") if heads.dense else None,

@@ -15,6 +15,10 @@ WANTED = "to be fitted"
 """Placeholder for a hash in a contract until the array is fitted."""
 
 
+UNFITTED_SCALE = 64.0
+"""Scale in a contract until it is fitted to the trained model."""
+
+
 def check_numbers(
     settings: object, prefix: str, *, above: Sequence[str] = (), least: Sequence[str] = (), shares: Sequence[str] = ()
 ) -> None:

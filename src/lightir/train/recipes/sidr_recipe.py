@@ -8,7 +8,7 @@ from typing import Literal
 from lightir.contract import Contract, Fusion, SparseHead
 from lightir.errors import InvalidInput
 from lightir.train.recipes.run_recipe import QueryRunRecipe, refuse_packed_texts
-from lightir.train.recipes.settings import WANTED, DevelopmentEvaluation, HeadCalibration, check_numbers
+from lightir.train.recipes.settings import UNFITTED_SCALE, WANTED, DevelopmentEvaluation, HeadCalibration, check_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class SidrHeadRecipe(HeadCalibration):
     Attributes:
         top_k: number of strongest terms kept of a document, and of a query unless query.top_k is set.
         own_terms: also keep a text's own terms, of documents and of queries.
-        scale: scale of the impact quantizer.
+        scale: scale of the impact quantizer, which clips weights above 255 / scale; 0 fits it to the trained model's
+            weights of calibration documents, of which at most 0.01 % are clipped.
         projection: matrix that hidden states are multiplied by: the model's own LM or masked-LM "head", or its input
             "embeddings" as in SiDR's released code, which also serves models without a head.
         layer_norm: put a LayerNorm with trained weight and bias in front of the projection, as in SiDR's released code;
@@ -145,7 +146,7 @@ class SidrRecipe(QueryRunRecipe):
             "elu1p",
             bias_hash=WANTED if heads.calibrate else "",
             top_k=heads.top_k,
-            scale=heads.scale,
+            scale=heads.scale or UNFITTED_SCALE,
             projection=heads.projection,
             own_terms=heads.own_terms,
             norm_hash=WANTED if heads.layer_norm else "",

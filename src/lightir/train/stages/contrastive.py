@@ -24,7 +24,7 @@ from lightir.train.run.loop import run_stage
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.contrastive_batch import batch_losses
 from lightir.train.stages.development import Development, measured, ndcg_of_fusion, ndcg_of_scores
-from lightir.train.stages.head_fitting import fit_heads, refit_bias
+from lightir.train.stages.head_fitting import fit_heads, fit_scale, refit_bias
 from lightir.train.stages.losses import similarity
 from lightir.train.stages.sparsity import SparsityControl
 from lightir.train.stages.stage_data import StageData
@@ -134,6 +134,10 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
     def complete(self) -> None:
         """Refit the term bias, if the recipe says so; sharded layers run on all processes."""
         refit_bias(self.retriever, self.recipe, self.data.sets)
+
+    def fit_shipped(self) -> None:
+        """Fit the quantizer's scale if the recipe says so."""
+        fit_scale(self.retriever, self.recipe, self.data.sets)
 
     def records(self) -> dict[str, object]:
         """Return facts about the training data and its decontamination."""

@@ -52,6 +52,13 @@ def refit_bias(retriever: LightRetriever, recipe: ContrastiveRecipe, sets: Seque
     retriever.heads = dataclasses.replace(retriever.heads, term_bias=bias)
 
 
+def fit_scale(retriever: LightRetriever, recipe: RecipeWithHeads, sets: Sequence[TrainingSet]) -> None:
+    """Fit the quantizer's scale to the trained model under its present contract, if the recipe's scale is 0."""
+    if recipe.heads.scale == 0 and retriever.contract.sparse is not None:
+        sample = sample_documents(sets, recipe.heads.calibration_documents, seed=recipe.optimisation.seed)
+        retriever.fit_scale(sample)
+
+
 def sample_documents(sets: Sequence[TrainingSet], n: int, *, seed: int) -> list[str]:
     """Return about n documents' texts with titles, the same number of each set, drawn from the seed."""
     generator = random.Random(seed)

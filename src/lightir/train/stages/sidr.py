@@ -37,7 +37,7 @@ from lightir.train.run.loop import run_stage
 from lightir.train.run.processes import gather, rank, world_size
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.development import Development, measured, ndcg_of_scores
-from lightir.train.stages.head_fitting import fit_heads
+from lightir.train.stages.head_fitting import fit_heads, fit_scale
 from lightir.train.stages.losses import similarity, two_way_loss
 from lightir.train.stages.sidr_retrieval import BagOfTokens
 from lightir.train.stages.stage_data import StageData
@@ -114,6 +114,10 @@ class Sidr(ModelStage[SidrRecipe]):
                 for development in self.data.development
             }
         return measured(per_set, by=self.recipe.evaluation.by)
+
+    def fit_shipped(self) -> None:
+        """Fit the quantizer's scale if the recipe says so."""
+        fit_scale(self.retriever, self.recipe, self.data.sets)
 
     def records(self) -> dict[str, object]:
         """Return facts about the training data and its decontamination."""

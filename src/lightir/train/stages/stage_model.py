@@ -91,7 +91,11 @@ class ModelStage(Generic[RecipeT]):
         self.retriever.contract = dataclasses.replace(
             self.retriever.contract, document=shipped.document, query=shipped.query
         )
+        self.fit_shipped()
         self.retriever.save(folder)
+
+    def fit_shipped(self) -> None:
+        """Do nothing: there is nothing to fit to the trained model under its own policies."""
 
 
 def build_model(recipe: RunRecipe, *, device: str, require: Callable[[Backbone], None] | None = None) -> LightRetriever:
