@@ -120,11 +120,18 @@ class DenseHead:
         standardized: hash of the fixed mean and deviation that pooled states are standardized with; "" for none.
         dims: trained Matryoshka widths, widest first; the first is the stored width. Empty if only the full width was
             trained, or the widths are unknown.
+        similarity: similarity that the vectors were trained for: "cosine" (they are stored with length 1), or the "dot"
+            product (they are stored as they are). Light queries and narrower widths require cosines.
     """
 
     pooling: Literal["eos", "last", "mean", "mean_all", "first"] = "eos"
     standardized: str = ""
     dims: tuple[int, ...] = ()
+    similarity: Literal["cosine", "dot"] = field(default="cosine", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if self.similarity == "dot" and self.dims:
+            raise InvalidInput("dense dims are widths of vectors of length 1: they require the similarity 'cosine'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +252,12 @@ class Contract:
 
     @property
     def has_light_queries(self) -> bool:
-        """Whether query tokens can be encoded alone: by all layers, between a prompt and one end token, no suffix."""
-        document = self.document
-        return not (self.query_layers or self.query.suffix or document.ends_hash) and document.ends == 1
+        """Whether query tokens can be encoded alone: by all layers, between a prompt and one end token, no suffix.
+
+        Light queries are compared by cosine.
+        """
+        document, normalized = self.document, self.dense is None or self.dense.similarity == "cosine"
+        return not (self.query_layers or self.query.suffix or document.ends_hash) and document.ends == 1 and normalized
 
     def width_warning(self, columns: int) -> str:
         """Return why vectors that are cut to a number of columns may rank badly; "" for a width that was trained."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,10 +24,11 @@ from lightir.train.recipes.likelihood_recipe import CorruptionRecipe, Likelihood
 from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.recipes.settings import DataRecipe, DevelopmentEvaluation, DevSet, DocumentRecipe, ModelRecipe
 from lightir.train.stages import contrastive
+from lightir.train.stages.likelihood_loss import masked_passages
 from lightir.train.stages.query_likelihood import QueryLikelihood as Stage
 from lightir.train.stages.query_likelihood import (
     batch_losses,
-    masked_texts,
+    framed_pairs,
     train,
 )
 from lightir.train.stages.registry import read_recipe
@@ -96,7 +99,8 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
     plain = retriever.frame_documents([text])[0]
     for unit in ("word", "token"):
         recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit=unit))
-        result = [masked_texts(retriever, [text], recipe, seeds=[[0, 4, number, 0]])[0] for number in (0, 0, 1)]
+        seeds = [[0, 4, number, 0] for number in (0, 0, 1)]
+        result = [masked_passages(retriever, [text], recipe.corruption, seeds=[seed])[0] for seed in seeds]
         assert result[0] == result[1] != result[2]
         for ids, start, stop in result:
             assert ids[:start] == plain[0][: plain[1]]
@@ -104,18 +108,55 @@ def test_what_is_hidden_follows_seed_and_number_and_spares_the_frame(likelihood:
         assert (result[0][2] == plain[2]) == (unit == "token")
     recipe = dataclasses.replace(likelihood, corruption=CorruptionRecipe(unit="token", mask="__"))
     with pytest.raises(InvalidInput, match="expected one"):
-        masked_texts(retriever, [text], recipe, seeds=[[0]])
+        masked_passages(retriever, [text], recipe.corruption, seeds=[[0]])
 
 
-def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Tensor:
-    """Compute Eq. 10 by pair and token, without masking."""
+def words_of(stage: Stage, ids: Sequence[int]) -> list[str]:
+    return stage.retriever.backbone.tokenizer.backend.decode(list(ids), skip_special_tokens=False).split()
+
+
+@pytest.mark.parametrize("direction", ["passage_to_query", "query_to_passage", "both"])
+def test_training_hides_words_of_passages_in_front_of_the_end_and_of_nothing_else(
+    likelihood: LikelihoodRecipe, direction: Literal["passage_to_query", "query_to_passage", "both"]
+) -> None:
+    """Section 4.1: d_i is masked with probability p. Table 5's other direction has the query there, which is not."""
+    long = dataclasses.replace(likelihood.documents, max_tokens=FRAME + 400)
+    stage = Stage(dataclasses.replace(likelihood, direction=direction, documents=long, learn_end=True), "cpu")
+    masked, words, swapped, pairs = 0, 0, 0, 0
+    for number in range(60):
+        batch = stage.data.mixture.batch(number)
+        framed, targets, from_query = framed_pairs(stage.retriever, batch, stage.recipe, number=number)
+        rows = zip(framed, targets, from_query, batch.queries, batch.documents, strict=True)
+        for (ids, start, stop), target, is_swapped, query, document in rows:
+            given, asked = (query, document.full_text(" ")) if is_swapped else (document.full_text(" "), query)
+            read, whole = words_of(stage, ids[start:stop]), given.split()
+            assert len(read) == len(whole)
+            assert all(word in ("_", own) for word, own in zip(read, whole, strict=True))
+            assert words_of(stage, target[:-1]) == asked.split()  # what is predicted is never masked
+            assert target[-1] == EOS
+            prompt = words_of(stage, ids[:start])
+            assert ("Query:" in prompt) == is_swapped
+            if is_swapped:
+                assert "_" not in read
+            else:
+                masked, words = masked + read.count("_"), words + len(whole)
+            swapped, pairs = swapped + is_swapped, pairs + 1
+    expected = {"passage_to_query": 0.0, "query_to_passage": 1.0, "both": 0.5}[direction]
+    assert swapped / pairs == pytest.approx(expected, abs=0.12 if direction == "both" else 0)
+    if words:
+        assert masked / words == pytest.approx(0.6, abs=0.05)
+
+
+def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int, directions: Sequence[str]) -> torch.Tensor:
+    """Compute Eq. 10 by pair and token in double precision, without masking, each pair in its direction."""
     retriever, batch = stage.retriever, stage.data.mixture.batch(number)
     backbone = retriever.backbone
-    total = torch.zeros(())
-    for query, document in zip(batch.queries, batch.documents, strict=True):
+    total = torch.zeros((), dtype=torch.float64)
+    weight = backbone.head.weight.double()
+    for row, (query, document) in enumerate(zip(batch.queries, batch.documents, strict=True)):
         given, start, stop = retriever.frame_documents([document])[0]
         asked = query_term_ids(backbone.tokenizer, recipe.query, [query]).row(0).tolist()
-        if recipe.direction == "query_to_passage":
+        if directions[row] == "query_to_passage":
             asked = given[start:stop]
             given = retriever.frame_queries([query])[0][0]
         if recipe.learn_end:
@@ -127,11 +168,11 @@ def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Ten
                 allowed[0, i, j] = not recipe.attention_stop or i <= last or j >= first
         places = torch.arange(len(ids))[None]
         mask = model_mask(backbone, allowed, places, places)
-        states = backbone.states(torch.tensor([ids]), mask, position_ids=places, use_cache=False)[0]
+        states = backbone.states(torch.tensor([ids]), mask, position_ids=places, use_cache=False)[0].double()
         for i in range(len(given), len(ids)):
-            total = total - torch.log_softmax(backbone.head.weight @ states[i - 1], 0)[ids[i]]
-        for i in range(start, stop) if recipe.passage_lm_weight else ():
-            lm = torch.log_softmax(backbone.head.weight @ states[i - 1], 0)[ids[i]]
+            total = total - torch.log_softmax(weight @ states[i - 1], 0)[ids[i]]
+        for i in range(start, stop) if recipe.passage_lm_weight and directions[row] == "passage_to_query" else ():
+            lm = torch.log_softmax(weight @ states[i - 1], 0)[ids[i]]
             total = total - recipe.passage_lm_weight * lm
     return total / len(batch.queries)
 
@@ -144,6 +185,8 @@ def plain_loss(stage: Stage, recipe: LikelihoodRecipe, number: int) -> torch.Ten
         {"learn_end": True},
         {"passage_lm_weight": 0.5},
         {"direction": "query_to_passage"},
+        {"direction": "query_to_passage", "learn_end": True},
+        {"direction": "both", "passage_lm_weight": 0.5},
         {"ends": "four"},
         {"ends": "four_new"},
     ],
@@ -153,18 +196,20 @@ def test_the_loss_is_equation_10(likelihood: LikelihoodRecipe, settings: dict[st
     kind = settings.pop("ends", "one")
     recipe = dataclasses.replace(ends(likelihood, str(kind)), corruption=CorruptionRecipe(ratio=0.0), **settings)
     stage = Stage(recipe, "cpu")
+    stage.retriever.trunk.double()
+    wake_lora(stage.parameters.items())
     parts, monitored = stage.losses(3, step=0)
     result = torch.stack(list(parts.values())).sum()
-    torch.testing.assert_close(result, plain_loss(stage, recipe, 3), rtol=1e-4, atol=1e-3)
+    _, _, from_query = framed_pairs(stage.retriever, stage.data.mixture.batch(3), recipe, number=3)
+    directions = ["query_to_passage" if swapped else "passage_to_query" for swapped in from_query]
+    assert len({*directions}) == (2 if recipe.direction == "both" else 1)
+    expected = plain_loss(stage, recipe, 3, directions)
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
+    trained = list(stage.parameters.values())
+    gradients = [torch.autograd.grad(loss, trained, retain_graph=True) for loss in (result, expected)]
+    for own, wanted in zip(*gradients, strict=True):
+        assert float((own - wanted).norm()) < 1e-8 * float(wanted.norm())
     assert all(np.isfinite(value) for value in monitored.values() if not isinstance(value, str))
-
-
-def test_both_directions_add_up(likelihood: LikelihoodRecipe) -> None:
-    result = {}
-    for direction in ("passage_to_query", "query_to_passage", "both"):
-        stage = Stage(dataclasses.replace(likelihood, direction=direction), "cpu")  # type: ignore[arg-type]
-        result[direction] = {name: float(part.detach()) for name, part in stage.losses(2, step=0)[0].items()}
-    assert result["both"] == result["passage_to_query"] | result["query_to_passage"]
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("one", 4), ("four_new", 4), ("four", 0), ("four_new", 0)])
@@ -273,7 +318,7 @@ def test_what_makes_no_sense_is_refused(likelihood: LikelihoodRecipe, change: di
     assert DevSet("x").queries == 100
 
 
-def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
+def parameter_gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
     stage = Stage(recipe, "cpu")
     wake_lora(stage.parameters.items())
     parts, _ = batch_losses(stage.retriever, stage.data.mixture.batch(0), recipe, number=0)
@@ -283,7 +328,8 @@ def gradients(recipe: LikelihoodRecipe) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("world", [2, 4])
 def test_several_processes_have_the_gradient_of_one(world: int, likelihood: LikelihoodRecipe, tmp_path: Path) -> None:
     recipe = dataclasses.replace(likelihood, direction="both", passage_lm_weight=0.5)
-    assert_same(first_of(world, lambda: gradients(recipe), tmp_path), gradients(recipe), rtol=1e-4)
+    one = parameter_gradients(recipe)
+    assert_same(first_of(world, lambda: parameter_gradients(recipe), tmp_path), one, rtol=1e-4)
 
 
 def test_a_file_of_examples_is_trained_on(likelihood: LikelihoodRecipe, tmp_path: Path) -> None:

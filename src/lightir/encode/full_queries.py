@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
@@ -156,7 +155,7 @@ class FullQueryEncoder:
                 own = [nonempty[position] for position in positions]
                 if rows is not None:
                     dense = model.dense_from(states, batch)[:, : rows.shape[1]]
-                    rows[own] = F.normalize(dense.float(), dim=-1).cpu().numpy()
+                    rows[own] = model.comparable(dense.float()).cpu().numpy()
                 if self._sparse and contract.sparse is not None:
                     weights = self._apply_form(model.sparse_from(states, batch), batch).cpu()
                     terms |= {query: _positive_terms(row) for query, row in zip(own, weights, strict=True)}

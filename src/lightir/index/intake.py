@@ -102,6 +102,8 @@ class Intake:
             raise ContractMismatch(f"dense vectors have shape {rows.shape}, but the contract has width {width}")
         if self.options.dense_dim is not None and self.options.dense_dim > width:
             raise InvalidInput(f"dense_dim is {self.options.dense_dim}; the vectors have 1 to {width} columns")
+        if self.contract.dense.similarity == "dot" and self.options.dense_dim not in (None, width):
+            raise InvalidInput("dense_dim shortens vectors of length 1, and this model's are compared by dot product")
         narrow = _narrow(rows, self.options.dense_dim)
         return _int8(narrow) if self.options.dense_dtype == "int8" else DenseMatrix(narrow, None)
 

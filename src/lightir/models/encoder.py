@@ -258,7 +258,8 @@ class LightRetriever(nn.Module):
             return self.dense_from(*self._encode_echoed(token_ids, instruction))
         if not self.contract.has_light_queries:
             raise InvalidInput(
-                "this model's queries have a suffix, several end tokens or layers of their own: it has no light queries"
+                "this model's queries have a suffix, several end tokens or layers of their own, or are compared by dot "
+                "product: it has no light queries"
             )
         padded = F.pad(token_ids, (0, -len(token_ids) % pad_to))
         states = self._token_states(padded, self._prompt_ids(instruction), self._dense.pooling, cache=cache)
@@ -380,7 +381,7 @@ class LightRetriever(nn.Module):
 
     @torch.no_grad()
     def encode_batch(self, batch: TextBatch) -> tuple[Tensor | None, SparseVectors | None]:
-        """Return the stored vectors of documents: normalized dense (B, dim) fp32, and quantized top-k impacts."""
+        """Return the stored vectors of documents: comparable dense (B, dim) fp32, and quantized top-k impacts."""
         dense_head, sparse_head = self.contract.dense, self.contract.sparse
         if self.contract.document.light:
             dense, weights = self.document_vectors(batch, dense=dense_head is not None, sparse=sparse_head is not None)
@@ -390,8 +391,12 @@ class LightRetriever(nn.Module):
             dense = None if dense_head is None else self.dense_from(states, batch)
             weights = None if sparse_head is None else self._stored_weights(states, batch)
         if dense is not None and dense_head is not None:
-            dense = F.normalize(dense[:, : dense_head.dims[0] if dense_head.dims else None], dim=-1)
+            dense = self.comparable(dense[:, : dense_head.dims[0] if dense_head.dims else None])
         return dense, None if weights is None or sparse_head is None else quantize(weights, sparse_head)
+
+    def comparable(self, dense: Tensor) -> Tensor:
+        """Return dense vectors as they are compared: of length 1, unless the contract's similarity is "dot"."""
+        return dense if self._dense.similarity == "dot" else F.normalize(dense, dim=-1)
 
     def _stored_weights(self, states: Tensor, batch: TextBatch) -> Tensor:
         """Return `keep_strongest(sparse_from(...))`, (B, V) float32, without computing the other terms exactly.

@@ -8,6 +8,7 @@ from typing import Literal
 
 from lightir.contract import Contract, DenseHead, Fusion, SparseHead
 from lightir.errors import InvalidInput
+from lightir.train.recipes.likelihood_recipe import CorruptionRecipe
 from lightir.train.recipes.run_recipe import QueryRunRecipe
 from lightir.train.recipes.settings import (
     UNFITTED_SCALE,
@@ -108,12 +109,36 @@ class TeacherRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class JointLikelihood:
+    """LLM-QL's query likelihood as a further part of the contrastive loss, for training in one stage (section 4.2).
+
+    Attributes:
+        weight: weight of -Σ log p(query token | passage through [E]), averaged over the batch's pairs (Eq. 10); 0 for
+            none. The paper gives no value.
+        attention_stop: queries attend to the passage through [E] only.
+        corruption: masking of the passage.
+        learn_end: also predict the end token behind the query.
+    """
+
+    weight: float = 0.0
+    attention_stop: bool = True
+    corruption: CorruptionRecipe = field(default_factory=CorruptionRecipe)
+    learn_end: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "likelihood.", least=("weight",))
+        check_numbers(self.corruption, "likelihood.corruption.", shares=("ratio",))
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRecipe(HeadCalibration):
     """Pooling and heads that turn hidden states into dense and sparse vectors, and their fit before the first step.
 
     Attributes:
         pooling: pooling of documents, full queries and single tokens: "eos", "last" or "mean".
         dense: the model has a dense branch.
+        similarity: similarity of dense vectors, in training and in the model: "cosine", or the "dot" product of vectors
+            that are not normalized, which light queries and Matryoshka widths do not support.
         standardize: fit a fixed mean and deviation to the pooled states of calibration documents.
         sparse: the model has a sparse branch, trained or not.
         recalibrate: fit the term bias again after training, which changes the distribution it was fitted to.
@@ -126,6 +151,7 @@ class HeadRecipe(HeadCalibration):
 
     pooling: Literal["eos", "last", "mean"] = "eos"
     dense: bool = True
+    similarity: Literal["cosine", "dot"] = "cosine"
     standardize: bool = False
     sparse: bool = True
     recalibrate: bool = False
@@ -153,6 +179,7 @@ class ContrastiveRecipe(QueryRunRecipe):
 
     Attributes:
         losses: weights of the loss's parts.
+        likelihood: query likelihood learned in the same stage.
         teacher: another retriever to learn from, beside the labels.
         heads: pooling, standardization, sparse head.
         evaluation: evaluation during training.
@@ -165,6 +192,7 @@ class ContrastiveRecipe(QueryRunRecipe):
     """
 
     losses: LossWeights = field(default_factory=LossWeights)
+    likelihood: JointLikelihood = field(default_factory=JointLikelihood)
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
     heads: HeadRecipe = field(default_factory=HeadRecipe)
     evaluation: BranchEvaluation = field(default_factory=BranchEvaluation)
@@ -179,6 +207,7 @@ class ContrastiveRecipe(QueryRunRecipe):
             raise InvalidInput("a training set's ratio must be above 0; leave out the set instead")
         self._check_batches()
         self._check_branches()
+        self._check_likelihood()
         self._check_teachers()
         if self.evaluation.sets and self.evaluation.by not in self.measures:
             raise InvalidInput(
@@ -190,12 +219,13 @@ class ContrastiveRecipe(QueryRunRecipe):
     def contract(self) -> Contract:
         """The contract of the shipped model, with an empty backbone record."""
         heads = self.heads
+        dense = DenseHead(heads.pooling, WANTED if heads.standardize else "", similarity=heads.similarity)
         sparse = SparseHead(
             heads.activation, WANTED if heads.calibrate else "", heads.top_k, heads.scale or UNFITTED_SCALE
         )
         contract = self.contract_of(
             self.method,
-            dense=DenseHead(heads.pooling, WANTED if heads.standardize else "") if heads.dense else None,
+            dense=dense if heads.dense else None,
             sparse=sparse if heads.sparse else None,
             fusion=self.fusion,
         )
@@ -248,6 +278,11 @@ class ContrastiveRecipe(QueryRunRecipe):
                 f"query_layers is {self.query_layers}: expected 0 or more, and 0 with losses.dense, whose light "
                 "queries pass all layers"
             )
+        if heads.similarity == "dot" and (losses.dense > 0 or losses.dims or self.documents.light):
+            raise InvalidInput(
+                "heads.similarity is dot, but light queries and Matryoshka widths are compared by cosine: losses.dense "
+                "must be 0, losses.dims empty and documents.light false"
+            )
         if heads.straight_through and heads.activation != "log1p_relu":
             raise InvalidInput("heads.straight_through requires the activation log1p_relu")
         if self.documents.light and max(losses.sparse, losses.flops) > 0:
@@ -260,6 +295,16 @@ class ContrastiveRecipe(QueryRunRecipe):
             raise InvalidInput(
                 "losses.query_flops requires losses.symmetric_sparse: no other queries have a sparse vector"
             )
+
+    def _check_likelihood(self) -> None:
+        """Refuse query likelihood of a model that cannot predict a query after its passage."""
+        if self.likelihood.weight > 0 and (self.model.attention != "causal" or not self.documents.eos):
+            raise InvalidInput(
+                "likelihood.weight is above 0: model.attention must be causal and documents.eos true, because queries "
+                "are predicted through the end token"
+            )
+        if self.likelihood.weight > 0 and self.documents.light:
+            raise InvalidInput("likelihood.weight is above 0: documents.light must be false, to have passages to read")
 
     def _check_teachers(self) -> None:
         """Refuse a teacher of or by an untrained encoder, and a run that learns from nothing."""

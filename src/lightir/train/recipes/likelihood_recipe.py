@@ -15,7 +15,7 @@ from lightir.train.recipes.settings import DocumentRecipe, check_numbers
 
 @dataclass(frozen=True, slots=True)
 class CorruptionRecipe:
-    """Random masking of the text in front of [E], drawn anew in each forward pass; prompts and [E] are never masked.
+    """Random masking of a passage in front of [E], drawn anew in each forward pass; prompts and [E] are never masked.
 
     Attributes:
         ratio: probability that a unit is replaced by the mask; 0.6 is best in the paper's sweep.
@@ -40,12 +40,13 @@ class LikelihoodRecipe(QueryRunRecipe):
         documents: document policy; fields left out take the policy's own defaults, not the paper's prompts. `ends: 4`
             is the paper's [E] four times; with `new_ends: true`, four new tokens.
         attention_stop: queries attend to the passage through [E] only; off for the ablation.
-        corruption: masking of the text in front of [E].
+        corruption: masking of a passage in front of [E].
         direction: predicted text: the query from the passage; the passage from the query, which has the query policy's
-            prompt and suffix; or both, with added losses.
-        passage_lm_weight: weight of the loss on the corrupted text's own tokens: 1 in the authors' code, absent (0)
+            prompt and suffix and is not masked; or "both", one of the two drawn for each pair in each forward pass.
+        passage_lm_weight: weight of the loss on a corrupted passage's own tokens: 1 in the authors' code, absent (0)
             from Eq. 10.
-        learn_end: also predict the end token behind the query, so that generated queries end.
+        learn_end: also predict the end token behind the query, or behind the passage predicted from it, so that
+            generated texts end.
         stage: the stage.
     """
 

@@ -16,6 +16,7 @@ from lightir.contract import Contract, Fusion
 from lightir.data import TrainingSet
 from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
+from lightir.models.likelihood import require_generator
 from lightir.text import query_term_ids
 from lightir.train.batches.batch_vectors import LIGHT_TOKENS_STEP, full_query_states, sparse_query_matrix
 from lightir.train.distill.teacher import Teacher
@@ -25,6 +26,7 @@ from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.contrastive_batch import batch_losses
 from lightir.train.stages.development import Development, measured, ndcg_of_fusion, ndcg_of_scores
 from lightir.train.stages.head_fitting import fit_heads, fit_scale, refit_bias
+from lightir.train.stages.likelihood_loss import joint_loss
 from lightir.train.stages.losses import similarity
 from lightir.train.stages.sparsity import SparsityControl
 from lightir.train.stages.stage_data import StageData
@@ -66,7 +68,8 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
         self.data = StageData(recipe, negatives=negatives)
         if recipe.losses.distillation > 0:
             require_scores(self.data.sets)
-        retriever = build_model(recipe, device=device)
+        generator = require_generator if recipe.likelihood.weight > 0 else None
+        retriever = build_model(recipe, device=device, require=generator)
         require_reachable(recipe.losses, retriever.backbone.vocab_size)
         with retriever.reading_queries():
             pass  # refuses more layers than the model has, before the first step
@@ -104,6 +107,9 @@ class Contrastive(ModelStage[ContrastiveRecipe]):
         recipe = dataclasses.replace(self.recipe, losses=dataclasses.replace(self.recipe.losses, **weights))
         with self.autocast():
             parts, monitored = batch_losses(self.retriever, batch, recipe, step=step, teacher=self.teacher)
+            if recipe.likelihood.weight > 0:
+                parts["likelihood"], further = joint_loss(self.retriever, batch, recipe, number=number)
+                monitored |= further
         for name, control in self.controls.items():
             control.observe(monitored["nonzeros" if name == "flops" else "query_nonzeros"])
             if (number + 1) % self.recipe.optimisation.accumulation == 0:
@@ -206,7 +212,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Contras
     scores = {}
     if dense is not None:
         full = torch.cat([retriever.dense_from(*states) for states in queries])[: len(texts)]
-        scores["symmetric"] = similarity(F.normalize(full, dim=-1), dense)
+        scores["symmetric"] = similarity(retriever.comparable(full), dense)
         if contract.has_light_queries and (contract.attention == "causal" or recipe.losses.dense > 0):
             term_ids = query_term_ids(retriever.backbone.tokenizer, contract.query, texts)
             light = retriever.light_queries(term_ids, pad_to=LIGHT_TOKENS_STEP if recipe.model.compile else 1)
@@ -226,7 +232,7 @@ def measure(retriever: LightRetriever, development: Development, recipe: Contras
 def _documents(
     retriever: LightRetriever, documents: Sequence[Document], recipe: ContrastiveRecipe, terms: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return normalized dense (D, H) and sparse (D, V or terms) vectors; None for a branch that the model lacks."""
+    """Return comparable dense (D, H) and sparse (D, V or terms) vectors; None for a branch that the model lacks."""
     contract, settings = retriever.contract, recipe.optimisation
     length = contract.document.max_tokens if recipe.model.compile else None
     rows: tuple[list[Tensor], list[Tensor]] = [], []
@@ -236,7 +242,7 @@ def _documents(
             batch, dense=contract.dense is not None, sparse=contract.sparse is not None
         )
         if dense is not None:
-            rows[0].append(F.normalize(dense, dim=-1))
+            rows[0].append(retriever.comparable(dense))
         if sparse is not None:
             rows[1].append(sparse if terms is None else sparse[:, terms])
     dense_rows, sparse_rows = (torch.cat(blocks)[: len(documents)] if blocks else None for blocks in rows)

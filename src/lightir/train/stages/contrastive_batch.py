@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightir.data import TrainingBatch
@@ -142,11 +142,13 @@ def _dense_losses(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return symmetric, light and alignment losses, and the full encoder's scaled scores (n, D); None without it.
 
-    Each loss is summed over the Matryoshka widths. The alignment's teacher is the full encoder at its full width.
+    Each loss is summed over the Matryoshka widths; with the similarity "dot" there is one, of inner products. The
+    alignment's teacher is the full encoder at its full width.
     """
     losses, dense = inputs.recipe.losses, candidates.dense
     if dense is None:
         return {}, None
+    by_dot = inputs.recipe.heads.similarity == "dot"
     dims = (dense.shape[1], *losses.dims)
     parts: dict[str, Tensor] = {}
     full_scores: Tensor | None = None
@@ -162,22 +164,25 @@ def _dense_losses(
         assert full_scores is not None  # called with them only
         return alignment_kl(scaled(queries, documents), full_scores, excluded=candidates.excluded)
 
+    def summed(loss: Callable[[Tensor, Tensor], Tensor], queries: Tensor) -> Tensor:
+        return loss(queries, dense) if by_dot else matryoshka(loss, queries, dense, dims=dims)
+
     def learned(queries: Tensor, weight: float, branch: str) -> dict[str, Tensor]:
-        own = {branch: weight * losses.contrast * matryoshka(contrast, queries, dense, dims=dims)}
+        own = {branch: weight * losses.contrast * summed(contrast, queries)}
         if candidates.scores is not None:
-            given = matryoshka(lambda q, d: _distillation(scaled(q, d), losses, candidates), queries, dense, dims=dims)
+            given = summed(lambda q, d: _distillation(scaled(q, d), losses, candidates), queries)
             own[f"{branch}_distillation"] = weight * losses.distillation * given
         return own
 
     if full is not None:
         full = gather(full)
         parts |= learned(full, losses.symmetric, "symmetric")
-        full_scores = scaled(F.normalize(full, dim=-1), F.normalize(dense, dim=-1))
+        full_scores = scaled(inputs.retriever.comparable(full), inputs.retriever.comparable(dense))
     if losses.dense > 0:
         light = gather(light_query_vectors(inputs.retriever, inputs.share, inputs.recipe))
         parts |= learned(light, losses.dense, "dense")
         if losses.dense_alignment > 0 and full_scores is not None:
-            parts["dense_alignment"] = losses.dense_alignment * matryoshka(alignment, light, dense, dims=dims)
+            parts["dense_alignment"] = losses.dense_alignment * summed(alignment, light)
     return parts, full_scores
 
 

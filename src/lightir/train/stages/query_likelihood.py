@@ -1,6 +1,7 @@
 """The query-likelihood stage, LLM-QL's first: [E] learns to represent the queries that a passage answers.
 
 Each passage is masked at random and framed as `<bos> I1 d I2 [E]`; its query's tokens are predicted through [E] alone.
+The ablations predict a passage from its query, which is not masked.
 """
 
 from __future__ import annotations
@@ -15,24 +16,16 @@ import torch
 from torch import Tensor
 
 from lightir.data import TrainingBatch
-from lightir.errors import InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
-from lightir.models.likelihood import (
-    corrupt_tokens,
-    corrupt_words,
-    join,
-    log_likelihood,
-    require_generator,
-    sequence_states,
-)
-from lightir.text import query_term_ids
+from lightir.models.likelihood import join, log_likelihood, require_generator, sequence_states
 from lightir.train.batches.batch_vectors import SHAPE_STEP, framed_queries
 from lightir.train.recipes.likelihood_recipe import LikelihoodRecipe
 from lightir.train.run.loop import run_stage
-from lightir.train.run.processes import mean_over_processes, rank, world_size
+from lightir.train.run.processes import mean_over_processes
 from lightir.train.run.stage import DevelopmentResult
 from lightir.train.stages.development import Development
+from lightir.train.stages.likelihood_loss import masked_passages, own_rows, query_tokens, row_losses
 from lightir.train.stages.stage_data import StageData
 from lightir.train.stages.stage_model import ModelStage, build_model
 
@@ -97,7 +90,7 @@ class QueryLikelihood(ModelStage[LikelihoodRecipe]):
 def batch_losses(
     retriever: LightRetriever, batch: TrainingBatch, recipe: LikelihoodRecipe, *, number: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return the parts of a batch's loss by name, means over its pairs of sums over tokens (Eq. 10), and log values.
+    """Return the parts of a batch's loss by name, sums over tokens averaged over all pairs (Eq. 10), and log values.
 
     Each process computes consecutive pairs; the mean of the processes' gradients is the whole batch's.
 
@@ -105,107 +98,75 @@ def batch_losses(
         retriever: the model.
         batch: the whole batch, the same on every process; its queries must divide among the processes.
         recipe: the run's recipe.
-        number: number of the forward pass. Seed and number decide what is masked, for any number of processes.
+        number: number of the forward pass. Seed and number decide what is masked and each pair's direction, for any
+            number of processes.
 
     Raises:
         InvalidInput: the pairs don't divide among the processes.
     """
-    n, processes = len(batch.queries), world_size()
-    if n % processes:
-        raise InvalidInput(f"a batch of {n} queries does not divide among {processes} processes; change batch_size")
-    own = range(rank() * n // processes, (rank() + 1) * n // processes)
-    queries, documents = [batch.queries[i] for i in own], [batch.documents[i] for i in own]
-    joiner = recipe.documents.title_joiner
-    passages = [document.full_text(joiner) for document in documents]
-    seeds = [[recipe.optimisation.seed, 4, number, row] for row in own]
-    parts: dict[str, Tensor] = {}
+    own = own_rows(batch)
+    framed, targets, from_query = framed_pairs(retriever, batch, recipe, number=number)
+    after, before = row_losses(
+        retriever,
+        framed,
+        targets,
+        stop=recipe.attention_stop,
+        compiled=recipe.model.compile,
+        before=recipe.passage_lm_weight > 0,
+    )
+    by_passage = torch.tensor(from_query, device=after.device)
+    totals: dict[str, Tensor] = {}
     monitored: dict[str, float] = {}
-    if recipe.direction != "query_to_passage":
-        framed = masked_texts(retriever, passages, recipe, seeds=seeds)
-        targets = query_tokens(retriever, queries, recipe)
-        after, before = _losses(retriever, framed, targets, recipe)
-        parts |= {"query": after} | ({"passage_lm": before} if before is not None else {})
-        monitored["query_token"] = per_token(after, targets)
-    if recipe.direction != "passage_to_query":
-        instructions = [batch.instructions[i] for i in own]
-        query_seeds = [[*seed, 1] for seed in seeds]
-        framed = masked_texts(retriever, queries, recipe, seeds=query_seeds, instructions=instructions)
-        targets = [ids[start:stop] for ids, start, stop in retriever.frame_documents(documents)]
-        after, before = _losses(retriever, framed, targets, recipe)
-        parts |= {"passage": after} | ({"query_lm": before} if before is not None else {})
-        monitored["passage_token"] = per_token(after, targets)
-    return {name: mean_over_processes(part * len(own), len(own)) for name, part in parts.items()}, monitored
+    for name, rows, used in (
+        ("query", ~by_passage, recipe.direction != "query_to_passage"),
+        ("passage", by_passage, recipe.direction != "passage_to_query"),
+    ):
+        if used:
+            totals[name] = torch.where(rows, after, 0.0).sum()
+            n_tokens = sum(len(target) for target, row in zip(targets, rows.tolist(), strict=True) if row)
+            monitored[f"{name}_token"] = float(mean_over_processes(totals[name].detach(), n_tokens))
+    if before is not None and recipe.direction != "query_to_passage":
+        totals["passage_lm"] = recipe.passage_lm_weight * torch.where(by_passage, 0.0, before).sum()
+    return {name: mean_over_processes(total, len(own)) for name, total in totals.items()}, monitored
 
 
-def per_token(mean: Tensor, targets: Sequence[Sequence[int]]) -> float:
-    """Convert a mean over this process's pairs to the mean over all processes' tokens."""
-    return float(mean_over_processes(mean.detach() * len(targets), sum(map(len, targets))))
+def framed_pairs(
+    retriever: LightRetriever, batch: TrainingBatch, recipe: LikelihoodRecipe, *, number: int
+) -> tuple[list[Framed], list[list[int]], list[bool]]:
+    """Return this process's pairs as the model reads them in forward pass `number`.
 
+    A passage in front of [E] is masked; a query in front of [E] is not, as in the authors' code.
 
-def masked_texts(
-    retriever: LightRetriever,
-    texts: Sequence[str],
-    recipe: LikelihoodRecipe,
-    *,
-    seeds: Sequence[Sequence[int]],
-    instructions: Sequence[str] | None = None,
-) -> list[Framed]:
-    """Mask texts and frame them: as queries with one instruction each, as documents without instructions.
-
-    Raises:
-        InvalidInput: the unit is the token and the mask is not one token.
+    Returns:
+        The framed text before [E] of each pair, the tokens to predict after it, and whether the passage is predicted
+        from the query.
     """
-
-    def frame(texts: Sequence[str]) -> list[Framed]:
-        if instructions is None:
-            return retriever.frame_documents(texts)
-        return framed_queries(retriever, texts, instructions)
-
-    corruption = recipe.corruption
-    ratio, generators = corruption.ratio, [np.random.default_rng(seed) for seed in seeds]
-    pairs = zip(texts, generators, strict=True)
-    if corruption.unit == "word":
-        return frame([corrupt_words(text, ratio=ratio, mask=corruption.mask, rng=rng) for text, rng in pairs])
-    mask = retriever.backbone.tokenizer.term_ids([corruption.mask]).row(0).tolist()
-    if len(mask) != 1:
-        raise InvalidInput(
-            f"corruption.mask {corruption.mask!r} is {len(mask)} tokens; expected one, to replace a token"
-        )
-    return [
-        corrupt_tokens(framed, ratio=ratio, mask_id=mask[0], rng=rng)
-        for framed, rng in zip(frame(texts), generators, strict=True)
-    ]
-
-
-def query_tokens(retriever: LightRetriever, queries: Sequence[str], recipe: LikelihoodRecipe) -> list[list[int]]:
-    """Return the tokens to predict of each query: its own, and the end token if the recipe learns it."""
-    term_ids = query_term_ids(retriever.backbone.tokenizer, retriever.contract.query, queries)
+    own = own_rows(batch)
+    queries, documents = [batch.queries[row] for row in own], [batch.documents[row] for row in own]
+    seeds = [[recipe.optimisation.seed, 4, number, row] for row in own]
+    passages = [document.full_text(recipe.documents.title_joiner) for document in documents]
+    masked = masked_passages(retriever, passages, recipe.corruption, seeds=seeds)
+    asked = query_tokens(retriever, queries, learn_end=recipe.learn_end)
+    plain = framed_queries(retriever, queries, [batch.instructions[row] for row in own])
     end = [retriever.backbone.eos_id] if recipe.learn_end else []
-    return [[*term_ids.row(row).tolist(), *end] for row in range(len(queries))]
+    whole = [[*ids[start:stop], *end] for ids, start, stop in retriever.frame_documents(documents)]
+    from_query = [_predicts_passage(recipe, seed) for seed in seeds]
+    framed = [plain[i] if swapped else masked[i] for i, swapped in enumerate(from_query)]
+    return framed, [whole[i] if swapped else asked[i] for i, swapped in enumerate(from_query)], from_query
 
 
-def _losses(
-    retriever: LightRetriever, framed: Sequence[Framed], targets: Sequence[Sequence[int]], recipe: LikelihoodRecipe
-) -> tuple[Tensor, Tensor | None]:
-    """Return -Σ log p of the tokens after [E], and the weighted one of the text before it (None without a weight)."""
-    backbone = retriever.backbone
-    pad_to = SHAPE_STEP if recipe.model.compile else 1
-    batch = join(framed, targets, n_ends=len(retriever.end_ids), device=backbone.device, pad_to=pad_to)
-    states = sequence_states(backbone, batch, stop=recipe.attention_stop)
-    after = -log_likelihood(backbone, states, batch.input_ids, batch.query).mean()
-    if not recipe.passage_lm_weight:
-        return after, None
-    first = torch.zeros_like(batch.passage)
-    first[:, 0] = True  # no state predicts it if the frame begins without a prompt
-    before = -log_likelihood(backbone, states, batch.input_ids, batch.passage & ~first).mean()
-    return after, recipe.passage_lm_weight * before
+def _predicts_passage(recipe: LikelihoodRecipe, seed: Sequence[int]) -> bool:
+    """Return whether a pair's passage is predicted from its query: by the recipe, or for "both" by a fair coin."""
+    if recipe.direction == "both":
+        return bool(np.random.default_rng([*seed, 1]).random() > 0.5)
+    return recipe.direction == "query_to_passage"
 
 
 def measure(retriever: LightRetriever, development: Development, recipe: LikelihoodRecipe) -> float:
     """Return the mean log likelihood of a query token after the query's most relevant document, nothing masked."""
     backbone, size = retriever.backbone, recipe.optimisation.batch_size
     documents = [development.documents[int(row.argmax())] for row in development.grades]
-    queries = query_tokens(retriever, [query.text for query in development.queries], recipe)
+    queries = query_tokens(retriever, [query.text for query in development.queries], learn_end=recipe.learn_end)
     total = 0.0
     for start in range(0, len(queries), size):
         framed = retriever.frame_documents(documents[start : start + size])
