@@ -285,7 +285,8 @@ def test_full_scale_recipes_have_tiny_twins_and_names_without_slips_of_yaml() ->
     names = {path.stem for path in RECIPES.glob("*.yaml")}
     full = {name for name in names if BACKBONE.search(name)}
     twins = {BACKBONE.sub("-tiny", name) for name in full if "bert-base" not in name}
-    twins |= {name.replace("bert-base", "splade-tiny").removesuffix("-msmarco") for name in full if "bert-base" in name}
+    variants = (re.search(r"^sidr(-.*|)-bert-base", name) for name in full if "bert-base" in name)
+    twins |= {f"sidr-splade-tiny{variant[1]}" for variant in variants if variant}
     assert len(full) > 20
     assert twins <= names
     for name in sorted(full):
