@@ -192,8 +192,8 @@ def test_beta_full_and_late_search_are_the_papers_inner_products(model: Path, tm
                 if n_encoded:
                     known = [doc_id for doc_id in doc_ids if doc_id in history.encoded]
                     for mode in ("full", "full-sparse"):
-                        found = pairs(searcher, query, 40, dataclasses.replace(options, mode=mode))
-                        assert_ranked(found, paper.ranking(query, paper.vectors, known), 40)
+                        ranked = pairs(searcher, query, 40, dataclasses.replace(options, mode=mode))
+                        assert_ranked(ranked, paper.ranking(query, paper.vectors, known), 40)
         late = late_searcher(index, model, late=LateOptions(m=6), options=ModelSearchOptions(FP32))
         seen = set(history.encoded)
         for query in QUERIES:
@@ -202,9 +202,9 @@ def test_beta_full_and_late_search_are_the_papers_inner_products(model: Path, tm
                 assert set(first) <= set(doc_ids)
                 expected = paper.late(query, first, 6)
                 run, reports = late.search([query], 40, options)
-                found = list(zip(run["0"].doc_ids, run["0"].scores.tolist(), strict=True))
-                assert_ranked(found[: len(first[:6])], expected, 6)
-                assert [doc_id for doc_id, _ in found[6:]] == first[6:]
+                ranked = list(zip(run["0"].doc_ids, run["0"].scores.tolist(), strict=True))
+                assert_ranked(ranked[: len(first[:6])], expected, 6)
+                assert [doc_id for doc_id, _ in ranked[6:]] == first[6:]
                 assert set(reports["0"].encoded) == set(first[:6]) - seen
                 seen |= set(first[:6])
         assert index.view.n_pending == len(history.doc_ids) - len(seen)
@@ -215,11 +215,11 @@ def test_late_search_over_everything_is_full_search_of_an_encoded_index(model: P
     with Index.open(history.folder) as index:
         late = late_searcher(index, model, late=LateOptions(m=100), options=ModelSearchOptions(FP32))
         assert late.first_mode == "tokens"
-        found = late.search(QUERIES[:2], 30)[0]
+        ranked = late.search(QUERIES[:2], 30)[0]
         first = Searcher(index).search(QUERIES[:2], 30, SearchOptions(mode="tokens"))
         paper = Paper(model, history.texts)
         for row, query in enumerate(QUERIES[:2]):
-            ranking = found[str(row)]
+            ranking = ranked[str(row)]
             expected = paper.late(query, first[str(row)].doc_ids, 100)
             assert_ranked(list(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True)), expected, 30)
         options = WorkOptions(once=True)
@@ -250,7 +250,7 @@ def test_another_bi_encoder_orders_what_beta_search_finds(model: Path, tmp_path:
         if dense:
             vector = loaded.dense_from(loaded.states(query), query)[0]
             vectors = [loaded.dense_from(loaded.states(row), row)[0] for row in rows]
-            scores = [float(torch.cosine_similarity(vector, each, dim=0)) for each in vectors]
+            scores = [float(torch.cosine_similarity(vector, row, dim=0)) for row in vectors]
         else:
             paper = parametric(loaded, loaded.frame_queries(["red river"])[0], TOP_QUERY)
             framed = [loaded.frame_documents([texts[doc_id]])[0] for doc_id, _ in beta[:5]]

@@ -181,8 +181,8 @@ def test_documents_without_a_second_score_keep_their_place(seed: int) -> None:
     ordered, result = joined(doc_ids, first_scores, scores, m=m)
     assert sorted(ordered) == sorted(doc_ids)
     assert all(a >= b for a, b in itertools.pairwise(result))
-    for place, doc_id in enumerate(doc_ids):
-        assert (ordered[place] == doc_id) or doc_id in scores
+    for position, doc_id in enumerate(doc_ids):
+        assert (ordered[position] == doc_id) or doc_id in scores
     moved = [doc_id for doc_id in ordered if doc_id in scores]
     assert moved == sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
     assert all(result[ordered.index(doc_id)] == score for doc_id, score in scores.items())

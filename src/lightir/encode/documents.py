@@ -148,8 +148,7 @@ def encode_corpus(
     retriever = load_encoder(model, options)
     batch_tokens = options.batch_tokens or default_batch_tokens(retriever)
     with VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume) as writer:
-        before, tokens, impacts, clipped = len(writer.doc_ids), 0, 0, 0
-        start = time.perf_counter()
+        before, tokens, impacts, start = len(writer.doc_ids), 0, np.zeros(2, dtype=np.int64), time.perf_counter()
         with (
             tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
             contextlib.ExitStack() as compiled,
@@ -163,18 +162,22 @@ def encode_corpus(
                 shard = _encode_window(retriever, window, batch_tokens, bar)
                 writer.add(shard)
                 tokens += window.tokens
-                if shard.sparse is not None:
-                    impacts += len(shard.sparse.weights)
-                    clipped += int((shard.sparse.weights == MAX_IMPACT).sum())
+                impacts += _count_impacts(shard)
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
             with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
                 copy_folder(folder / QUERY_ENCODER, copy)
         writer.finish()
-        report = EncodeReport(
-            len(writer.doc_ids) - before, before, tokens, time.perf_counter() - start, impacts, clipped
-        )
+        seconds = time.perf_counter() - start
+        report = EncodeReport(len(writer.doc_ids) - before, before, tokens, seconds, *impacts.tolist())
     _warn_if_clipped(report, retriever.contract.sparse)
     return report
+
+
+def _count_impacts(shard: Shard) -> tuple[int, int]:
+    """Return the number of a shard's impacts, and of those at the maximum."""
+    if shard.sparse is None:
+        return 0, 0
+    return len(shard.sparse.weights), int((shard.sparse.weights == MAX_IMPACT).sum())
 
 
 def _warn_if_clipped(report: EncodeReport, sparse: SparseHead | None) -> None:
