@@ -22,6 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="leave out the files and folders whose tests import torch")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that take minutes, unless LIGHTIR_LONG is set."""
+    if not os.environ.get("LIGHTIR_LONG"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes; set LIGHTIR_LONG=1 to run it"))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore files that import the heavy half, and folders whose conftest.py does, if --light is given."""
     source = collection_path / "conftest.py" if collection_path.is_dir() else collection_path

@@ -35,5 +35,12 @@ class WriteFailed(LightirError, OSError):
     """A failed write (full or failing disk, busy file); previously stored data are unchanged."""
 
 
+class OutcomeUnknown(WriteFailed):
+    """A change of an index that failed so late that it may have been made; opening the index again shows the outcome.
+
+    The index has either all of the change or nothing of it.
+    """
+
+
 class IndexLocked(LightirError):
     """An index that another writer has locked; the message names its host, process and start time."""

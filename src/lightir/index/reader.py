@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,8 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder
+from lightir.index.connections import File
+from lightir.index.removal import keeping_segments
 from lightir.index.segments.graph import mean_recall
 from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
@@ -197,7 +200,7 @@ class Index:
 
         Raises:
             AlreadyExists: `out` exists and overwrite is off.
-            InvalidInput: `out` is the index or a folder inside it.
+            InvalidInput: `out` is the index or a folder inside it, or the index was replaced by another one.
             IndexLocked: the index to replace has a writer; the message names its process.
             WriteFailed: the disk is full or broken; nothing is left behind.
         """
@@ -212,38 +215,46 @@ class Index:
                 live.segment.copy(folder / SEGMENTS_FOLDER / live.segment.folder.name)
             if (self.folder / QUERY_ENCODER).is_dir():
                 copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
+            if not view.store.is_current:
+                raise InvalidInput(
+                    f"{self.folder} was removed or replaced by another index, so its query encoder cannot be copied "
+                    "with this view; refresh, or open the index again"
+                )
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
     """Return the newest view, or the current one if nothing has changed.
 
-    The writer may merge a segment after the store was read and before the segment's files are opened. So a missing file
-    is damage only if the store has not changed meanwhile.
+    The writer may remove a segment after the store was read and before the segment's files are opened. So later
+    attempts keep it from removing any (see lightir.index.removal). A replaced folder can change even then. So an error
+    is damage only if two attempts have read the same state of the same store.
     """
-    seen = -1
-    for _ in range(OPEN_TRIES):
-        store = Store.open_snapshot(folder / STORE_FILE)
-        generation = -1
-        try:
-            checked_record(folder, store)
-            generation = store.generation()
-            if current is not None and _shows(current, store, generation):
+    failed_state: tuple[File | None, int] | None = None
+    attempt = 0
+    while True:
+        attempt += 1
+        with nullcontext() if attempt == 1 else keeping_segments(folder):
+            store = Store.open_snapshot(folder / STORE_FILE)
+            state = store.file, -1
+            try:
+                checked_record(folder, store)
+                state = store.file, store.generation()
+                if current is not None and _shows(current, store, state[1]):
+                    store.close()
+                    return current
+                skip = skip_damaged and state == failed_state
+                view = View(folder, store, before=current, skip_damaged=skip, exact=exact)
+            except (FormatError, InvalidInput):
                 store.close()
-                return current
-            skip = skip_damaged and generation == seen
-            view = View(folder, store, before=current, skip_damaged=skip, exact=exact)
-        except (FormatError, InvalidInput) as error:
-            store.close()
-            if seen == generation:
+                if state == failed_state or attempt == OPEN_TRIES:
+                    raise
+                failed_state = state
+            except BaseException:
+                store.close()
                 raise
-            seen, failed = generation, error
-        except BaseException:
-            store.close()
-            raise
-        else:
-            weakref.finalize(view, store.close)
-            return view
-    raise failed
+            else:
+                weakref.finalize(view, store.close)
+                return view
 
 
 def _shows(view: View, store: Store, generation: int) -> bool:

@@ -6,16 +6,16 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import FormatError, InvalidInput, NotFound, WriteFailed
+from lightir.errors import FormatError, InvalidInput, NotFound, OutcomeUnknown, WriteFailed
 from lightir.files import atomic_folder
-from lightir.index.connections import Connection, connect
+from lightir.index.connections import Connection, File, connect
 from lightir.index.lock import WriterLock
 from lightir.index.segments.layout import StoredSegment
 from lightir.index.store_row import StoreRow
@@ -44,6 +44,8 @@ CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO generation VALUES (0);
 """
 
+_COUNT_COMMIT = "UPDATE generation SET number = number + 1"
+
 DocKeys = npt.NDArray[np.int64]
 
 
@@ -53,6 +55,8 @@ class Store:
     def __init__(self, path: Path, connection: Connection) -> None:
         """Wrap a connection; use `create`, `open_snapshot` or `open_for_writing`."""
         self.path = path
+        self.is_settled = False
+        """Whether this connection has committed, so that no earlier unfinished commit can take effect any more."""
         self._opened = connection
 
     @property
@@ -127,9 +131,19 @@ class Store:
             connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
             return cls(path, connection)
 
+    @property
+    def file(self) -> File | None:
+        """Device and inode of the file."""
+        return self._opened.file
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the path still names this file: the index was neither removed nor replaced."""
+        return self._opened.is_current
+
     def is_same(self, other: Store) -> bool:
         """Return whether both stores have the same file open."""
-        return self._opened.file == other._opened.file
+        return self.file == other.file
 
     def finish(self, record: dict[str, Any]) -> None:
         """Store the record of the index, and switch to the mode in which readers and a writer share the file."""
@@ -143,19 +157,60 @@ class Store:
 
         Raises:
             WriteFailed: the disk is full or broken; nothing has changed.
+            OutcomeUnknown: the disk failed while the changes were committed, and nothing can be committed now.
         """
         with self._opened.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
-                self._connection.execute("UPDATE generation SET number = number + 1")
-                self._connection.execute("COMMIT")
+                self._connection.execute(_COUNT_COMMIT)
             except BaseException as error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                self._roll_back()
                 if isinstance(error, sqlite3.OperationalError):
                     raise WriteFailed(f"cannot change {self.path}: {error}; it is unchanged") from error
                 raise
+            self._commit()
+
+    def _commit(self) -> None:
+        """Commit; if that fails, commit nothing but a new generation, which overwrites the failed commit.
+
+        A failed commit may have written its whole transaction to the log, for example if only the flush failed. SQLite
+        ignores the transaction now, but would recover it after all processes have ended.
+        """
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.is_settled = False
+            self._roll_back()
+            if self.settle():
+                raise WriteFailed(f"cannot change {self.path}: {error}; it is unchanged") from error
+            raise OutcomeUnknown(
+                f"the outcome of a change of {self.path} is unknown: {error}. Open the index again to see whether the "
+                "change was made"
+            ) from error
+        self.is_settled = True
+
+    def settle(self) -> bool:
+        """Commit nothing but a new generation, so that an earlier unfinished commit never takes effect.
+
+        Returns:
+            Whether it was committed.
+        """
+        with self._opened.lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(_COUNT_COMMIT)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                self._roll_back()
+                return False
+            self.is_settled = True
+            return True
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):  # the transaction has ended nevertheless
+                self._connection.execute("ROLLBACK")
 
     # Reading
 
@@ -171,7 +226,7 @@ class Store:
         return value
 
     def generation(self) -> int:
-        """Return the number of changes so far."""
+        """Return the number of commits so far."""
         rows = self._select("SELECT number FROM generation")
         if len(rows) != 1 or not isinstance(rows[0][0], int):
             raise FormatError(f"{self.path} is damaged: it has no number of changes")

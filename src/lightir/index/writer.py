@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
-from lightir.errors import InvalidInput, LightirError, WriteFailed
+from lightir.errors import InvalidInput, LightirError, OutcomeUnknown, WriteFailed
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.index_options import IndexOptions
@@ -32,8 +31,8 @@ from lightir.index.merging import (
 )
 from lightir.index.metadata_filters import Filter
 from lightir.index.reader import IndexInfo, view_info
+from lightir.index.removal import free_number, remove_unlisted
 from lightir.index.segments.join import Join, Part
-from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.rows import DocumentRows
 from lightir.index.segments.segment_writer import write_segment
@@ -65,10 +64,14 @@ class _Change:
 class IndexWriter:
     """The only writer of an index. When a method returns, its change is durable; when it fails, nothing has changed.
 
+    Every method that changes the index may raise OutcomeUnknown, if the disk fails during the commit and stays
+    unwritable. Then the change was made as a whole or not at all, and the writer refuses further changes: open the
+    index again to see the outcome.
+
     A change writes new segments to temporary folders, flushes and renames them. Then one SQLite transaction adds them
     to the list of live segments, removes merged segments from it, and sets tombstones. Readers ignore segments that a
-    crash left unlisted, and the next writer removes them. A reader that has mapped a segment keeps it after its
-    removal, because Linux keeps mapped files.
+    crash left unlisted, and the next writer removes them (lightir.index.removal). A reader that has mapped a segment
+    keeps it after its removal, because Linux keeps mapped files.
 
     A new segment is merged with those that are not larger, so the number of segments grows with the logarithm of the
     number of changes. `compact` removes tombstones and updates BM25's mean length (see lightir.search.branches).
@@ -81,6 +84,7 @@ class IndexWriter:
         self._store = store
         self._view = view
         self._threads = threading.RLock()
+        self._is_outdated = False
         encoder = None
         if view.analyzer is not None and view.analyzer.name in OF_A_MODEL:
             encoder = CachedQueryEncoder.load(folder / QUERY_ENCODER)
@@ -131,7 +135,7 @@ class IndexWriter:
             store = Store.open_for_writing(folder / STORE_FILE)
             try:
                 view = View(folder, store)
-                _sweep(folder, view)
+                _remove_unlisted(folder, view)
                 return cls(folder, lock, store, view)
             except BaseException:
                 store.close()
@@ -392,6 +396,8 @@ class IndexWriter:
 
     @contextmanager
     def _changing(self, *, progress: bool = False) -> Iterator[_Change]:
+        if self._is_outdated:
+            raise WriteFailed(f"{self.folder} was not changed: an earlier change failed; open the index again")
         change = _Change()
         try:
             with self._store.transaction():
@@ -400,14 +406,32 @@ class IndexWriter:
                 yield change
                 self._apply(change, progress)
         except OSError as error:
+            self._is_outdated = isinstance(error, OutcomeUnknown)
             if isinstance(error, LightirError):
                 raise
             raise WriteFailed(f"cannot change {self.folder}: {error}; the index is unchanged") from error
         finally:
-            # After a failure too: remove the segments that the store does not list.
+            if not self._is_outdated:
+                self._renew()
+
+    def _renew(self) -> None:
+        """Show the state after a change, or after a failed one; remove the segments that the store does not list.
+
+        Raises:
+            OutcomeUnknown: the state cannot be read. Further changes are refused, because they would start from an
+                earlier state.
+        """
+        self._is_outdated = True
+        try:
             self._view = View(self.folder, self._store, before=self._view)
-            if self._lock.is_current:
-                _sweep(self.folder, self._view)
+        except (LightirError, OSError) as error:
+            raise OutcomeUnknown(
+                f"{self.folder} cannot be read after a change: {error}. Open the index again to see whether the change "
+                "was made"
+            ) from error
+        self._is_outdated = False
+        if self._lock.is_current:
+            _remove_unlisted(self.folder, self._view)
 
     def _apply(self, change: _Change, progress: bool) -> None:
         deleted = np.concatenate([np.zeros(0, np.int64), *change.deleted])
@@ -448,7 +472,7 @@ class IndexWriter:
                 self._write(parts, mean, on_bytes=bar.update)
 
     def _write(self, parts: Sequence[Part], mean: float, *, on_bytes: Callable[[int], object] = lambda _: None) -> None:
-        number, options = self._store.next_segment(), self._view.options
+        number, options = free_number(self.folder, self._store.next_segment()), self._view.options
         documents = Join(parts)
         written = write_segment(self.folder, documents, number=number, mean=mean, options=options, on_bytes=on_bytes)
         self._store.add_segment(written)
@@ -478,9 +502,6 @@ def _require_same_kinds(view: View, shard: Shard) -> None:
         raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index have {kinds.pop()}")
 
 
-def _sweep(folder: Path, view: View) -> None:
-    """Remove the segments that the store does not list, and partly written ones."""
-    listed = {live.segment.folder.name for live in view.segments}
-    for path in (folder / SEGMENTS_FOLDER).iterdir():
-        if path.name not in listed:
-            shutil.rmtree(path, ignore_errors=True)
+def _remove_unlisted(folder: Path, view: View) -> None:
+    """Remove the segments that a store does not list; the view is the state of its last commit."""
+    remove_unlisted(folder, {live.segment.folder.name for live in view.segments}, view.store)

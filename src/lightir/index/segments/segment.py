@@ -75,9 +75,10 @@ class Segment:
         """
         self.folder = folder
         path = folder / MANIFEST
-        content = path.read_bytes() if path.is_file() else b""
+        with _naming_missing(path):
+            content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
-            raise FormatError(f"{path} is missing, or its checksum differs from that in the store")
+            raise FormatError(f"{path} is damaged: its checksum differs from that in the store")
         self._manifest_bytes = content
         self.manifest = _checked_manifest(path, content)
         self.buffers = {
@@ -316,10 +317,19 @@ def _checked_manifest(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:
-    if not path.is_file():
-        raise FormatError(f"{path} is missing")
-    with path.open("rb") as file:
+    with _naming_missing(path):
+        file = path.open("rb")
+    with file:
         actual = os.fstat(file.fileno()).st_size
         if actual != n_bytes:
             raise FormatError(f"{path} has {actual} bytes; expected {n_bytes}")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if n_bytes else b""
+
+
+@contextlib.contextmanager
+def _naming_missing(path: Path) -> Iterator[None]:
+    """Turn the error of opening a missing file into FormatError."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise FormatError(f"{path} is missing") from None

@@ -1,0 +1,135 @@
+"""Failing file-system calls: the index keeps what was acknowledged, and each other change is made as a whole or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightir.errors import OutcomeUnknown, WriteFailed
+from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index.segments import segment
+from lightir.index.view import View
+from lightir.types import Document
+
+PROGRAM = Path(__file__).with_name("disk_faults.py")
+DOCUMENTS = [Document(f"d{i}", f"the cat number {i}") for i in range(6)]
+
+
+@pytest.fixture(scope="session")
+def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that lets calls fail, compiled."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("a C compiler named cc and Linux are needed to let file-system calls fail")
+    library = tmp_path_factory.mktemp("faults") / "failing_calls.so"
+    source = PROGRAM.with_name("failing_calls.c")
+    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", library, source, "-ldl"]
+    subprocess.run(list(map(str, command)), check=True, timeout=60)
+    return library
+
+
+def run_cases(library: Path, folder: Path, every: int) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[1]), "LD_PRELOAD": str(library)}
+    command = [sys.executable, str(PROGRAM), str(folder), str(every)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=7200, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    for kind in "ofrtuw":
+        assert sum(counts.get(kind, 0) for counts in report["calls"].values()), f"no call of kind {kind} is intercepted"
+    return report
+
+
+def test_after_a_failing_call_and_a_kill_every_promise_holds(failing_calls: Path, tmp_path: Path) -> None:
+    report = run_cases(failing_calls, tmp_path / "cases", 211)
+    assert report["broken"] == []
+    assert {"done", "killed", "unchanged", "unknown"} <= report["outcomes"].keys(), "the test is blind"
+
+
+@pytest.mark.long
+def test_after_each_failing_call_and_a_kill_every_promise_holds(failing_calls: Path, tmp_path: Path) -> None:
+    report = run_cases(failing_calls, tmp_path / "cases", 1)
+    assert report["broken"] == []
+    assert report["cases"] > 5000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    build_index(document_shards(DOCUMENTS), tmp_path / "index", progress=False)
+    return tmp_path / "index"
+
+
+class FailingCommits:
+    """A connection whose next commits fail, after SQLite was asked to roll back."""
+
+    def __init__(self, connection: Any, n: int) -> None:
+        self._connection, self._n = connection, n
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def usable(self) -> FailingCommits:
+        return self
+
+    def execute(self, statement: str, *arguments: Any) -> Any:
+        if statement == "COMMIT" and self._n:
+            self._n -= 1
+            self._connection.execute("ROLLBACK")
+            return self._connection.execute("SELECT * FROM failing_disk")
+        return self._connection.execute(statement, *arguments)
+
+
+def test_a_failed_commit_that_a_later_one_overwrites_has_changed_nothing(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer._store._opened = FailingCommits(writer._store._opened, 1)  # type: ignore[assignment]
+        with pytest.raises(WriteFailed, match="it is unchanged") as failed:
+            writer.add([Document("new", "the cat")])
+        assert not isinstance(failed.value, OutcomeUnknown)
+        assert len(list((folder / "segments").iterdir())) == 1
+        writer.add([Document("new", "the cat")])
+        assert len(writer) == 7
+
+
+def test_a_failed_commit_that_nothing_overwrites_keeps_both_states_and_the_writer_refuses_to_go_on(
+    folder: Path,
+) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer._store._opened = FailingCommits(writer._store._opened, 2)  # type: ignore[assignment]
+        with pytest.raises(OutcomeUnknown, match=r"the outcome of a change of .* is unknown: .* Open the index again"):
+            writer.compact(progress=False)
+            writer.upsert([Document(f"d{i}", "another cat") for i in range(6)])
+        assert len(list((folder / "segments").iterdir())) == 2, "the segments of one of both states were removed"
+        with pytest.raises(WriteFailed, match="was not changed: an earlier change failed; open the index again"):
+            writer.delete(["d0"])
+    with IndexWriter.open(folder) as writer:
+        assert len(list((folder / "segments").iterdir())) == 1
+        assert writer.delete(["d0"]) == 1
+
+
+def test_a_writer_that_cannot_read_its_change_refuses_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next change would start from the segments before this one."""
+    with IndexWriter.open(folder) as writer:
+        with monkeypatch.context() as patched:
+            patched.setattr(segment.mmap, "mmap", lambda *arguments, **options: (_ for _ in ()).throw(OSError(24, "full")))
+            with pytest.raises(OutcomeUnknown, match="cannot be read after a change"):
+                writer.add([Document("new", "the cat")])
+        with pytest.raises(WriteFailed, match="open the index again"):
+            writer.delete(["d0"])
+    with Index.open(folder) as index:
+        index.verify()
+        assert len(index) == 7
+
+
+def test_a_segment_that_could_not_be_removed_does_not_take_the_number_of_a_new_one(folder: Path) -> None:
+    (folder / "segments" / "segment-000002").mkdir()
+    with IndexWriter.open(folder, brief=True) as writer:
+        (folder / "segments" / "segment-000007").mkdir()
+        writer.add([Document("new", "the cat")])
+        assert [live.number for live in writer.view.segments] == [1, 8]
+        assert isinstance(writer.view, View)
