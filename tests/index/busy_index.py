@@ -71,7 +71,7 @@ class Peaks:
 def require_steady(index: Index) -> None:
     """Require every steady document in the ranking and in the store."""
     doc_ids = Searcher(index).search(["cat"], 10_000, SearchOptions(mode="tokens"))["0"].doc_ids
-    assert STEADY_IDS <= set(doc_ids), STEADY_IDS - set(doc_ids)
+    assert set(doc_ids) >= STEADY_IDS, STEADY_IDS - set(doc_ids)
     assert len(set(doc_ids)) == len(doc_ids)
     index.documents(random.sample(sorted(STEADY_IDS), 3))
 
@@ -122,7 +122,13 @@ def refresh_again(folder: Path, end: float) -> Report:
         if failures:
             raise failures[0]
         listed = sum(len(live.segment.buffers) for live in index.view.segments)
-        return {**counts, "before": before, "peaks": peaks.halves, "maps": holdings()["maps"], "maps_of_last_view": listed}
+        return {
+            **counts,
+            "before": before,
+            "peaks": peaks.halves,
+            "maps": holdings()["maps"],
+            "maps_of_last_view": listed,
+        }
 
 
 def write_again(folder: Path, end: float) -> Report:
@@ -134,8 +140,9 @@ def write_again(folder: Path, end: float) -> Report:
                 if rng.random() < 0.3:
                     writer.delete([f"d{rng.randrange(100, 160):04d}" for _ in range(8)])
                 else:
-                    some = rng.sample(STEADY + documents(60, first=100), 4)
-                    writer.upsert([Document(each.doc_id, f"{each.text} {rng.randrange(9)}") for each in some])
+                    chosen = rng.sample(STEADY + documents(60, first=100), 4)
+                    changed = [Document(document.doc_id, f"{document.text} {rng.randrange(9)}") for document in chosen]
+                    writer.upsert(changed)
             n_changes += 1
         except IndexLocked:  # the other writers were faster for ten seconds
             pass

@@ -1,4 +1,4 @@
-"""A program for test_disk_faults.py: file-system calls fail, or the process is killed at one; failing_calls.c is loaded.
+"""A program for test_disk_faults.py: file-system calls fail or kill the process; failing_calls.c is preloaded.
 
 In each case a child process makes one change while some of its calls fail, reports the outcome and is killed. Then the
 index must keep its promises. The program forks, so Python starts once.

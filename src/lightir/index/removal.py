@@ -49,7 +49,7 @@ def remove_unlisted(index: Path, listed: Collection[str], store: Store) -> None:
         listed: names of the live segments' folders.
         store: connection of the writer, which holds the writer lock.
     """
-    removed = []
+    removed: list[Path] = []
     try:
         unfinished, unlisted = _others(index, listed)
         for folder in unfinished:  # no transaction has listed them
@@ -59,8 +59,8 @@ def remove_unlisted(index: Path, listed: Collection[str], store: Store) -> None:
         with _lock(index, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
             if not free or not (store.is_settled or store.settle()):
                 return
-            for folder in unlisted:  # renaming takes the same short time for any size
-                removed.append(folder.rename(folder.with_name(f".{folder.name}.new-removed")))
+            # Renaming takes the same short time for any size.
+            removed.extend(folder.rename(folder.with_name(f".{folder.name}.new-removed")) for folder in unlisted)
     except OSError as error:
         logger.warning("segments of %s are not removed until the next change: %s", index, error)
     for folder in removed:
