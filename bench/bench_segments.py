@@ -3,13 +3,15 @@
 "fusion" joins the branches' lists, with the scores of documents outside them, in one call of the kernel. The documents
 are the synthetic ones of bench_engine, with their terms as text.
 
-With --pending, the last lines add one document that matches the first query, first with vectors and then as text, so
-that it is pending, and repeat the hybrid searches.
+With --pending, the last lines compare three indexes, query by query in turn: the one before, one with a further
+document that matches the first query, and one in which that document is pending.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +35,7 @@ from origin import print_origin
 
 SMALLEST = "--n-docs 200 --dim 8 --segments 1 3 --queries 3 --rounds 1 --pending"
 WORDS = 60
-MODES = ("dense", "sparse", "tokens", "hybrid", "hybrid+tokens")
+MODES = ("dense", "sparse", "tokens", "dense+tokens", "hybrid", "hybrid+tokens")
 
 
 def main() -> None:
@@ -74,22 +76,29 @@ def main() -> None:
 
 
 def time_pending(documents: data.Documents, searcher: Searcher, texts: list[str], args: argparse.Namespace) -> None:
-    """Add one document with vectors, then replace it by one that is pending, and time the hybrid searches of both."""
-    added = Document("added", texts[0])
+    """Time the hybrid searches of three indexes, query by query in turn: as it is, one document more, one pending."""
+    folder = searcher.index.folder
     vocab_size = data.encoder_vocabulary(documents.vocab_size)
     sparse = SparseVectors(np.array([0, 1]), np.array([0], np.uint32), np.array([1], np.uint8), vocab_size)
-    dense = np.zeros((1, args.dim), np.float16)
-    for name in ("added", "pending"):
-        with IndexWriter.open(searcher.index.folder) as writer:
-            writer.delete(["added"])
-            if name == "added":
-                writer.add([added], dense=dense, sparse=sparse)
-            else:
-                writer.add([added])
-        searcher.index.refresh()
-        for mode, search in timed(searcher, texts):
-            if mode in MODES[3:]:
-                show(f"{mode}, one {name}", search, args)
+    vectors = {"dense": np.zeros((1, args.dim), np.float16), "sparse": sparse}
+    more = [Document("added", texts[0])]
+    for name, given in (("added", vectors), ("pending", {})):
+        shutil.copytree(folder, folder.with_name(name))
+        with IndexWriter.open(folder.with_name(name)) as writer:
+            writer.add(more, **given)
+    with Index.open(folder.with_name("added")) as added, Index.open(folder.with_name("pending")) as pending:
+        searchers = {"as it is": searcher} | {
+            name: Searcher(index, searcher.encoder) for name, index in (("one added", added), ("one pending", pending))
+        }
+        for mode in MODES[3:]:
+            options = SearchOptions(mode=mode)
+            least = {name: np.full(args.queries, np.inf) for name in searchers}
+            for _, i, name in itertools.product(range(args.rounds), range(args.queries), searchers):
+                start = time.process_time_ns()
+                searchers[name].search([Query("", texts[i])], 10, options)
+                least[name][i] = min(least[name][i], (time.process_time_ns() - start) / 1e6)
+            for name, times in least.items():
+                print_times(f"{mode}, {name}", times)
 
 
 def words(term_ids: npt.NDArray[np.uint32]) -> str:
@@ -134,8 +143,13 @@ def show(name: str, search: Callable[[int], object], args: argparse.Namespace) -
             start = time.process_time_ns()
             search(i)
             least[i] = min(least[i], (time.process_time_ns() - start) / 1e6)
-    p50, p99 = np.quantile(least, (0.5, 0.99))
-    print(f"  {name:24s} p50 {p50:8.3f}  p99 {p99:8.3f} ms", flush=True)
+    print_times(name, least)
+
+
+def print_times(name: str, times: npt.NDArray[np.float64]) -> None:
+    """Print median and 99th percentile."""
+    p50, p99 = np.quantile(times, (0.5, 0.99))
+    print(f"  {name:26s} p50 {p50:8.3f}  p99 {p99:8.3f} ms", flush=True)
 
 
 if __name__ == "__main__":
