@@ -31,7 +31,7 @@ from lightir.search.index_evaluation import evaluate_index
 from lightir.shards import Shard, VectorsReader
 
 SMALLEST = "tiny={data}/tiny:{vectors} --seeds 1 --out {out}/found"
-SHARES = (0.0, 0.1, 0.3, 0.5, 0.75, 0.9, 1.0)
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 MEASURE = "nDCG@10"
 
 QueryValues = npt.NDArray[np.float64]
