@@ -43,7 +43,7 @@ FEW = (1, 2, 3, 16)
 MEASURES = ("nDCG@10", "RR@10")
 K, DEPTH, WHOLE_DEPTH = 10, 200, 1000
 
-Scores = npt.NDArray[np.float64]
+ScoreValues = npt.NDArray[np.float64]
 Docs = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -60,14 +60,14 @@ class QueryScores:
         weights: weights of dense and tokens.
     """
 
-    dense: Scores
-    tokens: Scores
+    dense: ScoreValues
+    tokens: ScoreValues
     by_dense: Docs
     by_tokens: Docs
     weights: tuple[float, float]
 
     @classmethod
-    def of(cls, dense: Scores, tokens: Scores, weights: tuple[float, float]) -> QueryScores:
+    def of(cls, dense: ScoreValues, tokens: ScoreValues, weights: tuple[float, float]) -> QueryScores:
         """Order all documents by each branch; ties go to the smaller number."""
         docs = np.arange(len(dense))
         matching = docs[tokens > 0]
@@ -80,18 +80,18 @@ class QueryScores:
         )
 
 
-def normalized(scores: Scores, listed: Scores) -> Scores:
+def normalized(scores: ScoreValues, listed: ScoreValues) -> ScoreValues:
     """Return scores over the best of the list, from 0 to 1, as the fusion `linear` does."""
     if not len(listed):
         return np.zeros(len(scores))
     lowest, highest = min(listed.min(), 0.0), listed.max()
     if lowest == highest:
         return np.where(scores >= highest, 1.0, 0.0)
-    scaled: Scores = np.minimum(np.maximum((scores - lowest) / (highest - lowest), 0.0), 1.0)
+    scaled: ScoreValues = np.minimum(np.maximum((scores - lowest) / (highest - lowest), 0.0), 1.0)
     return scaled
 
 
-def best_first(docs: Docs, scores: Scores) -> Docs:
+def best_first(docs: Docs, scores: ScoreValues) -> Docs:
     """Order documents by descending score; ties go to the smaller number."""
     return docs[np.lexsort((docs, -scores))]
 
@@ -124,7 +124,7 @@ def in_slots(encoded: Docs, places: Mapping[int, int]) -> Docs:
 
 def lexical_places(pending: Mask, tokens_list: Docs) -> dict[int, int]:
     """Return the places, from 0, that pending documents have in the tokens list."""
-    return {int(doc): place for place, doc in enumerate(tokens_list) if pending[doc]}
+    return {int(doc): rank for rank, doc in enumerate(tokens_list) if pending[doc]}
 
 
 def slots(query: QueryScores, pending: Mask) -> Docs:
@@ -168,9 +168,9 @@ def higher_of_both(query: QueryScores, pending: Mask) -> Docs:
     """Rank by slots, where a pending document has the better of its lexical place and that of `substituted`."""
     tokens_list = query.by_tokens[:DEPTH]
     places = lexical_places(pending, tokens_list)
-    for place, doc in enumerate(substituted(query, pending).tolist()):
+    for rank, doc in enumerate(substituted(query, pending).tolist()):
         if pending[doc]:
-            places[doc] = min(place, places.get(doc, place))
+            places[doc] = min(rank, places.get(doc, rank))
     return in_slots(fused(query, pending, tokens_list), places)
 
 
@@ -242,7 +242,7 @@ class Collection:
                 ]
         self.n_docs = len(self.doc_ids)
 
-    def measured(self, rule: Rule, pending: Sequence[Mask]) -> dict[str, Scores]:
+    def measured(self, rule: Rule, pending: Sequence[Mask]) -> dict[str, ScoreValues]:
         """Return each measure's values of the queries; one mask of the pending documents per query."""
         run: Run = {}
         for query, scores, mask in zip(self.queries, self.scores, pending, strict=True):
@@ -252,7 +252,7 @@ class Collection:
         result = evaluate(run, self.qrels, MEASURES)
         return {name: np.array(list(result.per_query[name].values())) for name in MEASURES}
 
-    def by_tokens(self) -> dict[str, Scores]:
+    def by_tokens(self) -> dict[str, ScoreValues]:
         """Return the values of the tokens branch alone."""
         return self.measured(lambda query, _: query.by_tokens[:K], [np.zeros(0, np.bool_)] * len(self.queries))
 

@@ -422,9 +422,9 @@ def test_pending_documents_keep_the_places_of_the_last_branch(
         else:
             lists.append({i: score for i, score in there.items() if score > 0})
     ids = [b"%09d" % i for i in range(data.n_docs)]
-    how = {"weights": weights, "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5, "fuses_last": fuses_last}
-    waiting = set(np.flatnonzero(pending).tolist())
-    expected = reference.search(lists, every, ids, excluded=excluded, pending=waiting, **how)  # type: ignore[arg-type]
+    how = {"weights": weights, "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5}
+    unfused = reference.Unfused(excluded, set(np.flatnonzero(pending).tolist()), fuses_last)
+    expected = reference.search(lists, every, ids, unfused=unfused, **how)  # type: ignore[arg-type]
     assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
     np.testing.assert_equal(columns_of(best), expected[2])
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,20 @@ Row: TypeAlias = tuple[int, float, list[Cell]]
 """A document of a ranking, its score, and its cell of each branch."""
 
 NO_SCORE: Cell = (math.nan, math.nan, 0)
+
+
+class Unfused(NamedTuple):
+    """Documents that are not fused.
+
+    Attributes:
+        excluded: documents that the query is not given.
+        pending: pending documents; None if no branch may find them.
+        fuses_last: whether the last branch is fused; otherwise it only ranks pending documents.
+    """
+
+    excluded: Collection[int] = ()
+    pending: Collection[int] | None = None
+    fuses_last: bool = True
 
 
 def invert(
@@ -175,14 +189,13 @@ def search(
     k: int,
     depth: int,
     rrf_k: float = 60.0,
-    excluded: Collection[int] = (),
-    pending: Collection[int] | None = None,
-    fuses_last: bool = True,
+    unfused: Unfused | None = None,
 ) -> tuple[list[int], list[float], list[list[Cell]]]:
     """Return the k best documents of one query, as `lightir.kernel.candidates.CandidateSearch.search` does.
 
     For each branch, `matches` holds the scores of the matching documents and `scores` those of all documents.
     """
+    excluded, pending, fuses_last = unfused or Unfused()
     n_listed = (k if len(matches) == 1 else depth) + len(excluded)
     lists = []
     for match in matches:
@@ -227,10 +240,10 @@ def _waiting(
     """Return the pending documents of the last list by their places among those that are not excluded."""
     ranks = {doc: rank for rank, doc in enumerate(lists[-1][0].tolist(), 1) if doc not in excluded}
     waiting: dict[int, Row] = {}
-    for place, (doc, rank) in enumerate(ranks.items(), 1):
+    for position, (doc, rank) in enumerate(ranks.items(), 1):
         score = float(lists[-1][1][rank - 1])
         if doc in pending:
-            waiting[place] = (doc, score, [NO_SCORE] * (len(lists) - 1) + [(score, math.nan, rank)])
+            waiting[position] = (doc, score, [NO_SCORE] * (len(lists) - 1) + [(score, math.nan, rank)])
     return waiting
 
 
