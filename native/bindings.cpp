@@ -18,6 +18,7 @@
 #include "dense.hpp"
 #include "dispatch.hpp"
 #include "errors.hpp"
+#include "graph.hpp"
 #include "parallel.hpp"
 #include "python_arrays.hpp"
 #include "sparse.hpp"
@@ -70,6 +71,7 @@ nb::tuple bind_sparse_top_k(nb::tuple postings, size_t vocab_size, size_t n_docs
     const Span<float> floats = values.span<float>();
     same_length("query_term_ids and query_weights", ids.size, floats.size);
     check_indptr(indptr, ids.size, "query_indptr");
+    if (n_docs >= most_documents) throw InvalidInput("more than 4,294,967,295 documents");
     const Allowed filter(allowed, n_docs);
     return with_weights(weights, [&](auto kind) {
         using W = decltype(kind);
@@ -125,6 +127,13 @@ nb::object bind_dense_pair_scores(nb::handle rows, nb::handle scales, nb::handle
     return to_numpy(std::move(scores));
 }
 
+void bind_check_graph(nb::handle stored, nb::handle empty, size_t n_rows) {
+    const Array graph(stored, "stored", 1), settings(empty, "empty", 1);
+    const Span<uint8_t> bytes = graph.span<uint8_t>(), wanted = settings.span<uint8_t>();
+    nb::gil_scoped_release released;
+    check_graph(bytes, wanted, n_rows);
+}
+
 // Translates C++ exceptions to those of lightir.errors.
 void translate(const std::exception_ptr& failure, void*) {
     const auto raise = [](const char* type, const char* text) {
@@ -155,6 +164,7 @@ NB_MODULE(_native, m) {
     m.def("dense_top_k", &bind_dense_top_k, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().none(), nb::arg().none());
     m.def("dense_pair_scores", &bind_dense_pair_scores, nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+    m.def("check_graph", &bind_check_graph);
     bind_search(m);
     bind_query(m);
     bind_expansions(m);

@@ -184,10 +184,15 @@ FusedTop in_places(const FusedTop& fused, const std::vector<Waiting>& waiting, s
     return out;
 }
 
+// Returns n + more, or the limit of the documents if that is less.
+size_t enlarged(size_t n, size_t more) {
+    return std::min(std::min(n, most_documents) + std::min(more, most_documents), most_documents);
+}
+
 // The ranking of one query.
 FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const CandidateOptions& options) {
     const Excluded excluded(options, query);
-    const size_t k = options.k + excluded.size(), depth = options.depth + excluded.size();
+    const size_t k = enlarged(options.k, excluded.size()), depth = enlarged(options.depth, excluded.size());
     if (branches.size() == 1 && options.also.size == 0) {
         const BranchList list = list_of(branches[0].queries->top(query, k, nullptr), options, k);
         return excluded.removed_from(single_branch(list, options.columns), options.k);
@@ -228,7 +233,7 @@ std::vector<FusedTop> search(const std::vector<SearchedBranch>& branches, size_t
         more = std::max(more, options.excluded_indptr[i] - options.excluded_indptr[i - 1]);
     }
     const bool alone = branches.size() == 1 && options.also.size == 0;
-    const size_t deepest = (alone ? options.k : options.depth) + static_cast<size_t>(more);
+    const size_t deepest = enlarged(alone ? options.k : options.depth, static_cast<size_t>(more));
     for (const SearchedBranch& branch : branches) branch.queries->prepare(deepest, options.n_threads);
     std::vector<FusedTop> rankings(n_queries);
     parallel_for(n_queries, options.n_threads, [&](size_t query) { rankings[query] = ranked(branches, query, options); });

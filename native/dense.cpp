@@ -169,6 +169,7 @@ std::vector<std::vector<Hit>> dense_top_k(const Matrix& rows, const float* queri
                                           const float* floors) {
     check_finite(queries, n_queries, dim);
     std::vector<std::vector<Hit>> hits(n_queries);
+    k = std::min(k, rows.n_rows);
     if (k == 0 || rows.n_rows == 0 || n_queries == 0) return hits;
     const Copies none;
     // A group of queries shares each tile of rows. If there are fewer groups than threads, the rows are divided too.

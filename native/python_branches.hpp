@@ -75,6 +75,8 @@ public:
             const auto parts_of = nb::cast<nb::tuple>(part);
             owners_.push_back(nb::borrow(part));
             rows_.emplace_back(new Rows(parts_of[0], parts_of[1], "rows"));
+            const size_t number = segments_.size() - 1;
+            same_length("rows and documents", rows_.back()->matrix.n_rows, firsts_[number + 1] - firsts_[number]);
             copies_.emplace_back(new CopiesOf(parts_of[2], rows_.back()->matrix));
             segments_.back() = {true, rows_.back()->matrix, copies_.back()->copies};
         }

@@ -97,7 +97,7 @@ template <typename T>
 void fetch(const T* array, int64_t first, int64_t last) {
     constexpr uint64_t line = 64, most = 16;
     const uint64_t begin = reinterpret_cast<uint64_t>(array) + sizeof(T) * static_cast<uint64_t>(first);
-    const uint64_t n_bytes = sizeof(T) * static_cast<uint64_t>(last - first);
+    const uint64_t n_bytes = sizeof(T) * (static_cast<uint64_t>(last) - static_cast<uint64_t>(first));
     for (uint64_t i = 0; i < std::min(n_bytes / line + 1, most); ++i) {
         __builtin_prefetch(reinterpret_cast<const void*>(begin + line * i));
     }
@@ -436,6 +436,7 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
                                              const float* queries, size_t n_queries, size_t dim, size_t k,
                                              size_t n_threads, const std::vector<Bitmap>& allowed) {
     std::vector<std::vector<Hit>> found(n_queries);
+    k = std::min<size_t>(k, firsts[segments.size()]);
     constexpr float lowest = -std::numeric_limits<float>::infinity();
     std::vector<KthBest> best(n_queries, KthBest(k, lowest));
     std::vector<float> floors(n_queries, lowest);
@@ -459,13 +460,14 @@ std::vector<std::vector<Hit>> segments_top_k(const FirstOrds& firsts, const std:
 std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<SparseSegment>& segments,
                                 const SegmentedQuery& query, const Saturation& saturation, size_t k,
                                 const std::vector<Bitmap>& allowed, Watched* watched) {
-    const size_t n_docs = firsts[segments.size()], most = std::min(k, n_docs);
+    const size_t n_docs = firsts[segments.size()];
+    k = std::min(k, n_docs);
     std::vector<SegmentList> lists;
     lists.reserve(segments.size());
     for (size_t s = 0; s < segments.size(); ++s) {
         const double part = static_cast<double>(firsts[s + 1] - firsts[s]) / std::max(1.0, static_cast<double>(n_docs));
         lists.emplace_back(segments[s], terms_of(query, s), firsts[s], saturation.mean, allowed[s],
-                           static_cast<double>(most) * part);
+                           static_cast<double>(k) * part);
     }
     if (std::all_of(lists.begin(), lists.end(), [](const SegmentList& list) { return list.exact(); })) {
         std::vector<SparsePart> parts;
@@ -477,7 +479,7 @@ std::vector<Hit> segments_top_k(const FirstOrds& firsts, const std::vector<Spars
     KthBest best_so_far(k, 0.0f);
     for (SegmentList& list : lists) {
         if (list.current()) list.ask(k, best_so_far.value());
-        else list.ask(most + most / 8 + 16, 0.0);
+        else list.ask(k + k / 8 + 16, 0.0);
         for (const Hit& hit : list.hits()) best_so_far.add(static_cast<float>(list.lowest(hit)));
     }
     const SparseScorer scorer(firsts, segments, query, saturation);

@@ -454,6 +454,7 @@ OwnedPostings<W> invert(const SparseRows<W>& rows, size_t vocab_size, size_t n_d
 template <typename W>
 std::vector<Hit> sparse_top_k(const PostingsView<W>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                               float floor) {
+    k = std::min(k, postings.n_docs);
     const float lowest = std::max(0.0f, just_below(floor));
     std::vector<Cursor> cursors = open_cursors(postings, sorted_query(query));
     if (k == 0 || cursors.empty()) return {};
@@ -497,6 +498,7 @@ std::vector<Hit> walk_segments(const std::vector<SparsePart>& parts, size_t n_do
 
 std::vector<Hit> sparse_top_k(const std::vector<SparsePart>& parts, size_t n_docs, size_t k, Watched* watched) {
     if (watched != nullptr) watched->scores.assign(watched->doc_ords.size(), 0.0f);
+    k = std::min(k, n_docs);
     return k == 0 ? std::vector<Hit>{} : walk_segments(parts, n_docs, k, watched, true);
 }
 
@@ -528,6 +530,7 @@ void round_weights(std::vector<QueryTerm>& terms, double step, CoarseTop& out) {
 
 CoarseTop coarse_top_k(const PostingsView<uint8_t>& postings, const SparseQuery& query, size_t k, Bitmap allowed,
                        double floor, bool binary) {
+    k = std::min(k, postings.n_docs);
     std::vector<QueryTerm> terms = sorted_query(query);
     const auto weighs_nothing = [](const QueryTerm& term) { return term.weight == 0.0f; };
     terms.erase(std::remove_if(terms.begin(), terms.end(), weighs_nothing), terms.end());

@@ -19,13 +19,16 @@ inline float just_below(float floor) {
     return std::nextafter(floor, -std::numeric_limits<float>::infinity());
 }
 
+// doc_ords have 32 bits. A larger k means all documents, and sums with it must not overflow.
+constexpr size_t most_documents = size_t{1} << 32;
+
 // Collects the k best of a stream of ascending doc_ords, ordered by descending score, then ascending doc_ord.
 class TopK {
 public:
     // lowest: scores at or below it are rejected; NaN accepts all. slack: also keep scores less than this below the k-th
     // best. ties: also keep scores equal to the k-th; the caller must then call end_segment.
     TopK(size_t k, float lowest, float slack = 0.0f, bool ties = false)
-        : k_(k), slack_(slack), ties_(ties), threshold_(lowest) {}
+        : k_(std::min(k, most_documents)), slack_(slack), ties_(ties), threshold_(lowest) {}
 
     // A later document must score above this. A tie is rejected because its doc_ord is larger, unless ties are kept.
     float threshold() const { return threshold_; }

@@ -9,6 +9,7 @@ They check their arguments: a wrong dtype, shape, order or id raises InvalidInpu
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -272,6 +273,20 @@ def dense_pair_scores(
     return _native.dense_pair_scores(rows, scales, doc_ords, query)
 
 
+def check_graph(stored: npt.NDArray[np.uint8], empty: npt.NDArray[np.uint8], *, n_rows: int) -> None:
+    """Check that a search of a stored usearch graph stays inside its bytes, whoever wrote them.
+
+    Args:
+        stored: (n_bytes,) uint8, the graph as usearch saves it.
+        empty: bytes that usearch saves for an empty graph with the same settings.
+        n_rows: exclusive upper bound of the keys.
+
+    Raises:
+        FormatError: a size, level, key, entry point or neighbor is out of bounds, or the settings differ.
+    """
+    _native.check_graph(stored, empty, _count("n_rows", n_rows))
+
+
 def mean_rows(
     table: Rows | npt.NDArray[np.uint16],
     token_ids: npt.NDArray[np.uint32],
@@ -296,10 +311,12 @@ def mean_rows(
     Returns:
         (n, dim) float32; zeros for a query without tokens.
     """
-    _threads(threads)
+    threads = _threads(threads)
     if not isinstance(table, np.ndarray) or table.ndim != 2:
         raise InvalidInput("table must be a numpy array of 2 dimensions")
     width = table.shape[1] if dim is None else _count("dim", dim)
+    if width > table.shape[1]:
+        raise InvalidInput(f"the table is {table.shape[1]} wide, which is less than dim {width}")
     out = np.empty((max(len(indptr) - 1, 0), width), dtype=np.float32)
     _native.mean_rows(table, scales, token_ids, indptr, normalize, threads, out)
     return out
@@ -355,14 +372,14 @@ def _count(name: str, value: int) -> int:
     value = _whole(name, value)
     if value < 0:
         raise InvalidInput(f"{name} must not be negative, but is {value}")
-    return value
+    return min(value, sys.maxsize)  # what the compiled module takes; more than any array has
 
 
 def _threads(value: int) -> int:
     value = _whole("threads", value)
     if value < 1:
         raise InvalidInput(f"threads must be at least 1, but is {value}")
-    return value
+    return min(value, sys.maxsize)
 
 
 def _whole(name: str, value: int) -> int:
