@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +306,40 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
             FormatError, match=r"graph\.bin is damaged: its checksum .* Index\.open\(exact=True\) or --exact"
         ),
     ):
+        dense_top(index, query, 5)
+    with Index.open(tmp_path / "index", exact=True) as index:
+        assert len(dense_top(index, query, 5)[0]) == 5
+
+
+def test_a_graph_with_patched_numbers_ends_no_process() -> None:
+    """Whoever patches a graph can patch its checksum too: 40 numbers of each kind, each with 14 values."""
+    pytest.importorskip("usearch")
+    script = Path(__file__).with_name("patched_graphs.py")
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    kinds = dict(re.findall(r"^(.*): (\d+) refused", run.stdout, re.MULTILINE))
+    assert {*kinds} >= {"matrix", "head", "header", "levels", "key", "level", "count 0", "slot 0", "count 1", "slot 1"}
+    assert all(int(refused) > 0 for refused in kinds.values())
+
+
+@pytest.mark.usefixtures("small_graphs")
+def test_a_patched_graph_with_a_right_checksum_is_refused(tmp_path: Path) -> None:
+    build(tmp_path / "index", shard(unit_rows(N, 1)))
+    (path,) = (tmp_path / "index").rglob("graph.bin")
+    content = bytearray(path.read_bytes())
+    content[-4:] = b"\xff\xff\xff\xff"  # the last node's last slot
+    node = len(content) - 10 - 4 * 33
+    content[node + 10 : node + 14] = (32).to_bytes(4, "little")  # all of its slots are in use
+    path.write_bytes(content)
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest["files"]["graph.bin"]["sha256"] = hashlib.sha256(content).hexdigest()
+    signed = json.dumps(manifest).encode()
+    (path.parent / "manifest.json").write_bytes(signed)
+    with closing(sqlite3.connect(tmp_path / "index" / "store.sqlite")) as connection, connection:
+        connection.execute("UPDATE segments SET manifest_sha256 = ?", (hashlib.sha256(signed).hexdigest(),))
+    query = np.ones((1, DIM), np.float32)
+    refused = r"links to one outside the graph.* Index\.open\(exact=True\) or --exact"
+    with Index.open(tmp_path / "index") as index, pytest.raises(FormatError, match=refused):
         dense_top(index, query, 5)
     with Index.open(tmp_path / "index", exact=True) as index:
         assert len(dense_top(index, query, 5)[0]) == 5

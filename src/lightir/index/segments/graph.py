@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.errors import MissingExtra
+from lightir.errors import FormatError, MissingExtra
 from lightir.vectors import Floats
 
 NEIGHBORS = 16
@@ -114,14 +114,21 @@ class Graph:
     ) -> None:
         """Open the bytes of `build_graph`; the arrays may be memory-mapped.
 
+        usearch follows the links of a graph without checking them, so all of them are checked first.
+
         Raises:
+            FormatError: a link, key, level or size of the graph is out of bounds, or its version is unknown.
             MissingExtra: usearch is not installed.
         """
         self.facts = facts
         self._rows, self._scales = rows, scales
         self._stored = stored  # the view below does not keep a reference
         self._index = _new(rows.shape[1], facts.element)
-        self._index.view(memoryview(stored))  # type: ignore[arg-type]
+        kernel.check_graph(stored, np.frombuffer(self._index.save(), np.uint8), n_rows=len(rows))
+        try:
+            self._index.view(memoryview(stored))  # type: ignore[arg-type]
+        except RuntimeError as error:
+            raise FormatError(f"usearch cannot read the graph, which {facts.library} wrote: {error}") from None
 
     def serves(self, k: int, n_allowed: int) -> bool:
         """Return whether a search for k of n_allowed documents should use the graph; if not, a scan costs no more."""

@@ -155,7 +155,8 @@ class Segment:
     def graph(self) -> Graph | None:
         """The graph over the dense rows; None without graphs, or for a small segment.
 
-        The checksum of its file is verified first, once per process, because usearch does not check bounds.
+        The checksum of its file and the bounds of its links are verified first, once per process, because usearch does
+        not check bounds.
 
         Raises:
             FormatError: the graph is damaged.
@@ -163,12 +164,15 @@ class Segment:
         """
         if "graph" not in self.manifest or self.dense is None:
             return None
+        rows, scales = self.dense
         try:
             self._verify_file("graph.bin")
+            facts = GraphFacts(**self.manifest["graph"])
+            if not 0 < facts.documents <= len(rows):
+                raise FormatError(f"the manifest counts {facts.documents} documents in a graph over {len(rows)} rows")
+            return Graph(self.array("graph.hnsw"), rows, scales, facts)
         except FormatError as error:
             raise FormatError(f"{error}; to search without the graph, use Index.open(exact=True) or --exact") from None
-        rows, scales = self.dense
-        return Graph(self.array("graph.hnsw"), rows, scales, GraphFacts(**self.manifest["graph"]))
 
     @cached_property
     def sparse(self) -> SparseBranch | None:
