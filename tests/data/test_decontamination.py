@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,8 @@ from lightir.data import (
     TrainingSet,
     decontaminate,
     decontaminate_sets,
+    decontamination,
+    near_duplicates,
     open_triples,
 )
 from lightir.data.decontamination import RelevantDocuments, Sample
@@ -240,15 +242,49 @@ def test_training_sets_lose_what_is_close_to_any_split_but_train(beir: Path) -> 
     assert len(clean[0]) == 0  # "question number" is common to all
 
 
-def test_it_is_not_quadratic() -> None:
-    def seconds(n: int) -> float:
-        train = [Query(str(i), f"word{i} word{i + 1} word{i + 2} thing") for i in range(n)]
-        test = [Query(str(i), f"other{i} word{3 * i} other{i + 1} thing") for i in range(n)]
-        start = time.process_time()
-        decontaminate({"a": train}, {"b": test})
-        return time.process_time() - start
+class CountingList(list):
+    """A list that counts how often an item is read."""
 
-    assert seconds(8000) < 24 * max(seconds(1000), 0.02)  # quadratic: 64 times
+    reads = 0
+
+    def __getitem__(self, position):
+        CountingList.reads += 1
+        return super().__getitem__(position)
+
+
+class CountingDuplicates(NearDuplicates):
+    """Counts the texts that a text is compared with."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self._hashes, self._tokens = CountingList(self._hashes), CountingList(self._tokens)
+
+
+def test_it_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing all pairs would be 1,600 comparisons per query and part of its rule; "thing" is in every text."""
+    n = 1600
+    monkeypatch.setattr(decontamination, "NearDuplicates", CountingDuplicates)
+    train = [Query(str(i), f"word{i} word{i + 1} word{i + 2} thing") for i in range(n)]
+    test = [Query(str(i), f"other{i} word{3 * i} other{i + 1} thing") for i in range(n)]
+    CountingList.reads = 0
+    decontaminate({"a": train}, {"b": test})
+    assert 0 < CountingList.reads < 10 * n
+
+
+@pytest.mark.parametrize("max_hamming", [0, 1, 3, 8])
+def test_every_hash_within_the_distance_is_found(monkeypatch: pytest.MonkeyPatch, max_hamming: int) -> None:
+    """Whichever bits differ, also one in each of as many equal parts of the hash as there are differing bits."""
+    rng = np.random.default_rng(5)
+    flips = [rng.choice(64, max_hamming, replace=False).tolist() for _ in range(200)]
+    flips.append([64 * part // max(max_hamming, 1) for part in range(max_hamming)])
+    base = 0x9E3779B97F4A7C15
+    hashes = {f"word{i}": base ^ sum(1 << bit for bit in bits) for i, bits in enumerate(flips)}
+    hashes["far"] = base ^ ((1 << (max_hamming + 1)) - 1)
+    monkeypatch.setattr(near_duplicates, "simhash", lambda features, md5: hashes.get(features[0], base))
+    rules = DuplicateRules(min_jaccard=0.0, max_hamming=max_hamming)  # no words
+    index = NearDuplicates([Query(text, text) for text in hashes], rules)
+    matches = {match.position: match.value for match in index.matches("something else")}
+    assert matches == dict.fromkeys(range(len(flips)), float(max_hamming))
 
 
 @pytest.mark.data
