@@ -15,8 +15,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: setup demo test test-light test-lowest test-lowest-light test-lowest-train lock-lowest test-native check bench \
-	docs wheel-check clean
+.PHONY: setup demo test test-light test-lowest test-lowest-light test-lowest-train lock-lowest test-native test-threads \
+	fuzz check bench docs wheel-check clean
 
 setup: $(STAMP)
 
@@ -86,12 +86,32 @@ define lock_lowest
 		pyproject.toml requirements/tests.in
 endef
 
+CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	-DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DLIGHTIR_NATIVE_TESTS=ON
+
 # The C++ unit tests with address and undefined-behaviour sanitizers.
 test-native: setup
-	$(BIN)/cmake -S . -B build/native-tests -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
-		-DLIGHTIR_NATIVE_TESTS=ON -DLIGHTIR_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(CMAKE) -B build/native-tests -DLIGHTIR_SANITIZE=ON
 	$(BIN)/cmake --build build/native-tests
 	$(BIN)/ctest --test-dir build/native-tests --output-on-failure
+
+# The threaded functions of the kernel with the thread sanitizer.
+test-threads: setup
+	$(CMAKE) -B build/thread-tests -DLIGHTIR_SANITIZE_THREADS=ON
+	$(BIN)/cmake --build build/thread-tests --target lightir_threads_tests
+	$(BIN)/ctest --test-dir build/thread-tests --output-on-failure -R threads
+
+# Random, malformed and damaged arguments of the extension with the sanitizers of test-native, against its twins in Python.
+# The C++ library is loaded first too: the sanitizer looks for its functions when it starts.
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 0
+fuzz: setup
+	$(CMAKE) -B build/native-tests -DLIGHTIR_SANITIZE=ON
+	$(BIN)/cmake --build build/native-tests --target _native
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc \
+		$(BIN)/python tests/kernel/fuzz.py --native build/native-tests/_native*.so \
+		--seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 check: setup
 	$(BIN)/ruff check .
