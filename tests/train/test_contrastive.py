@@ -155,6 +155,8 @@ BRANCHES = {
         "losses.symmetric": 0,
         "losses.dense": 0,
         "losses.dense_alignment": 0,
+        "losses.sparse_alignment": 0,
+        "losses.dims": [],
     },
     "both sides sparse": {"losses.symmetric_sparse": 1},
     "both ways, light queries untrained": {"model.attention": "bidirectional", "losses.dense": 0},
