@@ -318,12 +318,21 @@ def cases(calls: Calls) -> Iterator[Case]:
                     yield Case(change, call, NEVER if stays else call, error, closes, with_reader)
 
 
+def of_deletion(calls: Calls) -> list[Case]:
+    """Return the cases of all flushes of `delete`, whose commit adds no segment that a new writer would remove."""
+    return [
+        case
+        for case in cases(calls)
+        if case.change == "delete" and calls["delete", case.with_reader][case.first - 1] == "f"
+    ]
+
+
 def chosen(calls: Calls, every: int) -> list[Case]:
     """Return each `every`-th case, and those of the last flushes of `add`, one of which is that of the commit."""
     whole = list(cases(calls))
     last = {reader: [i for i, letter in enumerate(calls["add", reader], 1) if letter == "f"][-3:] for reader in (0, 1)}
     at_commit = [case for case in whole if case.change == "add" and case.first in last[case.with_reader]]
-    return list(dict.fromkeys([*whole[::every], *at_commit]))
+    return list(dict.fromkeys([*whole[::every], *at_commit, *of_deletion(calls)]))
 
 
 def main(root: Path, every: int) -> dict[str, object]:

@@ -17,6 +17,7 @@ from lightir.errors import IndexLocked, WriteFailed
 LOCK_FILE = "writer.lock"
 BRIEF_WAIT_S = 10.0
 POLL_S = 0.01
+DESCRIPTION_CHARACTERS = 4096
 
 
 class WriterLock:
@@ -41,13 +42,15 @@ class WriterLock:
         self._holder = os.getpid()
         self._path = folder / LOCK_FILE
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}
+        self._description = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}
+        existed = self._path.exists()
         try:
             self._file = self._taken(time.monotonic() + wait_s)
             try:
-                self._file.truncate(0)
-                self._file.write(json.dumps(holder))
-                self._file.flush()
+                before = _read(self._file)
+                self.was_abandoned = (existed or bool(before)) and not before.get("closed", False)
+                """Whether the last holder did not close the index cleanly, so that its last commit may be undecided."""
+                self._describe(self._description)
             except BaseException:
                 with contextlib.suppress(OSError):  # closing flushes the text that could not be written
                     self._file.close()
@@ -64,6 +67,7 @@ class WriterLock:
                 file, before = self._path.open("a+", encoding="utf-8"), None
                 continue
             holder = _read(file)
+            holder = {} if holder.get("closed") else holder
             # Read twice: a holder locks the file before it writes its name; until then the file names the last holder.
             stays = holder == before and not holder.get("brief", not holder)
             if stays or time.monotonic() > deadline:
@@ -79,15 +83,27 @@ class WriterLock:
         """Whether the folder still has this lock: the index was neither removed nor replaced."""
         return _leads_to(self._path, self._file)
 
-    def release(self) -> None:
+    def _describe(self, holder: dict[str, Any]) -> None:
+        self._file.truncate(0)
+        self._file.write(json.dumps(holder))
+        self._file.flush()
+
+    def release(self, *, clean: bool = False) -> None:
         """Release the lock.
+
+        Args:
+            clean: record that no commit of this or an earlier holder is undecided.
 
         A forked process keeps the file open and with it the lock, so the file is unlocked explicitly, but only by the
         process that holds the lock.
         """
         if os.getpid() == self._holder and not self._file.closed:
+            if clean:
+                with contextlib.suppress(OSError):  # the next holder then settles what is not undecided
+                    self._describe({**self._description, "closed": True})
             fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing flushes what could not be written
+            self._file.close()
 
 
 def _locked(file: IO[str]) -> bool:
@@ -108,7 +124,7 @@ def _read(file: IO[str]) -> dict[str, Any]:
     """Return the description of the holder; empty before the holder has written it."""
     file.seek(0)
     with contextlib.suppress(ValueError):
-        holder = json.loads(file.read())
+        holder = json.loads(file.read(DESCRIPTION_CHARACTERS))
         if isinstance(holder, dict):
             return holder
     return {}

@@ -134,6 +134,8 @@ class IndexWriter:
         try:
             store = Store.open_for_writing(folder / STORE_FILE)
             try:
+                if lock.was_abandoned:
+                    store.settle()
                 view = View(folder, store)
                 _remove_unlisted(folder, view)
                 return cls(folder, lock, store, view)
@@ -147,8 +149,9 @@ class IndexWriter:
     def close(self) -> None:
         """Close the index and release the writer lock."""
         with self._threads:
+            clean = not self._is_outdated and (self._store.is_settled or not self._lock.was_abandoned)
             self._store.close()
-            self._lock.release()
+            self._lock.release(clean=clean)
 
     def __enter__(self) -> IndexWriter:
         return self
