@@ -357,6 +357,7 @@ def measured_recall(engine: Engine, queries: Sequence[Any], k: int, truths: Sequ
 
 def sparse_truths(task: data.SparseTask) -> Truths:
     """Return true rankings by the kernel's inner products with the documents' rows."""
+
     def truths(queries: Sequence[data.Query], k: int) -> list[Truth]:
         documents, postings, listed = task.documents, task.documents.invert(), []
         rows = SparseRows(documents.indptr, documents.term_ids, documents.weights, postings)

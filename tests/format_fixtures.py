@@ -28,8 +28,16 @@ def unpack(release: str, name: str, out: Path) -> Path:
 
 
 def expected(release: str) -> dict[str, Any]:
-    """Return what a release read and found in its folders."""
+    """Return what a release read and found in its folders, with the runs that a later release changed on purpose.
+
+    `changed.json` lists these runs, each with its reason, in place of those of the same index and options.
+    """
     content: dict[str, Any] = json.loads((FORMATS / release / "expected.json").read_text(encoding="utf-8"))
+    path = FORMATS / release / "changed.json"
+    changed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    runs = {(search["index"], *search["options"]): search["run"] for search in changed}
+    for search in content["searches"]:
+        search["run"] = runs.get((search["index"], *search["options"]), search["run"])
     return content
 
 

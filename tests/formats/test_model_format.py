@@ -88,6 +88,6 @@ def test_the_script_writes_the_fixtures_of_this_version(tmp_path: Path) -> None:
     out = tmp_path / "fixtures"
     subprocess.run([sys.executable, FORMATS / "make.py", out], check=True, capture_output=True, text=True)
     newest = FORMATS / RELEASES[-1]
-    assert {path.name for path in out.iterdir()} >= {path.name for path in newest.iterdir()}
+    assert {path.name for path in out.iterdir()} >= {path.name for path in newest.iterdir()} - {"changed.json"}
     fixtures = json.loads((out / "expected.json").read_text())
     assert [search["options"] for search in fixtures["searches"]]

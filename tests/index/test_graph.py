@@ -312,7 +312,7 @@ def test_a_damaged_graph_is_named_before_it_is_walked(tmp_path: Path, at: float)
 
 
 def test_a_graph_with_patched_numbers_ends_no_process() -> None:
-    """Whoever patches a graph can patch its checksum too: 40 numbers of each kind, each with 14 values."""
+    """A patched graph may come with a patched checksum: 40 numbers of each kind, each with 14 values."""
     pytest.importorskip("usearch")
     script = Path(__file__).with_name("patched_graphs.py")
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -49,11 +49,11 @@ def bitmap(rng: Generator, n: int) -> np.ndarray | None:
 def damage(rng: Generator, array: np.ndarray) -> np.ndarray:
     """Return a copy with some numbers replaced by extreme ones; sizes and dtypes stay."""
     out = array.copy()
-    for place in rng.integers(0, max(out.size, 1), rng.integers(1, 4)):
+    for position in rng.integers(0, max(out.size, 1), rng.integers(1, 4)):
         if out.size and out.dtype.kind == "f":
-            out.flat[place] = rng.choice([np.nan, np.inf, -np.inf, -1.0, 3e38, 1e-45])
+            out.flat[position] = rng.choice([np.nan, np.inf, -np.inf, -1.0, 3e38, 1e-45])
         elif out.size:
-            out.flat[place] = np.array(EXTREMES[rng.integers(len(EXTREMES))], np.int64).astype(out.dtype)
+            out.flat[position] = np.array(EXTREMES[rng.integers(len(EXTREMES))], np.int64).astype(out.dtype)
     return out
 
 
@@ -198,11 +198,11 @@ class Cases:
             (self.candidates.normalize, [scales, scales, np.ones(5, np.int64)], {"scale": "max"}),
         ]
         call, positional, named = calls[rng.integers(len(calls))]
-        place = int(rng.integers(len(positional) + len(named)))
-        if place < len(positional):
-            positional[place] = malform(rng, positional[place])
+        position = int(rng.integers(len(positional) + len(named)))
+        if position < len(positional):
+            positional[position] = malform(rng, positional[position])
         else:
-            name = list(named)[place - len(positional)]
+            name = list(named)[position - len(positional)]
             named[name] = malform(rng, named[name])
         with contextlib.suppress(self.mistakes):
             call(*positional, **named)

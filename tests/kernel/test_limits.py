@@ -64,8 +64,8 @@ def test_rounded_sums_of_many_small_weights_do_not_overflow(n_small: int, binary
     weights = np.full(n_small + 1, 1e-6, np.float32)
     weights[-1] = 1.0
     query = segments.queries(np.array([0, n_small + 1]), np.arange(n_small + 1, dtype=np.uint32), weights)
-    (found,) = CandidateSearch([BoundBranch("sparse", segments)], scale="none").search([query], Request(1, 1))
-    assert found.doc_ords.tolist() == [best]
+    (candidates,) = CandidateSearch([BoundBranch("sparse", segments)], scale="none").search([query], Request(1, 1))
+    assert candidates.doc_ords.tolist() == [best]
 
 
 @pytest.mark.usefixtures("level")

@@ -118,9 +118,9 @@ def in_slots(
     unplaced_encoded, unplaced_pending = list(encoded), [pair for pair in by_tokens if pair[0] in pending]
     ranking: list[tuple[str, float]] = []
     while unplaced_encoded or unplaced_pending:
-        place = len(ranking)
-        at_place = by_tokens[place] if place < len(by_tokens) else None
-        if not unplaced_encoded or at_place in unplaced_pending:
+        slot = len(ranking)
+        at_slot = by_tokens[slot] if slot < len(by_tokens) else None
+        if not unplaced_encoded or at_slot in unplaced_pending:
             doc_id, score = unplaced_pending.pop(0)
             before = [score for i, score in ranking if i not in pending] or [score for _, score in encoded[:1]]
             ranking.append((doc_id, before[-1] if before else score))

@@ -32,17 +32,17 @@ def test_places_by_definition(by_tokens: list[int], pending: set[int], fused: li
     """A pending document has its lexical place, or a better one only where no fused document is left to fill it."""
     listed = by_tokens[:n_listed]
     encoded = [doc for doc in fused if doc not in pending]
-    waiting = {place: (doc, -1.0 * place, []) for place, doc in enumerate(listed, 1) if doc in pending}
+    waiting = {slot: (doc, -1.0 * slot, []) for slot, doc in enumerate(listed, 1) if doc in pending}
     rows = reference.in_places([(doc, 9.0 - i, []) for i, doc in enumerate(encoded)], dict(waiting))
     docs, scores = [row[0] for row in rows], [row[1] for row in rows]
     assert [doc for doc in docs if doc not in pending] == encoded
     assert [doc for doc in docs if doc in pending] == [doc for doc in listed if doc in pending]
     n_fused = 0
-    for place, doc in enumerate(docs, 1):
+    for slot, doc in enumerate(docs, 1):
         n_fused += doc not in pending
         if doc in pending:
-            assert place <= listed.index(doc) + 1
-            assert place == listed.index(doc) + 1 or n_fused == len(encoded)
+            assert slot <= listed.index(doc) + 1
+            assert slot == listed.index(doc) + 1 or n_fused == len(encoded)
     assert scores == sorted(scores, reverse=True)
 
 
@@ -129,11 +129,11 @@ def test_pending_documents_keep_their_places_in_the_tokens_branch(
         pending = set(index.view.pending())
         searcher = Searcher(index, encoder())
         ranked, by_tokens = ids_by(searcher, mode=mode, fusion=fusion), ids_by(searcher, mode="tokens")
-        n_encoded_before = [sum(i not in pending for i in ranked[:place]) for place in range(len(ranked))]
+        n_encoded_before = [sum(i not in pending for i in ranked[:slot]) for slot in range(len(ranked))]
         for doc_id in pending & set(by_tokens):
-            place = ranked.index(doc_id)
-            all_before = n_encoded_before[place] == sum(i not in pending for i in ranked)
-            assert place == by_tokens.index(doc_id) or (place < by_tokens.index(doc_id) and all_before)
+            slot = ranked.index(doc_id)
+            all_before = n_encoded_before[slot] == sum(i not in pending for i in ranked)
+            assert slot == by_tokens.index(doc_id) or (slot < by_tokens.index(doc_id) and all_before)
         for k in (1, 3, 10):
             assert ids_by(searcher, k, mode=mode, fusion=fusion) == ranked[:k]
 
@@ -262,8 +262,8 @@ def test_excluded_documents_do_not_count_for_the_places(half: Index, first: int)
         rest: Sequence[str] = [i for i in by_tokens if i not in excluded]
         ranked = ids_by(searcher, 8, mode="dense+tokens", exclude=excluded)
         assert not set(excluded) & set(ranked)
-        for place, doc_id in enumerate(rest[:8]):
-            assert (ranked[place] == doc_id) or doc_id not in pending
+        for slot, doc_id in enumerate(rest[:8]):
+            assert (ranked[slot] == doc_id) or doc_id not in pending
 
 
 def test_a_pending_document_outside_the_lists_is_explained(half: Index) -> None:

@@ -91,7 +91,7 @@ def test_an_index_of_tokens_is_searched_by_tokens(tokens_only: Index) -> None:
     [
         ({"mode": "hybrid"}, "two branches; the index has tokens"),
         ({"mode": "dense"}, "no dense branch; it has tokens"),
-        ({"mode": "beta"}, "'beta' is unknown"),
+        ({"mode": "gamma"}, "'gamma' is unknown"),
         ({"mode": "tokens+tokens"}, r"'tokens\+tokens' names tokens twice"),
         ({"mode": ("dense", "sparse", "dense")}, "names dense twice"),
         ({"mode": "hybrid+hybrid"}, "names hybrid twice"),

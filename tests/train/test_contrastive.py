@@ -327,7 +327,7 @@ def test_a_time_budget_ends_a_run(recipe: ContrastiveRecipe, tmp_path: Path) -> 
 
 
 def test_a_weight_of_zero_leaves_the_part_out(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
-    losses = dataclasses.replace(recipe.losses, symmetric=0.0, flops=0.0, sparse=0.0)
+    losses = dataclasses.replace(recipe.losses, symmetric=0.0, flops=0.0, sparse=0.0, dense_alignment=0.0)
     out = train(dataclasses.replace(recipe, losses=losses), tmp_path / "model", device="cpu")
     step = next(record for record in records(out) if "loss" in record)
     assert "dense" in step

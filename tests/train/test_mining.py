@@ -232,13 +232,13 @@ def test_a_recipe_mines_negatives_without_answers_beside_others(recipe: Contrast
     lines = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
     answered = [{**line, "metadata": {"answers": ["River alone"]}} for line in lines]
     (folder / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in answered))
-    found = {}
+    negatives = {}
     for name in ("bm25", "bm25-without-answers"):
         data = (dataclasses.replace(recipe.data[0], name=str(folder), negatives=name),)
         (path,) = negatives_files(dataclasses.replace(recipe, data=data), tmp_path)
-        found[name] = read_negatives(cast(Path, path))
-    assert "alpha-river" in found["bm25"]["piano-0"]
-    assert set(found["bm25-without-answers"]["piano-0"]) == set(found["bm25"]["piano-0"]) - {"alpha-river"}
+        negatives[name] = read_negatives(cast(Path, path))
+    assert "alpha-river" in negatives["bm25"]["piano-0"]
+    assert set(negatives["bm25-without-answers"]["piano-0"]) == set(negatives["bm25"]["piano-0"]) - {"alpha-river"}
 
 
 def test_negatives_are_mined_again_when_queries_or_judgements_change(recipe: ContrastiveRecipe, tmp_path: Path) -> None:

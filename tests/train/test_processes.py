@@ -1,4 +1,4 @@
-"""What several processes exchange: gradients, values, and the wait for work that one of them does alone."""
+"""Exchanges between processes: gradients, values, and the wait for work that one of them does alone."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _averaged_gradient(tensor: Tensor) -> Tensor:
 
 
 def test_collectives_are_called_in_one_module() -> None:
-    """A collective elsewhere would pass its tensor as it is, which NCCL refuses if it lies in main memory."""
+    """A collective elsewhere would pass a tensor in main memory to NCCL, which refuses it."""
     root = Path(lightir.train.__file__).parent
     outside = []
     for path in sorted(root.rglob("*.py")):

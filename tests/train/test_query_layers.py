@@ -98,7 +98,7 @@ def test_the_model_encodes_queries_as_it_was_trained(first_layer: ContrastiveRec
     torch.testing.assert_close(torch.from_numpy(dense), first_layer_vectors(model, texts), rtol=1e-4, atol=1e-5)
     whole = vectors(model, texts, queries=True)
     assert float((whole - torch.from_numpy(dense)).abs().max()) > 0.01
-    with pytest.raises(InvalidInput, match="layers of their own: it has no light queries"):
+    with pytest.raises(InvalidInput, match=r"layers of their own, .*: it has no light queries"):
         model.token_vectors(torch.tensor([5]))
     with pytest.raises(InvalidInput, match="reads queries with 1 layers only, which a teacher cannot"):
         load_teacher(out)

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dense-dim",
         type=positive,
         metavar="N",
-        help="number of dense dimensions to keep, for models trained with Matryoshka (default: all). "
-        "Prints a warning for a width that the model was not trained at",
+        help="number of dense dimensions to keep, for models trained with Matryoshka, with a warning for other widths "
+        "(default: all)",
     )
     branches.add_argument(
         "--dense-dtype",
@@ -76,8 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     branches.add_argument(
         "--dense-graph",
         action="store_true",
-        help="build an HNSW graph for each large segment: dense search becomes faster and approximate; needs "
-        "lightir[ann]",
+        help="build an HNSW graph per large segment: dense search is faster and approximate; needs lightir[ann]",
     )
     branches.add_argument(
         "--sparse-top-k",

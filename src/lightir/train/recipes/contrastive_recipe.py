@@ -309,15 +309,16 @@ class ContrastiveRecipe(QueryRunRecipe):
     def _check_teachers(self) -> None:
         """Refuse a teacher of or by an untrained encoder, and a run that learns from nothing."""
         losses, taught = self.losses, self.teacher
-        if losses.symmetric <= 0 and max(losses.dense_alignment, losses.sparse_alignment) > 0:
-            raise InvalidInput(
-                "losses.symmetric is 0, so there is no trained full encoder to align with: set losses.dense_alignment "
-                "and losses.sparse_alignment to 0, or losses.symmetric above 0"
-            )
         if taught.address and min(losses.symmetric, taught.weight, taught.temperature) <= 0:
             raise InvalidInput(
                 "a teacher teaches the full encoder: losses.symmetric, teacher.weight and teacher.temperature must be "
                 "above 0"
+            )
+        aligned = min(losses.dense, losses.dense_alignment) > 0 or min(losses.sparse, losses.sparse_alignment) > 0
+        if losses.symmetric <= 0 and aligned:
+            raise InvalidInput(
+                "losses.symmetric is 0, so there is no trained full encoder to align with: set losses.dense_alignment "
+                "and losses.sparse_alignment to 0, or losses.symmetric above 0"
             )
         if min(losses.contrast, losses.distillation) < 0 or losses.contrast + losses.distillation <= 0:
             raise InvalidInput("losses: contrast and distillation must be 0 or more, and one of them above 0")

@@ -262,10 +262,9 @@ def batch_losses(
         generator: generator that draws the negative, in the same state on every process.
 
     Returns:
-        The parts of the loss, and values for the log: the share of queries with a retrieved negative, and the seconds
-        of searching and drawing.
+        The parts of the loss, and for the log the share of queries with a retrieved negative and the seconds it took.
     """
-    device, vocab_size = retriever.backbone.device, retriever.backbone.vocab_size
+    device, vocab_size, losses = retriever.backbone.device, retriever.backbone.vocab_size, recipe.losses
     own, instruction = share_of(batch, process=rank(), processes=world_size()).queries, batch.instructions[0]
     framed = retriever.frame_queries(own, instruction=instruction)
     pad_to, tokens = (SHAPE_STEP, LIGHT_TOKENS_STEP) if recipe.model.compile else (1, 1)
@@ -285,23 +284,21 @@ def batch_losses(
     positives = torch.from_numpy(share.positives).to(device)
     excluded = torch.from_numpy(share.excluded).to(device)
 
-    def loss(a: Tensor, b: Tensor, *, temperature: float = recipe.losses.temperature) -> Tensor:
+    def loss(a: Tensor, b: Tensor, *, temperature: float = losses.temperature) -> Tensor:
         return two_way_loss(similarity(a, b) / temperature, positives, excluded=excluded)
 
     parts: dict[str, Tensor] = {}
     top_queries, top_documents = pruned(queries, query_bags, recipe.heads), pruned(documents, own_terms, recipe.heads)
-    if recipe.losses.parametric > 0:
-        parts["parametric"] = (
-            recipe.losses.parametric * (loss(top_queries, documents) + loss(queries, top_documents)) / 2
-        )
-    if recipe.losses.semi_parametric > 0:
-        parts["bag_documents"] = recipe.losses.semi_parametric * loss(queries, bags)
-        parts["bag_queries"] = recipe.losses.semi_parametric * loss(query_bags, documents)
-    if recipe.losses.light > 0:
+    if losses.parametric > 0:
+        parts["parametric"] = losses.parametric * (loss(top_queries, documents) + loss(queries, top_documents)) / 2
+    if losses.semi_parametric > 0:
+        parts["bag_documents"] = losses.semi_parametric * loss(queries, bags)
+        parts["bag_queries"] = losses.semi_parametric * loss(query_bags, documents)
+    if losses.light > 0:
         light = gather(_encoded_light(retriever, own, instruction, recipe, pad_to=tokens))
-        temperature = recipe.losses.light_temperature or recipe.losses.temperature
-        parts["light_bags"] = recipe.losses.light * loss(light, bags, temperature=temperature)
-        parts["light_documents"] = recipe.losses.light * loss(light, top_documents, temperature=temperature)
+        temperature = losses.light_temperature or losses.temperature
+        parts["light_bags"] = losses.light * loss(light, bags, temperature=temperature)
+        parts["light_documents"] = losses.light * loss(light, top_documents, temperature=temperature)
     return parts, monitored
 
 
