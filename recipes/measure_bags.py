@@ -49,8 +49,8 @@ def main() -> None:
         dataset = Dataset.open(args.data / name)
         documents = sorted(dataset.corpus(), key=lambda document: document.doc_id)
         results = {}
-        for labelled in args.model:
-            label, folder = labelled.split("=", 1)
+        for labeled in args.model:
+            label, folder = labeled.split("=", 1)
             results[label] = measured(LightRetriever.load(folder), dataset, split, documents, args.lengths)
             print(text, label, json.dumps(results[label]), flush=True)
         record["sets"][text] = results

@@ -132,9 +132,9 @@ def plain_parametric(retriever: LightRetriever, framed: Framed) -> Tensor:
     if retriever.contract.sparse.projection == "embeddings":
         matrix = retriever.backbone.model.get_input_embeddings().weight
     if retriever.heads.norm_weight is not None and retriever.heads.norm_bias is not None:
-        centred = states - states.mean(dim=1, keepdim=True)
-        deviation = (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
-        states = centred / deviation * retriever.heads.norm_weight.double() + retriever.heads.norm_bias.double()
+        centered = states - states.mean(dim=1, keepdim=True)
+        deviation = (centered.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+        states = centered / deviation * retriever.heads.norm_weight.double() + retriever.heads.norm_bias.double()
     logits = states @ matrix.double().T
     largest = logits[start:stop].max(dim=0).values + retriever.heads.term_bias.double()
     weights = torch.where(largest >= 0, largest + 1, torch.exp(largest))
