@@ -21,6 +21,7 @@ from lightir.index.connections import Connection
 from lightir.index.metadata_filters import parse
 from lightir.index.segments.columns import COLUMNS_KEPT, Columns, MetadataSource
 from lightir.index.store import Store
+from lightir.index.store_row import store_row
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 
@@ -171,20 +172,64 @@ def test_a_malformed_filter_is_refused_with_its_location(wanted: Any, message: s
         parse(wanted)
 
 
-def test_integers_are_compared_exactly_and_larger_ones_are_accepted() -> None:
-    stored = [2**53, 2**53 + 1, 2**53 + 2.0, 2**63 - 1, -(2**63), 2.0**63, -(2.0**63), 1e300, 0.5, 0, -1.5]
-    for wanted in (*stored, 2**63, -(2**63) - 1, 10**300, 2**53 - 1, 1.5, -1, -1.25, -1e300):
-        connection = in_memory()
-        connection.executemany("INSERT INTO metadata (value) VALUES (?)", [(json.dumps({"x": x}),) for x in stored])
-        as_sqlite = wanted if isinstance(wanted, float) or -(2**63) <= wanted < 2**63 else float(wanted)
-        between = {"x": {"lte": wanted, "gte": wanted}}
-        equal_to = [i for i, x in enumerate(stored) if x == as_sqlite]
-        assert by_columns(connection, len(stored), between) == equal_to
-        for name, compare in {**RANGES, "in": operator.eq}.items():
-            expected = [i for i, x in enumerate(stored) if compare(x, as_sqlite)]
-            asked = {"x": {name: [wanted] if name == "in" else wanted}}
-            assert by_columns(connection, len(stored), asked) == expected
+EDGES = [2**53, 2**63, 2**64, 10**30, 10**300]
+numbers = st.one_of(
+    st.sampled_from([sign * (edge + step) for edge in EDGES for step in (-1, 0, 1) for sign in (1, -1)]),
+    st.sampled_from([sign * float(edge) for edge in EDGES for sign in (1, -1)]),
+    st.sampled_from([0, -0.0, 0.1, 0.1 + 0.2, 5e-324, 1.7976931348623157e308, 2**1024 - 2**971]),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False).filter(lambda number: number == int(number)).map(int),
+)
+texts = st.text(st.sampled_from('a0\0\n"\\ é中😀'), max_size=3)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_every_value_is_compared_exactly(data: st.DataObject) -> None:
+    """Integers of any size, floats and strings, alone and in lists, equal or ordered as in Python."""
+    pool = data.draw(st.lists(numbers, min_size=1, max_size=4)) + data.draw(st.lists(texts, max_size=3))
+    value = st.sampled_from([*pool, None, True, False])
+    stored = data.draw(st.lists(value | st.lists(value | st.just({}) | st.just([1]), max_size=3), max_size=6))
+    operand = st.sampled_from(pool) | numbers | texts
+    name = data.draw(st.sampled_from([*RANGES, "in"]))
+    wanted = {"x": {name: data.draw(st.lists(operand, max_size=3) if name == "in" else operand)}}
+    connection = in_memory()
+    rows = [(store_row(Document("d", "", "", {"x": x}))[3],) for x in stored]
+    connection.executemany("INSERT INTO metadata (value) VALUES (?)", rows)
+    try:
+        expected = [i for i, x in enumerate(stored) if matches({"x": x}, wanted)]
+        assert by_columns(connection, len(stored), wanted) == expected
+    finally:
         connection.close()
+
+
+def test_integers_of_more_than_64_bits_are_found_in_an_index(tmp_path: Path) -> None:
+    large = {"a": 2**63, "b": 2**63 + 1, "c": -(2**64) - 1, "d": 10**400, "e": [1, 2**70]}
+    documents = [Document(doc_id, "cat", "", {"n": n}) for doc_id, n in large.items()]
+    build_index(document_shards(documents), tmp_path / "i", progress=False)
+    with Index.open(tmp_path / "i") as index:
+        for wanted, doc_ids in (
+            ({"n": 2**63}, "a"),
+            ({"n": 2**63 + 1}, "b"),
+            ({"n": {"in": [-(2**64) - 1, 2**70]}}, "ce"),
+            ({"n": {"gt": 2**63}}, "bde"),
+            ({"n": {"lt": 1.5}}, "ce"),
+            ({"n": {"gte": 1e308}}, "d"),
+        ):
+            ranking = Searcher(index).search(["cat"], options=SearchOptions(filter=wanted))["0"]
+            assert sorted(ranking.doc_ids) == list(doc_ids), wanted
+        assert [document.metadata["n"] for document in index.documents(list(large))] == list(large.values())
+
+
+@pytest.mark.parametrize(
+    "number", [10**400, -(10**400), 2**1024, float("inf"), float("-inf"), float("nan"), json.loads("1e400")]
+)
+@pytest.mark.parametrize("test_name", ["{}", "gt", "gte", "lt", "lte", "in"])
+def test_a_number_beyond_all_floats_is_refused_by_name(number: float, test_name: str) -> None:
+    wanted = {"n": number if test_name == "{}" else {test_name: [number] if test_name == "in" else number}}
+    with pytest.raises(InvalidInput, match=r"the filter is malformed at n.*: expected a finite number below 1.8e308"):
+        parse(wanted)
 
 
 def test_a_column_is_read_once_until_metadata_are_replaced_and_never_from_a_later_state() -> None:

@@ -3,7 +3,7 @@
     {"lang": "en", "year": {"gte": 2000, "lt": 2010}, "not": {"tags": {"in": ["draft", "old"]}}}
 
 A field is a key of the metadata, or a path of keys joined by dots. Its test is a value (equality) or an object of
-`gt`, `gte`, `lt`, `lte` (numbers with numbers, strings with strings by code point), `in` (a list of values) and
+`gt`, `gte`, `lt`, `lte` (numbers with numbers exactly, strings with strings by code point), `in` (a list of values) and
 `exists` (true or false; a null exists). `and` and `or` take a list of filters, `not` takes one filter. All keys of an
 object must match. A list in the metadata matches a test if one of its elements does. A field that is missing, or has
 another type, matches no test, so it matches `not` of the test. The empty filter matches every document.
@@ -25,8 +25,6 @@ RANGES = ("gt", "gte", "lt", "lte")
 TESTS = (*RANGES, "in", "exists")
 MAX_DEPTH, MAX_TESTS = 8, 500
 
-_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Among:
@@ -34,7 +32,7 @@ class Among:
 
     Attributes:
         constants: any of "null", "true" and "false".
-        numbers: 64-bit integers, and floats.
+        numbers: integers and floats, finite as float64.
         texts: strings.
     """
 
@@ -206,9 +204,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: int | float, position: str) -> int | float:
-    if not math.isfinite(value):
-        raise _malformed(position, f"expected a finite number, got {value}")
-    return float(value) if isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT else value
+    try:
+        nearest = float(value)
+    except OverflowError:
+        nearest = math.inf
+    if not math.isfinite(nearest):
+        shown = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
+        raise _malformed(position, f"expected a finite number below 1.8e308, got {shown}")
+    return value
 
 
 def _checked(value: str, position: str) -> str:

@@ -286,22 +286,28 @@ class Store:
             keys: keys of documents.
 
         Yields:
-            The position of the document's key, SQLite's name of the JSON type, and the value (None for lists and
+            The position of the document's key, SQLite's name of the JSON type, and the exact value (None for lists and
             objects).
         """
-        chosen = "json_each(?) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
-        whole = f"SELECT wanted.key, json_type(metadata.value, ?), json_extract(metadata.value, ?) FROM {chosen}"
-        elements = f"SELECT wanted.key, each.type, each.atom FROM {chosen}, json_each(metadata.value, ?) AS each"
+        # SQLite rounds large integers, some versions round fractions, and NUL ends a text. Such a value is read from
+        # the JSON of a list that holds it twice, as a blob.
+        value = "json_extract(metadata.value, ?1)"
+        statement = (
+            f"SELECT wanted.key, json_type(metadata.value, ?1), CASE WHEN typeof({value}) = 'real' "
+            "OR instr(metadata.value, '\\u0000') THEN CAST(json_extract(metadata.value, ?1, ?1) AS BLOB) "
+            f"ELSE {value} END FROM json_each(?2) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
+        )
         for first in range(0, len(keys), KEYS_AT_ONCE):
-            some, lists = keys[first : first + KEYS_AT_ONCE].tolist(), []
-            for i, kind, value in self._select(whole, (path, path, json.dumps(some))):
-                if kind in ("array", "object"):
-                    yield first + i, kind, None
-                    lists += [i] if kind == "array" else []
+            some = json.dumps(keys[first : first + KEYS_AT_ONCE].tolist())
+            for i, kind, stored in self._select(statement, (path, some)):
+                if kind == "real":
+                    yield first + i, kind, float(stored[1 : stored.index(b",")])
                 elif kind is not None:
-                    yield first + i, kind, value
-            for i, kind, atom in self._select(elements, (json.dumps([some[position] for position in lists]), path)):
-                yield first + lists[i], kind, atom
+                    exact = json.loads(stored)[0] if isinstance(stored, bytes) else stored
+                    yield first + i, kind, None if kind in ("array", "object") else exact
+                    if kind == "array":
+                        elements = json.loads(exact) if isinstance(exact, str) else exact
+                        yield from ((first + i, *_typed(element)) for element in elements)
 
     def described(self) -> int:
         """Return the number of times that the metadata of stored documents were replaced."""
@@ -440,6 +446,16 @@ class Store:
             rows = self._connection.execute(statement, arguments).fetchall()
             self._opened.check_unchanged()
             return rows
+
+
+_JSON_TYPES: dict[type, str] = {int: "integer", float: "real", str: "text", list: "array", dict: "object"}
+
+
+def _typed(element: Any) -> tuple[str, Any]:
+    """Return SQLite's name of the type of a JSON value, and the value; None for lists and objects."""
+    if element is None or isinstance(element, bool):
+        return json.dumps(element), None
+    return _JSON_TYPES[type(element)], None if isinstance(element, list | dict) else element
 
 
 def _require(path: Path) -> None:

@@ -31,6 +31,9 @@ COLUMNS_KEPT = 16
 KINDS = ("null", "true", "false", "integer", "real", "text", "array", "object")
 """JSON types by SQLite's names."""
 
+LARGE = "integer beyond 64 bits"
+"""Type of integers that no array holds; they are compared one by one."""
+
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "gt": operator.gt,
     "gte": operator.ge,
@@ -53,18 +56,19 @@ class Column:
             n_documents: number of documents of the segment.
             values: values of the field; a list has an entry besides those of its elements.
         """
-        by_kind: dict[str, tuple[list[int], list[Any]]] = {kind: ([], []) for kind in KINDS}
+        by_kind: dict[str, tuple[list[int], list[Any]]] = {kind: ([], []) for kind in (*KINDS, LARGE)}
         for row, kind, value in values:
-            rows, kept = by_kind[kind if kind != "integer" or isinstance(value, int) else "real"]
+            rows, kept = by_kind[LARGE if kind == "integer" and not _is_int64(value) else kind]
             rows.append(row)
             kept.append(value)
         arrays = {kind: (np.array(rows, dtype=np.int32), kept) for kind, (rows, kept) in by_kind.items()}
         self.exists = np.zeros(n_documents, dtype=np.bool_)
-        for kind in KINDS:
+        for kind in arrays:
             self.exists[arrays[kind][0]] = True
         self._constants = {kind: arrays[kind][0] for kind in ("null", "true", "false")}
         self._ints = arrays["integer"][0], np.array(arrays["integer"][1], dtype=np.int64)
         self._floats = arrays["real"][0], np.array(arrays["real"][1], dtype=np.float64)
+        self._large: tuple[npt.NDArray[np.int32], list[int]] = arrays[LARGE]
         self._codes: dict[str, int] = {}
         codes = [self._codes.setdefault(text, len(self._codes)) for text in arrays["text"][1]]
         self._texts = arrays["text"][0], np.array(codes, dtype=np.int32)
@@ -93,14 +97,20 @@ class Column:
             mask[rows[_ints_compared(ints, test.operator, test.value)]] = True
             rows, floats = self._floats
             mask[rows[_floats_compared(floats, test.operator, test.value)]] = True
+            rows, large = self._large
+            mask[rows[np.array([_COMPARE[test.operator](value, test.value) for value in large], dtype=np.bool_)]] = True
         return mask
 
     def _mark_numbers(self, numbers: Sequence[int | float], mask: Mask) -> None:
-        whole = [int(number) for number in numbers if number == math.floor(number) and -(2**63) <= number < 2**63]
+        whole = [int(number) for number in numbers if number == math.floor(number) and _is_int64(number)]
         other = [float(number) for number in numbers if number == float(number)]
         for (rows, values), wanted in ((self._ints, whole), (self._floats, other)):
             if wanted and len(values):
                 mask[rows[np.isin(values, np.array(wanted, dtype=values.dtype))]] = True
+        rows, large = self._large
+        if large:
+            exact = set(numbers)
+            mask[rows[np.array([value in exact for value in large], dtype=np.bool_)]] = True
 
     def _mark_texts(self, texts: Sequence[str], mask: Mask) -> None:
         codes = [self._codes[text] for text in texts if text in self._codes]
@@ -115,9 +125,13 @@ class Column:
         return ranks >= first_above if name in ("gt", "gte") else ranks < first_above
 
 
+def _is_int64(number: int | float) -> bool:
+    return -(2**63) <= number < 2**63
+
+
 def _ints_compared(ints: npt.NDArray[np.int64], name: str, number: int | float) -> Mask:
     """Compare exactly, as SQLite compares a 64-bit integer with a float."""
-    if not -(2**63) <= number < 2**63:
+    if not _is_int64(number):
         return np.full(len(ints), (number > 0) == (name in ("lt", "lte")))
     # An integer is above a number if it is above its floor, and at or above it if it is at or above its ceiling. A
     # float below 2**63 whose ceiling might not be below it is whole.
