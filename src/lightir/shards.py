@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from lightir.contract import FILE_NAME, Contract
 from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
-from lightir.files import atomic_folder, child_path, exclusive_writer, read_json, sha256_file, write_json
+from lightir.files import (
+    atomic_folder,
+    child_path,
+    exclusive_writer,
+    make_folder,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from lightir.types import Document
 from lightir.vectors import SparseVectors
 
@@ -115,7 +123,7 @@ class VectorsWriter:
         self.contract = contract
         self.doc_ids: set[str] = set()
         self._earlier: dict[str, int] = {}  # documents of an earlier run, with hashes of their texts
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._held = contextlib.ExitStack()
         self._held.enter_context(exclusive_writer(self.folder))
         try:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +13,19 @@ from lightir.errors import OutcomeUnknown, WriteFailed
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.index.segments import segment
 from lightir.types import Document
+from preloaded import compiled, run_preloaded
 
 PROGRAM = Path(__file__).with_name("disk_faults.py")
 DOCUMENTS = [Document(f"d{i}", f"the cat number {i}") for i in range(6)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that lets calls fail, compiled."""
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("a C compiler named cc and Linux are needed to let file-system calls fail")
-    library = tmp_path_factory.mktemp("faults") / "failing_calls.so"
-    source = PROGRAM.with_name("failing_calls.c")
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", library, source, "-ldl"]
-    subprocess.run(list(map(str, command)), check=True, timeout=60)
-    return library
+    return compiled(tmp_path_factory.mktemp("faults"))
 
 
 def run_cases(library: Path, folder: Path, every: int) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[1]), "LD_PRELOAD": str(library)}
-    command = [sys.executable, str(PROGRAM), str(folder), str(every)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=7200, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    report: dict[str, Any] = json.loads(done.stdout)
+    report: dict[str, Any] = run_preloaded(library, PROGRAM, folder, every)
     for kind in "ofrtuw":
         assert sum(counts.get(kind, 0) for counts in report["calls"].values()), f"no call of kind {kind} is intercepted"
     return report

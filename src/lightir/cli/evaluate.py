@@ -32,7 +32,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.terminal import Misuse, format_duration, format_table, print_json, print_status
-from lightir.files import check_writable, write_bytes
+from lightir.files import check_writable, make_folder, write_bytes
 from lightir.types import escape_id
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     from lightir.index.store import STORE_FILE
 
     if args.run_dir is not None:
-        Path(args.run_dir).mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be written
+        make_folder(Path(args.run_dir))  # fail before the work if it cannot be written
     options: dict[str, Any] = {
         "split": args.split or SPLIT,
         "modes": args.modes,

@@ -18,6 +18,7 @@ from lightir.encode.model_modes import has_light_dense
 from lightir.encode.query_encoder import QueryEncoderArrays, QueryTable, write_query_encoder
 from lightir.encode.vocabulary import cache_vocabulary, stored_term_weights
 from lightir.errors import InvalidInput
+from lightir.files import make_folder
 from lightir.index import IndexOptions, build_index, document_shards
 from lightir.index.intake import bag_term_ids
 from lightir.models.devices import fast_dtype, usable_device
@@ -39,7 +40,7 @@ class PreparedModel:
         self.work = work
         self._dataset = dataset
         self._device = device
-        work.mkdir(parents=True, exist_ok=True)
+        make_folder(work)
 
     @cached_property
     def model(self) -> LightRetriever:

@@ -25,7 +25,7 @@ import numpy as np
 
 from lightir.contract import Contract
 from lightir.errors import WriteFailed
-from lightir.files import remove_abandoned
+from lightir.files import make_folder, remove_abandoned
 from lightir.index.connections import BUSY_S, Connection
 from lightir.index.reader import Index
 from lightir.index.store import DocKeys, read_mode
@@ -96,7 +96,7 @@ class Queue:
         """
         folder = Path(index) / QUEUE_FOLDER
         try:
-            (folder / WORKERS_FOLDER).mkdir(parents=True, exist_ok=True)
+            make_folder(folder / WORKERS_FOLDER)
             if not (folder / QUEUE_FILE).exists():
                 create_queue_file(folder)
         except (OSError, sqlite3.OperationalError) as error:

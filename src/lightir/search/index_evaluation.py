@@ -14,6 +14,7 @@ from lightir.data import Dataset
 from lightir.errors import InvalidInput
 from lightir.eval import DEFAULT_MEASURES, Comparison, EvaluationResult, compare, evaluate, write_run
 from lightir.eval.measures import parse_measures
+from lightir.files import make_folder
 from lightir.index import Index
 from lightir.search.explain import Explanation
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
@@ -155,7 +156,7 @@ def evaluate_systems(
         run = searcher.search(queries, depth, dataclasses.replace(options, mode=mode, weights=weights))
         results[name] = evaluate(run, qrels, measures)
         if run_dir is not None:
-            Path(run_dir).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(run_dir))
             write_run(Path(run_dir) / f"{dataset.name}.{split}.{name}.trec", run, tag=name)
     return EvaluationReport(dataset.name, split, results, missing, time.perf_counter() - start)
 

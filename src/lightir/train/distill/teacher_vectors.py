@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lightir.encode.documents import length_batches
+from lightir.files import atomic_file, make_folder
 from lightir.models.encoder import LightRetriever
 from lightir.models.framing import Framed
 from lightir.types import Document
@@ -31,7 +31,7 @@ class TeacherVectors:
         self._model = model
         self._width = model.contract.dense.dims[0] if model.contract.dense and model.contract.dense.dims else None
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
 
     def documents(self, documents: Sequence[Document]) -> Floats:
         """Return (N, dim) normalized document vectors."""
@@ -79,9 +79,7 @@ class TeacherVectors:
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         path = self._folder / f"{kind}-{name}.npy"
         if not path.is_file():
-            aside = path.with_suffix(f".{os.getpid()}.tmp")
-            with aside.open("wb") as file:
+            with atomic_file(path) as file:
                 np.save(file, encode().astype(np.float16))
-            os.replace(aside, path)
         rows: Floats = np.load(path).astype(np.float32)
         return rows

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from lightir.data import Dataset, write_negatives
 from lightir.errors import InvalidInput, NotFound
-from lightir.files import check_writable
+from lightir.files import check_writable, make_folder
 from lightir.train.mining.answers import holds_answer
 from lightir.train.mining.finders import Finder, word_finder
 from lightir.train.recipes.data_names import brings_examples, data_folder
@@ -127,7 +127,7 @@ def mine(
             f"no query of {opened.name}'s split {split!r} has metadata.answers, so skip_answers has no effect"
         )
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     check_writable(out)
     documents = {document.doc_id: document for document in opened.corpus()}
     with nullcontext(finder) if finder else word_finder(opened, out.parent) as search:

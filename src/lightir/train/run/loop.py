@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
-from lightir.files import atomic_folder, exclusive_writer, write_bytes, write_json
+from lightir.files import atomic_folder, exclusive_writer, fsync_path, make_folder, write_bytes, write_json
 from lightir.models.devices import usable_device
 from lightir.train.recipes.recipe_files import recipe_yaml
 from lightir.train.recipes.run_recipe import RunRecipe
@@ -120,13 +120,13 @@ def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path
     barrier()  # before process 0 removes files that the others read
     with ExitStack() as held:
         if is_first():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(exclusive_writer(folder))
             if not resume and (left := list(folder.iterdir())):
                 logger.warning("%s holds a run that ended before its first checkpoint; removing it", folder)
                 for path in left:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            (folder / "checkpoints").mkdir(exist_ok=True)
+            make_folder(folder / "checkpoints")
             write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
         barrier()
         yield folder
@@ -297,6 +297,7 @@ class Loop:
     def _save_checkpoint(self) -> None:
         self.saved = self.step
         folder = self.folder / "checkpoints"
+        self._flush_log()
         inputs: dict[str, Any] = {"recipe": self.recipe, "given": self.given}
         state = {
             "step": self.step,
@@ -316,6 +317,12 @@ class Loop:
             "best_parameters": self.best.parameters,
         }
         first_alone(lambda: save_checkpoint(folder, self.step, state, **inputs), name="writing a checkpoint")
+
+    def _flush_log(self) -> None:
+        """Flush the log to disk, so that a run that resumes from the next checkpoint has the records before it."""
+        if is_first() and (log := self.folder / "log.jsonl").is_file():
+            fsync_path(log)
+            fsync_path(self.folder)
 
     def _write_log(self, record: Mapping[str, Any]) -> None:
         if is_first():
