@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightir.errors import LightirError
     from lightir.eval import evaluate
     from lightir.index import Index, IndexOptions, IndexWriter, build_index
+    from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
     from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
     from lightir.search.index_evaluation import evaluate_index
@@ -44,6 +45,7 @@ __all__ = [
     "LateSearcher",
     "LightirError",
     "Query",
+    "ReadOptions",
     "SearchOptions",
     "Searcher",
     "VectorsReader",
@@ -73,6 +75,7 @@ _LIGHT = {
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
     "Query": "lightir.types",
+    "ReadOptions": "lightir.lines",
     "SearchOptions": "lightir.search",
     "Searcher": "lightir.search",
     "VectorsReader": "lightir.shards",

@@ -1,4 +1,4 @@
-"""Numbered lines of UTF-8 files, plain or gzipped, and of stdin."""
+"""Numbered lines of UTF-8 files, plain or gzipped, and of stdin, with limits on what is read into memory."""
 
 from __future__ import annotations
 
@@ -7,54 +7,145 @@ import io
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from lightir.errors import InvalidInput
 
+MAX_BYTES = 1_000_000_000
+"""Largest limit of a record: the size of the longest text that SQLite stores."""
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+_PARTS = {"line": "max_line_bytes", "document": "max_document_bytes", "field": "max_field_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of reading files, folders and stdin.
+
+    Attributes:
+        max_line_bytes: maximum number of bytes of a line, with its end.
+        max_document_bytes: maximum number of bytes of a document: of a text file, of all fields of a table's row, and
+            of a document's text in UTF-8.
+        max_field_bytes: maximum number of bytes in UTF-8 of an id, a title, and a metadata value written as JSON.
+        follow_links: read the files and folders that symbolic links inside a folder of text files lead to.
+    """
+
+    max_line_bytes: int = 64_000_000
+    max_document_bytes: int = 64_000_000
+    max_field_bytes: int = 16_000_000
+    follow_links: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse limits that nothing could pass or that the index could not store."""
+        for name in _PARTS.values():
+            limit = getattr(self, name)
+            if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_BYTES:
+                raise InvalidInput(f"{name} is {limit!r}; expected a whole number from 1 to {MAX_BYTES}")
+
+
+_DEFAULT = ReadOptions()
+_CURRENT: ContextVar[ReadOptions] = ContextVar("read_options", default=_DEFAULT)
+
+
+@contextmanager
+def reading_with(options: ReadOptions) -> Iterator[None]:
+    """Make options the default of every function that starts to read inside the block, in this thread."""
+    token = _CURRENT.set(options)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def read_options(options: ReadOptions | None = None) -> ReadOptions:
+    """Return the given options, or the default of the present block."""
+    return _CURRENT.get() if options is None else options
+
+
+def limit_error(where: str, what: str, part: str, limit: int) -> InvalidInput:
+    """Return the error of something that is too large.
+
+    Args:
+        where: file and line.
+        what: name of the oversized part, such as "the line".
+        part: limit that it exceeds: "line", "document" or "field".
+        limit: value of the limit in bytes.
+    """
+    return InvalidInput(
+        f"{where}: {what} has more than {limit:,} bytes. Raise the limit with --limits {part}=SIZE "
+        f"(in Python: ReadOptions({_PARTS[part]}=...)); the maximum is {MAX_BYTES:,}"
+    )
+
+
+def read_lines(path: Path, options: ReadOptions | None = None) -> Iterator[tuple[int, str]]:
     """Yield all lines of a file with their numbers, from 1, and their line ends.
 
+    Args:
+        path: file, gzipped if its name ends in .gz.
+        options: limit of a line; None for the default of the present block.
+
     Raises:
-        InvalidInput: invalid UTF-8, or a damaged gzip stream; the message names the line.
+        InvalidInput: a line that is too long, invalid UTF-8, or a damaged gzip stream; the message names the line. At
+            most the limit is read into memory.
     """
-    yield from _decoded(_raw_lines(path), str(path))
+    return _decoded(_raw_lines(path, read_options(options).max_line_bytes), str(path))
 
 
-def read_nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_nonblank_lines(path: Path, options: ReadOptions | None = None) -> Iterator[tuple[int, str]]:
     """Yield the non-blank lines of a file with their numbers, without line ends."""
-    return _without_blank(read_lines(path))
+    return _without_blank(read_lines(path, options))
 
 
-def read_stdin_lines() -> Iterator[tuple[int, str]]:
+def read_stdin_lines(options: ReadOptions | None = None) -> Iterator[tuple[int, str]]:
     """Yield the non-blank lines of stdin with their numbers, without line ends; UTF-8 in any locale."""
     stream = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
-    return _without_blank(_decoded(stream, "stdin"))
+    lines = _bounded_lines(stream, read_options(options).max_line_bytes, "stdin")
+    return _without_blank(_decoded(lines, "stdin"))
 
 
-def read_text(path: Path) -> str:
-    """Return the whole content of a file."""
-    return "".join(line for _, line in read_lines(path))
+def read_text(path: Path, options: ReadOptions | None = None) -> str:
+    """Return the whole content of a file.
+
+    Raises:
+        InvalidInput: the file is too large, invalid UTF-8, or a damaged gzip stream.
+    """
+    raw_lines = _raw_lines(path, read_options(options).max_document_bytes, "document")
+    return "".join(line for _, line in _decoded(raw_lines, str(path)))
 
 
-def count_lines(path: Path) -> int:
+def count_lines(path: Path, options: ReadOptions | None = None) -> int:
     """Return the number of non-blank lines, without decoding them."""
-    return sum(1 for line in _raw_lines(path) if line.strip())
+    return sum(1 for line in _raw_lines(path, read_options(options).max_line_bytes) if line.strip())
 
 
 def _without_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line in lines if line.strip())
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _raw_lines(path: Path, limit: int, part: str = "line") -> Iterator[bytes]:
     number = 0
     with _open(path) as file:
         try:
-            for number, line in enumerate(file, 1):  # noqa: B007 (used in the error message)
+            for number, line in enumerate(_bounded_lines(file, limit, str(path), part), 1):  # noqa: B007 (see below)
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InvalidInput(f"{path}, after line {number}: the gzip stream is damaged: {error}") from error
+
+
+def _bounded_lines(stream: BinaryIO, limit: int, name: str, part: str = "line") -> Iterator[bytes]:
+    """Yield the lines of a stream; refuse a line, or with part "document" a stream, of more than `limit` bytes."""
+    number, left = 0, limit
+    while line := stream.readline(left + 1):
+        number += 1
+        if len(line) > left:
+            if part == "line":
+                raise limit_error(f"{name}, line {number}", "the line", part, limit)
+            raise limit_error(name, "the file", part, limit)
+        left -= len(line) if part == "document" else 0
+        yield line
 
 
 def _open(path: Path) -> BinaryIO:

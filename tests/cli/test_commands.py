@@ -638,6 +638,34 @@ def test_a_corpus_with_custom_field_names_is_indexed_and_added(tmp_path, capsys)
         assert f"'{wrong}' is not of the form id=sku,text=description" in capsys.readouterr().err
 
 
+def test_limits_and_links_are_options_of_the_commands_that_read_text(tmp_path, capsys):
+    corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
+    corpus.write_text(json.dumps({"_id": "a", "text": "river " * 500}) + "\n")
+    assert main(["index", str(corpus), "--out", index, "--limits", "document=2.9kB,line=1MB"]) == 1
+    message = capsys.readouterr().err
+    assert f"{corpus}, line 1: the text has more than 2,900 bytes. Raise the limit with --limits document=" in message
+    assert not Path(index).exists()
+    assert main(["index", str(corpus), "--out", index, "--limits", "document=3kB"]) == 0
+    (tmp_path / "ids").write_text("a" * 200)
+    assert main(["delete", index, "--ids", str(tmp_path / "ids"), "--limits", "line=0.1kB"]) == 1
+    assert "ids, line 1: the line has more than 100 bytes" in capsys.readouterr().err
+    for wrong in ("line", "line=", "line=0", "line=2GB", "line=1TB", "page=1MB", "line=1,line=2", ""):
+        with pytest.raises(SystemExit, match="2"):
+            main(["index", str(corpus), "--out", index, "--limits", wrong])
+        assert "--limits" in capsys.readouterr().err
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "own.txt").write_text("bridge")
+    (notes / "link.txt").symlink_to(tmp_path / "ids")
+    assert main(["add", index, str(notes)]) == 0
+    assert "1 documents added; 2 in total" in (message := capsys.readouterr().err)
+    assert f"{notes}: symbolic links skipped: 1; read them with --follow-links" in message
+    assert main(["add", index, str(notes), "--replace", "--follow-links"]) == 0
+    message = capsys.readouterr().err
+    assert "3 in total" in message
+    assert "skipped" not in message
+
+
 def test_a_filter_that_no_document_can_match_is_explained(tmp_path, capsys):
     corpus, index = tmp_path / "c.jsonl", str(tmp_path / "index")
     rows = [{"_id": f"n{i}", "text": "river", "price": 5.5 + i, "tags": ["a"], "note": {"by": "x"}} for i in range(3)]

@@ -13,11 +13,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightir.data import count_documents, read_documents, read_qrels, read_queries
 from lightir.errors import InvalidInput, NotFound
+from lightir.lines import ReadOptions, reading_with
 from lightir.types import Document, Query
 
 DOCUMENTS = [
@@ -338,3 +340,168 @@ def test_a_bad_judgement_is_named(tmp_path: Path, line: str, message: str) -> No
     (tmp_path / "test.tsv").write_text(f"q\td\t1\n{line}\n")
     with pytest.raises(InvalidInput, match=message):
         read_qrels(tmp_path / "test.tsv")
+
+
+TEXT_OF_100 = "é" * 50
+LARGE: dict[str, tuple[str, str]] = {
+    "c.jsonl": (f'{{"_id": "a", "text": "x"}}\n{{"_id": "b", "text": "{TEXT_OF_100}"}}\n', "line 2: the line"),
+    "c.csv": (f'id,text\na,x\nb,"{TEXT_OF_100}"\n', "line 3: the line"),
+    "c.tsv": (f"id\ttext\na\tx\nb\t{TEXT_OF_100}\n", "line 3: the line"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_line_above_the_limit_is_refused_with_its_number_and_the_setting(
+    tmp_path: Path, name: str, packed: bool
+) -> None:
+    content, where = LARGE[name]
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    longest = max(len(line) for line in content.encode().splitlines(keepends=True))
+    assert len(list(read_documents(path, options=ReadOptions(max_line_bytes=longest)))) == 2
+    documents = read_documents(path, options=ReadOptions(max_line_bytes=longest - 1))
+    assert next(documents).doc_id == "a"
+    message = rf"{where} has more than {longest - 1:,} bytes\. Raise the limit with --limits line=SIZE .*max_line_bytes"
+    with pytest.raises(InvalidInput, match=message):
+        next(documents)
+    with reading_with(ReadOptions(max_line_bytes=longest - 1)):
+        inside = read_documents(path)
+    with pytest.raises(InvalidInput, match=where):
+        list(inside)
+    assert len(list(read_documents(path))) == 2
+
+
+def test_a_row_of_many_lines_and_a_text_file_are_limited_as_documents(tmp_path: Path) -> None:
+    row = 'b,"one\ntwo\nthree",z\n'
+    (tmp_path / "c.csv").write_text(f"id,text,n\na,x,y\n{row}c,x,y\n")
+    assert len(list(read_documents(tmp_path / "c.csv", options=ReadOptions(max_document_bytes=len(row))))) == 3
+    with pytest.raises(InvalidInput, match=r"c\.csv, line 3: the row has more than 19 bytes.*document=SIZE"):
+        list(read_documents(tmp_path / "c.csv", options=ReadOptions(max_document_bytes=len(row) - 1)))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("five\n" * 4)
+    for limit, source in ((20, tmp_path / "notes"), (20, tmp_path / "notes" / "a.txt")):
+        assert len(list(read_documents(source, options=ReadOptions(max_document_bytes=limit)))) == 1
+        with pytest.raises(InvalidInput, match=r"a\.txt: the file has more than 19 bytes.*document=SIZE"):
+            list(read_documents(source, options=ReadOptions(max_document_bytes=limit - 1)))
+
+
+@pytest.mark.parametrize("field", ["_id", "title", "tags", "other"])
+def test_a_field_is_limited_in_bytes(tmp_path: Path, field: str) -> None:
+    value: object = ["é" * 20] if field == "tags" else "é" * 20
+    record = {"_id": "a", "text": "x" * 500, field: value}
+    (tmp_path / "c.jsonl").write_text(json.dumps(record) + "\n")
+    n_bytes = len(json.dumps(value, ensure_ascii=False).encode()) if field == "tags" else 40
+    assert list(read_documents(tmp_path / "c.jsonl", options=ReadOptions(max_field_bytes=n_bytes)))
+    name = "the id" if field == "_id" else field
+    with pytest.raises(
+        InvalidInput, match=rf"line 1: the field '{name}' has more than {n_bytes - 1} bytes.*field=SIZE"
+    ):
+        list(read_documents(tmp_path / "c.jsonl", options=ReadOptions(max_field_bytes=n_bytes - 1)))
+    with pytest.raises(InvalidInput, match=r"line 1: the text has more than 499 bytes.*document=SIZE"):
+        list(read_documents(tmp_path / "c.jsonl", options=ReadOptions(max_document_bytes=499)))
+
+
+class Endless(io.RawIOBase):
+    """A stream of one line without end, which counts the bytes that were read."""
+
+    n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        buffer[:] = b"x" * len(buffer)
+        self.n_bytes += len(buffer)
+        return len(buffer)
+
+
+def test_of_an_endless_line_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Endless()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(stream)))
+    with pytest.raises(InvalidInput, match="stdin, line 1: the line has more than 1,000,000 bytes"):
+        list(read_documents("-", options=ReadOptions(max_line_bytes=1_000_000)))
+    assert stream.n_bytes < 1_100_000
+    with (tmp_path / "c.jsonl").open("wb") as file:
+        file.truncate(50 * 10**9)  # takes no space on disk
+    for read in (read_documents, read_queries, count_documents):
+        with pytest.raises(InvalidInput, match=r"c\.jsonl, line 1: the line has more than 1,000 bytes"):
+            list(read(tmp_path / "c.jsonl", options=ReadOptions(max_line_bytes=1000)))  # type: ignore[arg-type, operator]
+    with reading_with(ReadOptions(max_line_bytes=1000)), pytest.raises(InvalidInput, match="line 1: the line has more"):
+        read_qrels(tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10**9 + 1, True, 1.5])
+def test_a_limit_that_is_no_size_is_refused(limit: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"max_line_bytes is .* expected a whole number from 1 to 1000000000"):
+        ReadOptions(max_line_bytes=limit)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder with links to a file and a folder outside, to its own parts in a circle, and to nothing."""
+    for name in ("notes/sub/deep.txt", "notes/own.md", "outside/far.txt", "outside/further/last.rst", "secret.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    notes = tmp_path / "notes"
+    (notes / "circle").symlink_to(notes)
+    (notes / "sub" / "up").symlink_to("..")
+    (notes / "out").symlink_to(tmp_path / "outside")
+    (notes / "again").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside" / "back").symlink_to(notes)
+    (notes / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (notes / "itself.txt").symlink_to("itself.txt")
+    (notes / "nothing.txt").symlink_to(tmp_path / "gone.txt")
+    (notes / "picture.png").symlink_to(tmp_path / "secret.txt")
+    (notes / ".hidden").symlink_to(tmp_path / "outside")
+    return notes
+
+
+def test_links_are_skipped_and_counted_unless_they_are_asked_for(
+    linked: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [document.doc_id for document in read_documents(linked)] == ["own.md", "sub/deep.txt"]
+    assert count_documents(linked) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{linked}: symbolic links skipped: 7; read them with --follow-links "
+        "(in Python: ReadOptions(follow_links=True))"
+    ]
+
+
+def test_links_are_followed_once_and_circles_end(linked: Path, caplog: pytest.LogCaptureFixture) -> None:
+    follow = ReadOptions(follow_links=True)
+    documents = {document.doc_id: document.text for document in read_documents(linked, options=follow)}
+    assert documents == {
+        "again/far.txt": "outside/far.txt",
+        "again/further/last.rst": "outside/further/last.rst",
+        "link.txt": "secret.txt",
+        "own.md": "notes/own.md",
+        "sub/deep.txt": "notes/sub/deep.txt",
+    }
+    assert list(documents) == sorted(documents)
+    assert count_documents(linked, options=follow) == 5
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == f"{linked}: symbolic links that lead to no file or folder: 2"
+    (linked.parent / "entry").symlink_to(linked)  # a folder that the user names is read, link or not
+    assert len(list(read_documents(linked.parent / "entry"))) == 2
+
+
+def test_a_folder_of_links_alone_says_how_to_read_them(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "notes" / "a.txt").symlink_to(tmp_path / "a.txt")
+    with pytest.raises(InvalidInput, match=r"no text files .*; symbolic links skipped: 1; .*--follow-links"):
+        read_documents(tmp_path / "notes")
+    assert len(list(read_documents(tmp_path / "notes", options=ReadOptions(follow_links=True)))) == 1
+
+
+def test_nested_links_of_a_hundred_folders_end(tmp_path: Path) -> None:
+    """Every folder has two links to the next, so there are 2 ** 100 paths."""
+    for i in range(100):
+        (tmp_path / f"f{i}").mkdir()
+        (tmp_path / f"f{i}" / "t.txt").write_text("x")
+        for name in ("one", "two"):
+            (tmp_path / f"f{i}" / name).symlink_to(tmp_path / f"f{(i + 1) % 100}")
+    documents = list(read_documents(tmp_path / "f0", options=ReadOptions(follow_links=True)))
+    # The system resolves at most 40 links in a path.
+    assert 35 <= len(documents) <= 100

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import CORPUS_HELP, add_fields, add_index, add_json, positive
-from lightir.cli.pipeline import shards_of
-from lightir.cli.terminal import print_json, print_status
+from lightir.cli.arguments import CORPUS_HELP, add_corpus_options, add_index, add_json, positive
+from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, shards_of
+from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "corpus", nargs="+", metavar="FILES", help=f"vectors folders written by lightir encode, or {CORPUS_HELP}"
     )
-    add_fields(parser)
+    add_corpus_options(parser)
     parser.add_argument(
         "--replace", action="store_true", help="replace documents whose ids are already in the index (default: error)"
     )
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> None:
     doc_ids: list[str] = []
     n_removed = 0
     shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
+    if contract is not None and (args.follow_links or args.limits):
+        raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
     with IndexWriter.open(args.index) as writer:
         if contract is not None:
             if writer.view.contract is None:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 from lightir.cli import terminal
+from lightir.cli.arguments import chosen_read_options
 from lightir.errors import AlreadyExists, LightirError
+from lightir.lines import reading_with
 from lightir.version import __version__
 
 GROUPS = {
@@ -178,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal.log_to_stderr()
     terminal.escape_unencodable_output()
     try:
-        code = args.run(args)
+        with reading_with(chosen_read_options(args)):
+            code = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
         return _close_stdout()

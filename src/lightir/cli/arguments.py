@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lightir.errors import InvalidInput
+from lightir.lines import ReadOptions
 
 if TYPE_CHECKING:
     from lightir.search import SearchOptions
@@ -65,8 +70,8 @@ def add_encoding(parser: Arguments) -> None:
     )
 
 
-def add_fields(parser: Arguments) -> None:
-    """Declare --fields, for commands that read a corpus."""
+def add_corpus_options(parser: Arguments) -> None:
+    """Declare how a corpus is read: --fields, --follow-links, --limits."""
     parser.add_argument(
         "--fields",
         type=field_names,
@@ -74,6 +79,51 @@ def add_fields(parser: Arguments) -> None:
         help="names of the fields that hold a document's id, text and title, e.g. id=sku,text=description,title=name "
         "(default: _id, doc_id, docid or id; text, contents, content or body; title); all other fields are metadata",
     )
+    parser.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="in a folder of text files, read the files and folders that symbolic links lead to (default: skip them "
+        "and print their number)",
+    )
+    add_limits(parser)
+
+
+def add_limits(parser: Arguments) -> None:
+    """Declare --limits, for commands that read text."""
+    parser.add_argument(
+        "--limits",
+        type=size_limits,
+        default={},
+        metavar="PART=SIZE,...",
+        help="maximum sizes of what is read, so that no record fills the memory: line=64MB (a line of a file), "
+        "document=64MB (a text file, a row of a table, a text), field=16MB (an id, a title, a metadata value). These "
+        "are the defaults; the maximum is 1GB",
+    )
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def size_limits(text: str) -> dict[str, Any]:
+    """Parse `line=200MB,document=1GB` into fields of ReadOptions (argparse type)."""
+    limits: dict[str, Any] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(line|document|field)=([0-9]+(?:\.[0-9]+)?)\s*([kKmMgG]?[bB]?)\s*", part)
+        unit = UNITS.get(match[3].upper()) if match else None
+        if match is None or unit is None or f"max_{match[1]}_bytes" in limits:
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not of the form line=200MB,document=1GB,field=50MB")
+        limits[f"max_{match[1]}_bytes"] = int(float(match[2]) * unit)
+    try:
+        dataclasses.replace(ReadOptions(), **limits)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: {error}") from None
+    return limits
+
+
+def chosen_read_options(args: argparse.Namespace) -> ReadOptions:
+    """Return how a command reads text; commands without these arguments use the defaults."""
+    limits: dict[str, Any] = getattr(args, "limits", {})
+    return dataclasses.replace(ReadOptions(follow_links=getattr(args, "follow_links", False)), **limits)
 
 
 def field_names(text: str) -> dict[str, str]:

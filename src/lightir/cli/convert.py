@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.arguments import add_json
+from lightir.cli.arguments import add_json, add_limits
 from lightir.cli.terminal import Misuse, print_json, print_status
 
 HELP = "convert a published training set"
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of queries to expect; another number is an error, and nothing is written (default: any)",
     )
+    add_limits(parser)
     add_json(parser)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightir.cli.arguments import add_filter, add_index, add_json
+from lightir.cli.arguments import add_filter, add_index, add_json, add_limits
 from lightir.cli.filter_hints import why_nothing
 from lightir.cli.terminal import print_json, print_status, printable
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("doc_ids", nargs="*", metavar="ID", help="id of a document to delete; unknown ids are counted")
     parser.add_argument("--ids", metavar="FILE", help="file of ids to delete, one per line (- for stdin)")
     add_filter(parser)
+    add_limits(parser)
     add_json(parser)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from lightir.cli.arguments import CORPUS_HELP, add_device, add_fields, add_json
+from lightir.cli.arguments import CORPUS_HELP, add_corpus_options, add_device, add_json
 from lightir.cli.terminal import print_json, print_status
 
 HELP = "fit a query table to an existing encoder (needs lightir[train])"
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus", action="append", required=True, metavar="CORPUS", help=f"{CORPUS_HELP}; repeat for more"
     )
-    add_fields(parser)
+    add_corpus_options(parser)
     _add_queries(parser)
     parser.add_argument(
         "--bigrams",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_device, add_encoding, add_fields, add_json
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, add_device, add_encoding, add_json
 from lightir.cli.terminal import print_json, print_status
 
 HELP = "encode documents into vectors (needs lightir[train])"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
-    add_fields(parser)
+    add_corpus_options(parser)
     parser.add_argument("-o", "--out", required=True, metavar="VECTORS", help="vectors folder to write")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run into the same folder")
     add_encoding(parser)

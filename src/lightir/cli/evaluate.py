@@ -24,6 +24,7 @@ from lightir.cli.arguments import (
     add_exclude_same_id,
     add_fusion,
     add_json,
+    add_limits,
     add_task,
     add_threads,
     add_tokens,
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TSV file to write each query's values to: system, measure, query id, value",
     )
+    add_limits(parser)
     add_json(parser)
     search = parser.add_argument_group("search (of an index or a model)")
     search.add_argument(

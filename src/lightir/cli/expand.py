@@ -12,7 +12,15 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    DTYPE_AUTO,
+    MODEL_HELP,
+    add_corpus_options,
+    add_device,
+    add_json,
+    positive,
+)
 from lightir.cli.terminal import print_json, print_json_line, print_status
 
 HELP = "append generated queries to documents (needs lightir[train])"
@@ -30,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help=f"generator: {MODEL_HELP}; best trained by the stage query_likelihood"
     )
     parser.add_argument("corpus", nargs="+", metavar="CORPUS", help=CORPUS_HELP)
-    add_fields(parser)
+    add_corpus_options(parser)
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl", help="JSONL file to write, or - for stdout")
     parser.add_argument("--training", action="store_true", help="write training examples instead of expanded documents")
     parser.add_argument(

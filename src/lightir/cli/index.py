@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.add import print_pending
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_fields, add_json, add_overwrite, positive
-from lightir.cli.pipeline import FIELDS_OF_VECTORS, are_vectors, index_vectors
+from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, add_json, add_overwrite, positive
+from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, are_vectors, index_vectors
 from lightir.cli.terminal import Misuse, format_size, print_json, print_status
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overwrite(parser)
     add_json(parser)
     corpus = parser.add_argument_group("plain corpus")
-    add_fields(corpus)
+    add_corpus_options(corpus)
     corpus.add_argument(
         "--model",
         metavar="MODEL",
@@ -138,8 +138,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model requires a plain corpus; vectors already name their model")
-        if args.fields:
-            raise Misuse(FIELDS_OF_VECTORS)
+        if args.fields or args.follow_links or args.limits:
+            raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
         own = args.query_encoder and Path(args.query_encoder)
         return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
     contract, query_encoder = None, args.query_encoder

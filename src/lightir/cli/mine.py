@@ -20,6 +20,7 @@ from lightir.cli.arguments import (
     Arguments,
     add_device,
     add_json,
+    add_limits,
     add_task,
     add_threads,
     add_tokens,
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=positive, default=30, metavar="N", help="maximum number of negatives per query (default %(default)s)"
     )
+    add_limits(parser)
     add_json(parser)
     _add_search(parser.add_argument_group("search"))
     _add_filters(parser.add_argument_group("filters"))

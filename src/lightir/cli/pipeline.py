@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lightir.types import Document
 
 
-FIELDS_OF_VECTORS = "--fields requires a plain corpus; it has no effect on vectors"
+CORPUS_OPTIONS_OF_VECTORS = (
+    "--fields, --follow-links and --limits require a plain corpus; they have no effect on vectors"
+)
 
 
 def encode_documents(
@@ -103,7 +105,7 @@ def shards_of(
 
     if are_vectors(paths):
         if fields:
-            raise Misuse(FIELDS_OF_VECTORS)
+            raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
         readers = read_vectors(paths)
         return (shard for reader in readers for shard in reader), readers[0].contract
     return document_shards(read_documents(paths, fields=fields), size=size), None

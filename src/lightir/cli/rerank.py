@@ -17,7 +17,15 @@ from __future__ import annotations
 import argparse
 import time
 
-from lightir.cli.arguments import CORPUS_HELP, DTYPE_AUTO, MODEL_HELP, add_device, add_fields, add_json, positive
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    DTYPE_AUTO,
+    MODEL_HELP,
+    add_corpus_options,
+    add_device,
+    add_json,
+    positive,
+)
 from lightir.cli.terminal import Misuse, format_duration, print_json, print_status
 from lightir.types import Run
 
@@ -47,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method", choices=(*BY_MODEL, *METHODS), default="ql", help="scoring method (default %(default)s)"
     )
     parser.add_argument("--corpus", nargs="+", required=True, metavar="CORPUS", help=CORPUS_HELP)
-    add_fields(parser)
+    add_corpus_options(parser)
     parser.add_argument(
         "--queries",
         required=True,

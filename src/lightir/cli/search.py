@@ -24,6 +24,7 @@ from lightir.cli.arguments import (
     add_fusion,
     add_index,
     add_json,
+    add_limits,
     add_query_encoder,
     add_task,
     add_threads,
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--doc-id", metavar="ID", help="explain this document's score and rank for the query, even if it is not found"
     )
+    add_limits(parser)
     add_json(parser)
     _add_ranking(parser.add_argument_group("ranking"))
     queries = parser.add_argument_group("queries from a file")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightir.cli.arguments import add_device, add_json
+from lightir.cli.arguments import add_device, add_json, add_limits
 from lightir.cli.terminal import print_json, print_status
 
 HELP = "train a model from a recipe (needs lightir[train])"
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the recipe with every field, bases and --set applied, and exit without training",
     )
     add_device(parser)
+    add_limits(parser)
     add_json(parser)
 
 

@@ -14,6 +14,7 @@ from lightir.cli.arguments import (
     add_exclude_same_id,
     add_index,
     add_json,
+    add_limits,
     add_query_encoder,
     add_task,
     add_threads,
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_exclude_same_id(parser)
     parser.add_argument("--write", action="store_true", help="store the recommended fusion as the index's default")
     add_threads(parser)
+    add_limits(parser)
     add_json(parser)
 
 

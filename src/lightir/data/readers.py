@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from lightir.data.folders import TEXT_SUFFIXES, TextFiles, text_files
 from lightir.data.records import (
     Record,
     json_records,
@@ -18,9 +21,11 @@ from lightir.data.records import (
     table_records,
 )
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import count_lines, read_nonblank_lines, read_text
+from lightir.lines import ReadOptions, count_lines, limit_error, read_nonblank_lines, read_options, read_text
 from lightir.text import check_text
 from lightir.types import Document, Qrels, Query, unescape_id
+
+logger = logging.getLogger(__name__)
 
 Source: TypeAlias = str | Path | Sequence[str | Path]
 """A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
@@ -30,37 +35,42 @@ QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
 TEXT_FIELDS = ("text", "contents", "content", "body")
 QUERY_TEXT_FIELDS = ("text", "query", "question")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 HINT = "name the field with --fields {0}=NAME (in Python: fields={{'{0}': 'NAME'}})"
 TITLE_FIELDS = ("title",)
 STDIN = "-"
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 
 
-def read_documents(source: Source, *, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
+def read_documents(
+    source: Source, *, fields: Mapping[str, str] | None = None, options: ReadOptions | None = None
+) -> Iterator[Document]:
     """Iterate over the documents of a source, in order; they are read lazily.
 
     Id, title and text are read from the first of their usual fields (DOC_ID_FIELDS, "title", TEXT_FIELDS). An object in
     a field "metadata" and all other fields become metadata. CSV (quoted) and TSV (unquoted) have a header line and only
     string values. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other folder each text file
-    (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside the folder. Stdin
-    holds JSON lines, or plain lines whose ids are the line numbers. Blank lines are skipped.
+    (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside the folder. Symbolic
+    links in it are skipped, and a log message says how many, unless the options follow them. Stdin holds JSON lines, or
+    plain lines whose ids are the line numbers. Blank lines are skipped.
 
     Args:
         source: folder, files, or "-" for stdin.
         fields: names of fields that replace the usual ones, such as {"id": "sku", "title": "name"}.
+        options: limits of sizes, and whether links are followed; None for the default of the present block
+            (`lightir.lines.reading_with`).
 
     Raises:
         NotFound: a path does not exist (raised at once, before the first document).
-        InvalidInput: missing id or text, empty or duplicate id, wrong type, invalid UTF-8, damaged file, or unsupported
-            file type. The message names file and line.
+        InvalidInput: missing id or text, empty or duplicate id, wrong type, invalid UTF-8, damaged file, unsupported
+            file type, or a line, document or field above its limit. The message names file and line.
         MissingExtra: Parquet requires pyarrow.
     """
-    parts = [_Part.of(path, "corpus") for path in _as_list(source)]
-    return _documents(parts, _Fields.of(fields or {}))
+    chosen = read_options(options)
+    parts = [_Part.of(path, "corpus", chosen) for path in _as_list(source)]
+    return _documents(parts, _Fields.of(fields or {}), chosen)
 
 
-def read_queries(source: Source) -> Iterator[Query]:
+def read_queries(source: Source, *, options: ReadOptions | None = None) -> Iterator[Query]:
     """Iterate over the queries of a source, in order; id and text are in QUERY_ID_FIELDS and QUERY_TEXT_FIELDS.
 
     Of a BEIR folder the queries file is read. Text files and stdin hold one query per line with the line number as id.
@@ -68,19 +78,24 @@ def read_queries(source: Source) -> Iterator[Query]:
 
     Args:
         source: BEIR folder, files, or "-" for stdin.
+        options: limits of sizes; None for the default of the present block.
     """
-    parts = [_Part.of(path, "queries") for path in _as_list(source)]
-    return _queries(parts)
+    chosen = read_options(options)
+    return _queries([_Part.of(path, "queries", chosen) for path in _as_list(source)], chosen)
 
 
-def count_documents(source: Source) -> int | None:
+def count_documents(source: Source, *, options: ReadOptions | None = None) -> int | None:
     """Return the number of documents in a source, for a progress bar; None for CSV, TSV and stdin.
 
     For JSON lines it is the number of lines that are not blank.
+
+    Args:
+        source: folder, files, or "-" for stdin.
+        options: options that the documents are read with; None for the default of the present block.
     """
     total = 0
     for path in _as_list(source):
-        count = _Part.of(path, "corpus").count()
+        count = _Part.of(path, "corpus", read_options(options)).count()
         if count is None:
             return None
         total += count
@@ -151,31 +166,34 @@ def _as_list(source: Source) -> list[str | Path]:
 class _Part:
     """An existing file, folder or stream of a source."""
 
-    def __init__(self, path: Path | None, kind: str) -> None:
+    def __init__(self, path: Path | None, kind: str, options: ReadOptions) -> None:
         self.path = path
         self.kind = kind
+        self.options = options
 
     @property
     def name(self) -> str:
         return "stdin" if self.path is None else str(self.path)
 
     @classmethod
-    def of(cls, source: str | Path, role: str) -> _Part:
+    def of(cls, source: str | Path, role: str, options: ReadOptions) -> _Part:
         """Find out what a path is; `role` ("corpus" or "queries") names the file of a BEIR folder."""
         if str(source) == STDIN:
-            return cls(None, "stdin")
+            return cls(None, "stdin", options)
         if not str(source):
             raise InvalidInput("the source is an empty string; expected a folder, a file, or - for stdin")
         path = Path(source)
         if path.is_dir():
             beir = beir_file(path, role)
             if beir is not None:
-                return cls(beir, "jsonl")
-            if role == "corpus" and any(_text_files(path)):
-                return cls(path, "folder")
+                return cls(beir, "jsonl", options)
+            texts = text_files(path, follow_links=options.follow_links) if role == "corpus" else TextFiles([], 0)
+            if texts.paths:
+                return cls(path, "folder", options)
             raise InvalidInput(
                 f"{path} has no {role}.jsonl or {role}.jsonl.gz"
                 + (f", and no text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
+                + (f"; {_skipped_links(texts, options)}" if texts.n_skipped else "")
             )
         if not path.exists():
             raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
@@ -183,16 +201,16 @@ class _Part:
             raise InvalidInput(
                 f"{path} is a pipe or a device; expected a folder or a file. Give - and redirect the pipe to stdin"
             )
-        return cls(path, _kind_of_file(path))
+        return cls(path, _kind_of_file(path), options)
 
     def records(self, id_field: str, text_field: str) -> Iterator[Record]:
         """Iterate over the records; plain lines of stdin get the given field names."""
         if self.path is None:
-            yield from stdin_records(id_field, text_field)
+            yield from stdin_records(id_field, text_field, self.options)
         elif self.kind == "jsonl":
-            yield from json_records(self.name, read_nonblank_lines(self.path))
+            yield from json_records(self.name, read_nonblank_lines(self.path, self.options))
         elif self.kind in ("csv", "tsv"):
-            yield from table_records(self.path, self.kind)
+            yield from table_records(self.path, self.kind, self.options)
         elif self.kind == "parquet":
             yield from parquet_records(self.path)
         else:
@@ -204,10 +222,10 @@ class _Part:
         if self.kind == "parquet":
             return int(parquet_file(self.path).metadata.num_rows)
         if self.kind == "folder":
-            return sum(1 for _ in _text_files(self.path))
+            return len(text_files(self.path, follow_links=self.options.follow_links).paths)
         if self.kind == "text":
             return 1
-        return count_lines(self.path)
+        return count_lines(self.path, self.options)
 
 
 def _kind_of_file(path: Path) -> str:
@@ -234,12 +252,11 @@ def beir_file(folder: Path, role: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _text_files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        if not hidden and path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
-            yield path
+def _skipped_links(texts: TextFiles, options: ReadOptions) -> str:
+    if options.follow_links:
+        return f"symbolic links that lead to no file or folder: {texts.n_skipped:,}"
+    hint = "read them with --follow-links (in Python: ReadOptions(follow_links=True))"
+    return f"symbolic links skipped: {texts.n_skipped:,}; {hint}"
 
 
 class _SeenIds:
@@ -278,33 +295,66 @@ class _Fields:
         return cls(**{part: (name,) for part, name in named.items()})
 
 
-def _documents(parts: Sequence[_Part], fields: _Fields) -> Iterator[Document]:
+def _documents(parts: Sequence[_Part], fields: _Fields, options: ReadOptions) -> Iterator[Document]:
     seen = _SeenIds()
     for part in parts:
         if part.kind in ("folder", "text"):
-            path = cast(Path, part.path)
-            for file in _text_files(path) if part.kind == "folder" else [path]:
-                doc_id = file.relative_to(path).as_posix() if part.kind == "folder" else file.name
-                check_text(doc_id, f"the name of {str(file)!r}")
-                seen.add(doc_id, str(file), 1)
-                yield Document(doc_id, read_text(file))
+            yield from _text_documents(cast(Path, part.path), part.kind, seen, options)
             continue
         for number, record in part.records(fields.id[0], fields.text[0]):
-            document = _document(record, fields, record_location(part.name, number))
+            where = record_location(part.name, number)
+            document = _document(record, fields, where)
+            _check_sizes(document.doc_id, document.text, {"title": document.title, **document.metadata}, where, options)
             seen.add(document.doc_id, part.name, number)
             yield document
 
 
-def _queries(parts: Sequence[_Part]) -> Iterator[Query]:
+def _text_documents(path: Path, kind: str, seen: _SeenIds, options: ReadOptions) -> Iterator[Document]:
+    """Yield a text file, or the text files of a folder."""
+    files = [path]
+    if kind == "folder":
+        texts = text_files(path, follow_links=options.follow_links)
+        files = texts.paths
+        if texts.n_skipped:
+            logger.warning("%s: %s", path, _skipped_links(texts, options))
+    for file in files:
+        doc_id = file.relative_to(path).as_posix() if kind == "folder" else file.name
+        check_text(doc_id, f"the name of {str(file)!r}")
+        seen.add(doc_id, str(file), 1)
+        yield Document(doc_id, read_text(file, options))
+
+
+def _check_sizes(record_id: str, text: str, others: Mapping[str, Any], where: str, options: ReadOptions) -> None:
+    """Refuse a text above the limit of a document, or another value above that of a field."""
+    if _exceeds(text, options.max_document_bytes):
+        raise limit_error(where, "the text", "document", options.max_document_bytes)
+    for name, value in (("the id", record_id), *others.items()):
+        if _exceeds(value, options.max_field_bytes):
+            raise limit_error(where, f"the field {name!r}", "field", options.max_field_bytes)
+
+
+def _exceeds(value: Any, limit: int) -> bool:
+    """Return whether a JSON value has more bytes than a limit: a string in UTF-8, another value as JSON."""
+    if isinstance(value, list | dict):
+        try:
+            value = json.dumps(value, ensure_ascii=False)
+        except RecursionError:
+            return False  # an index refuses the depth by name
+    return isinstance(value, str) and 4 * len(value) > limit and len(value.encode(errors="surrogatepass")) > limit
+
+
+def _queries(parts: Sequence[_Part], options: ReadOptions) -> Iterator[Query]:
     seen = _SeenIds()
     for part in parts:
         if part.kind == "text":
-            lines = read_nonblank_lines(cast(Path, part.path))
+            lines = read_nonblank_lines(cast(Path, part.path), options)
             records: Iterator[Record] = ((number, {"_id": str(number), "text": line}) for number, line in lines)
         else:
             records = part.records(QUERY_ID_FIELDS[0], QUERY_TEXT_FIELDS[0])
         for number, record in records:
-            query = _query(record, record_location(part.name, number))
+            where = record_location(part.name, number)
+            query = _query(record, where)
+            _check_sizes(query.query_id, query.text, query.metadata, where, options)
             seen.add(query.query_id, part.name, number)
             yield query
 

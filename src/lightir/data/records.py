@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lightir.errors import InvalidInput, MissingExtra
-from lightir.lines import read_lines, read_stdin_lines
+from lightir.lines import ReadOptions, limit_error, read_lines, read_options, read_stdin_lines
 
 Record: TypeAlias = tuple[int, dict[str, Any]]
 """A line or row number, from 1, and the fields by name."""
@@ -59,21 +59,21 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text[:20])
 
 
-def table_records(path: Path, kind: str) -> Iterator[Record]:
+def table_records(path: Path, kind: str, options: ReadOptions | None = None) -> Iterator[Record]:
     """Read the rows of a CSV (quoted) or TSV (unquoted) file with a header; a row's number is that of its first line.
 
     Raises:
-        InvalidInput: invalid header or row; the message names file and line.
+        InvalidInput: invalid header or row, or a row that is too large; the message names file and line.
     """
     # The csv module's limit of 131,072 characters per field is global, and documents exceed it.
     csv.field_size_limit(sys.maxsize)
-    lines = (line for _, line in read_lines(path))
+    lines = _LinesOfRow(path, read_options(options))
     rows = (
         csv.reader(lines, strict=True) if kind == "csv" else csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     )
     header: list[str] | None = None
     while True:
-        number = rows.line_num + 1
+        number = lines.start_row()
         try:
             row = next(rows, None)
         except csv.Error as error:
@@ -88,6 +88,30 @@ def table_records(path: Path, kind: str) -> Iterator[Record]:
             raise InvalidInput(f"{path}, line {number}: {len(row)} fields; the header has {len(header)}")
         else:
             yield number, dict(zip(header, row, strict=True))
+
+
+class _LinesOfRow:
+    """Iterator over the lines of a table that limits the bytes of a row, which may have any number of lines."""
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self._path, self._lines = path, read_lines(path, options)
+        self._limit = options.max_document_bytes
+        self._number, self._first, self._n_bytes = 0, 1, 0
+
+    def start_row(self) -> int:
+        """Return the number of the next line, which begins a row."""
+        self._first, self._n_bytes = self._number + 1, 0
+        return self._first
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self._number, line = next(self._lines)
+        self._n_bytes += len(line.encode())
+        if self._n_bytes > self._limit:
+            raise limit_error(f"{self._path}, line {self._first}", "the row", "document", self._limit)
+        return line
 
 
 def _checked_header(row: Sequence[str], path: Path, kind: str) -> list[str]:
@@ -156,9 +180,9 @@ def _json_value(value: Any, where: str) -> Any:
     raise InvalidInput(f"{where} is {type(value).__name__}, which JSON cannot represent")
 
 
-def stdin_records(id_field: str, text_field: str) -> Iterator[Record]:
+def stdin_records(id_field: str, text_field: str, options: ReadOptions | None = None) -> Iterator[Record]:
     """Read JSON lines from stdin, or plain lines as records whose id is the line number."""
-    lines = read_stdin_lines()
+    lines = read_stdin_lines(options)
     first = next(lines, None)
     if first is None:
         return

@@ -11,6 +11,9 @@ from lightir.text import check_text
 from lightir.types import Document
 
 MAX_DOC_ID_BYTES = 10_000
+MAX_ROW_BYTES = 999_000_000
+"""SQLite stores rows of less than 1,000,000,000 bytes."""
+
 MAX_METADATA_DEPTH = 500
 """SQLite's JSON functions reject more than 1,000 or 2,000 levels, so one deeper document would break every filter."""
 
@@ -22,7 +25,8 @@ def store_row(document: Document) -> StoreRow:
     """Return the row of a document.
 
     Raises:
-        InvalidInput: the id is empty or too long, a text is not UTF-8, or the metadata are not JSON.
+        InvalidInput: the id is empty or too long, a text is not UTF-8, the metadata are not JSON, or text and title or
+            metadata are too large for SQLite.
     """
     doc_id = check_text(document.doc_id, "a doc_id")
     if not doc_id or len(doc_id.encode()) > MAX_DOC_ID_BYTES:
@@ -35,7 +39,13 @@ def store_row(document: Document) -> StoreRow:
         raise InvalidInput(f"the metadata of document {doc_id!r} is not a JSON object: {error}") from None
     if _is_nested_deeper(document.metadata, metadata):
         raise InvalidInput(f"the metadata of document {doc_id!r} is nested deeper than {MAX_METADATA_DEPTH}")
-    return doc_id, title, text, check_text(metadata, f"the metadata of document {doc_id!r}")
+    metadata = check_text(metadata, f"the metadata of document {doc_id!r}")
+    for name, written in (("title and text", title + text), ("metadata", metadata)):
+        if 4 * len(written) > MAX_ROW_BYTES and len(written.encode()) > MAX_ROW_BYTES:
+            raise InvalidInput(
+                f"{name} of document {doc_id!r} have more than {MAX_ROW_BYTES:,} bytes; divide the document"
+            )
+    return doc_id, title, text, metadata
 
 
 def _is_nested_deeper(value: Any, written: str) -> bool:
