@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -362,7 +363,7 @@ def from_json(cls: Any, value: Any, where: str) -> Any:
     """
     if not isinstance(value, dict):
         raise FormatError(f"{where}: {shorten(value)}; expected an object with the fields of {cls.__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     known = {entry.name for entry in dataclasses.fields(cls)}
     if unknown := sorted(set(value) - known, key=str):
         near = difflib.get_close_matches(str(unknown[0]), known, n=1)
@@ -373,6 +374,9 @@ def from_json(cls: Any, value: Any, where: str) -> Any:
         return cls(**arguments)
     except (TypeError, InvalidInput) as error:
         raise FormatError(f"{where}: {error}") from error
+
+
+_type_hints = functools.cache(typing.get_type_hints)  # evaluating them takes most of the time of opening an index
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
