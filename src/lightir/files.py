@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,6 +142,48 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums_of_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return size and checksum of every file in a folder and its subfolders, by relative path; empty without a folder.
+
+    Raises:
+        FormatError: a file cannot be read.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    try:
+        return {
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in paths
+        }
+    except OSError as error:
+        raise FormatError(f"cannot read {folder}: {error}") from error
+
+
+def damaged_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Compare the files of a folder with recorded sizes and checksums, and return an error message for each difference.
+
+    Further files are ignored, except in a folder of which no file was recorded.
+
+    Args:
+        folder: folder, which may be missing.
+        expected: result of `checksums_of_files` when the folder was written.
+    """
+    if not expected and folder.exists():
+        return [f"{folder} is unexpected: it was not written with the folder around it"]
+    problems = []
+    for name, entry in expected.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                problems.append(f"{path} is missing")
+            elif (n_bytes := path.stat().st_size) != entry["bytes"]:
+                problems.append(f"{path} has {n_bytes} bytes; expected {entry['bytes']}")
+            elif sha256_file(path) != entry["sha256"]:
+                problems.append(f"{path} is damaged: its checksum differs from that in the store")
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {error}")
+    return problems
 
 
 def copy_folder(source: Path | str, target: Path) -> None:

@@ -15,7 +15,7 @@ import lightir
 from format_fixtures import FORMATS, FUTURE, RELEASES, change_json, expected, unpack
 from lightir import contract, shards
 from lightir.cli import main
-from lightir.index import view
+from lightir.index import index_record
 from lightir.index.segments import segment
 from lightir.models.encoder import LightRetriever
 from lightir.pending import failures_of, queue_file
@@ -79,7 +79,12 @@ def test_a_model_of_a_later_format_is_refused_by_name(tmp_path: Path, capsys: py
 def test_the_table_of_formats_has_the_versions_of_the_code() -> None:
     page = (FORMATS.parents[1] / "RELEASE.md").read_text(encoding="utf-8")
     last_row = re.findall(r"^\| (?:next|\d+\.\d+).*$", page, re.MULTILINE)[-1]
-    versions = [contract.FORMAT_VERSION, shards.FORMAT_VERSION, encoder_files.TABLES_VERSION, view.INDEX_VERSION]
+    versions = [
+        contract.FORMAT_VERSION,
+        shards.FORMAT_VERSION,
+        encoder_files.TABLES_VERSION,
+        index_record.INDEX_VERSION,
+    ]
     versions += [segment.SEGMENT_VERSION, queue_file.QUEUE_VERSION, checkpoint.FORMAT_VERSION]
     assert [int(cell.split()[0]) for cell in last_row.split("|")[2:9]] == versions
 

@@ -18,9 +18,10 @@ from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
 from lightir.errors import InvalidInput, LightirError, WriteFailed
-from lightir.files import copy_folder
+from lightir.files import checksums_of_files, copy_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.index_options import IndexOptions
+from lightir.index.index_record import ENCODER_FILES, INDEX_VERSION
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, require_shard, sliced
 from lightir.index.merging import joining_bar
 from lightir.index.reader import Index, IndexInfo
@@ -32,7 +33,6 @@ from lightir.index.segments.segment import Segment
 from lightir.index.segments.segment_writer import write_segment
 from lightir.index.store import STORE_FILE, Store, new_index
 from lightir.index.store_row import StoreRow, store_row
-from lightir.index.view import INDEX_VERSION
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
 from lightir.types import Document
@@ -103,13 +103,13 @@ def build_index(
     analyzer = None if options.analyzer is None else Analyzer(options.analyzer)
     intake = Intake(contract, analyzer, encoder, options)
     with new_index(Path(out), overwrite=overwrite) as folder:
+        if query_encoder:
+            copy_folder(query_encoder, folder / QUERY_ENCODER)
         build = _Build(Path(out), folder, intake)
         try:
             build.run(source, progress)
         finally:
             build.store.close()
-        if query_encoder:
-            copy_folder(query_encoder, folder / QUERY_ENCODER)
     with Index.open(out) as index:
         return index.info()
 
@@ -165,7 +165,8 @@ class _Build:
                 self._join(progress)
         for segment in self._segments:
             self.store.add_segment(segment)
-        self.store.finish(index_record(self.intake))
+        files = checksums_of_files(self.folder / QUERY_ENCODER)
+        self.store.finish({**index_record(self.intake), ENCODER_FILES: files})
 
     def _add(self, shard: Shard) -> None:
         has = (shard.dense is not None, shard.sparse is not None)

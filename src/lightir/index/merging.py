@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
 from tqdm import tqdm
 
-from lightir.index.segments.join import Join, Part
+from lightir.index.segments.join import Part
 from lightir.index.segments.live_segment import LiveSegment
-from lightir.index.segments.rows import DocumentRows, TokenRows
+from lightir.index.segments.rows import DocumentRows
 from lightir.index.store import DocKeys
-from lightir.vectors import SparseVectors
 
 
 def with_tombstones(live: LiveSegment, keys: DocKeys) -> LiveSegment:
@@ -67,30 +64,3 @@ def packed(parts: Sequence[Part], size: int) -> list[list[Part]]:
 def joining_bar(name: str, progress: bool) -> tqdm[NoReturn]:
     """Return a progress bar of written bytes, shown on a terminal."""
     return tqdm(desc=name, unit="B", unit_scale=True, disable=None if progress else True)
-
-
-def with_stored_tokens(segments: Sequence[LiveSegment], rows: DocumentRows, keys: Mapping[str, int]) -> DocumentRows:
-    """Return rows of vectors with the term counts that the index stores of the same documents.
-
-    Args:
-        segments: segments of the index.
-        rows: rows without tokens, of live documents.
-        keys: key of each document by doc_id.
-    """
-    wanted = np.array([keys[doc_id] for doc_id in rows.doc_ids], dtype=np.int64)
-    parts = []
-    with contextlib.ExitStack() as stack:
-        for live in segments:
-            numbers = np.flatnonzero(np.isin(live.segment.doc_keys, wanted) & live.live)
-            if len(numbers):
-                stack.enter_context(live.segment.naming_damage())
-                parts.append((live.segment.rows(), numbers))
-        stored = Join(parts)
-        if not stored.has("tokens"):
-            return dataclasses.replace(rows, doc_keys=wanted)
-        tokens = stored.token_rows()
-    by_key = np.argsort(stored.doc_keys)
-    order = by_key[np.searchsorted(stored.doc_keys, wanted, sorter=by_key)]
-    counts = SparseVectors(tokens.counts.indptr, tokens.counts.term_ids, tokens.counts.weights, len(tokens.terms))
-    lengths = None if tokens.lengths is None else tokens.lengths[order]
-    return dataclasses.replace(rows, doc_keys=wanted, tokens=TokenRows(tokens.terms, counts.take(order), lengths))

@@ -18,12 +18,14 @@ from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput
 from lightir.files import copy_folder
 from lightir.index.connections import File
+from lightir.index.index_record import checked_record
 from lightir.index.removal import keeping_segments
 from lightir.index.segments.graph import mean_recall
 from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
 from lightir.index.store import STORE_FILE, Store, new_index
-from lightir.index.view import View, checked_record
+from lightir.index.verification import verify_copy, verify_view
+from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
 
@@ -183,16 +185,21 @@ class Index:
         """Return counts, sizes and the contract."""
         return view_info(self.view)
 
-    def verify(self) -> None:
-        """Verify the checksum of every file, and compare the store with the segments.
+    def verify(self) -> list[str]:
+        """Verify the checksums of every document, segment and file of the query encoder, and compare them.
+
+        Returns:
+            A sentence for each part without checksums, which an earlier release wrote; `IndexWriter.compact` adds them.
 
         Raises:
-            FormatError: names everything that is damaged.
+            FormatError: names everything that is damaged: files, and documents by their ids.
         """
-        verify_view(self.view)
+        return verify_view(self.view)
 
     def snapshot(self, out: Path | str, *, overwrite: bool = False) -> None:
         """Write this view of the index to another folder, as a backup that shares nothing with the original.
+
+        The copy is verified before it gets its name, so a damaged index never replaces a backup.
 
         Args:
             out: folder to write.
@@ -200,6 +207,7 @@ class Index:
 
         Raises:
             AlreadyExists: `out` exists and overwrite is off.
+            FormatError: the index is damaged; the message names everything that is, as `verify` does.
             InvalidInput: `out` is the index or a folder inside it, or the index was replaced by another one.
             IndexLocked: the index to replace has a writer; the message names its process.
             WriteFailed: the disk is full or broken; nothing is left behind.
@@ -220,6 +228,7 @@ class Index:
                     f"{self.folder} was removed or replaced by another index, so its query encoder cannot be copied "
                     "with this view; refresh, or open the index again"
                 )
+            verify_copy(folder, self.folder)
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
@@ -237,7 +246,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
             store = Store.open_snapshot(folder / STORE_FILE)
             state = store.file, -1
             try:
-                checked_record(folder, store)
+                checked_record(store.path, store.record())
                 state = store.file, store.generation()
                 if current is not None and _shows(current, store, state[1]):
                     store.close()
@@ -313,33 +322,3 @@ def _graph_info(segments: Sequence[Segment]) -> Mapping[str, float] | None:
     if not facts:
         return None
     return {"documents": sum(graph["documents"] for graph in facts), "recall_at_10": mean_recall(facts)}
-
-
-def verify_view(view: View) -> None:
-    """Verify the checksums of a view, and compare its store with its segments.
-
-    Raises:
-        FormatError: names everything that is damaged.
-    """
-    view.store.check()
-    problems = view.problems()
-    for live in view.segments:
-        try:
-            live.segment.verify()
-        except FormatError as error:
-            problems.append(str(error))
-    if problems:
-        raise FormatError("; ".join(problems))
-    _compare_with_store(view)
-
-
-def _compare_with_store(view: View) -> None:
-    stored = view.store.documents_by_key()
-    keys = view.live_keys()
-    ids = [live.segment.doc_ids[row] for live in view.segments for row in live.places.tolist()]
-    if len(stored) != len(ids):
-        raise FormatError(f"{view.store.path} holds {len(stored)} documents, but the segments hold {len(ids)}")
-    for i, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
-        if keys[i] != key or ids[i] != doc_id:
-            other = f"but the segments hold {ids[i]!r} under {keys[i]}"
-            raise FormatError(f"{view.store.path} holds document {doc_id!r} under key {key}, {other}")

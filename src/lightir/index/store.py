@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import FormatError, InvalidInput, NotFound, OutcomeUnknown, WriteFailed
+from lightir.errors import FormatError, InvalidInput, LightirError, NotFound, OutcomeUnknown, WriteFailed
 from lightir.files import atomic_folder
+from lightir.index.checksums import document_checksum, state_checksum
 from lightir.index.connections import Connection, File, connect
+from lightir.index.index_record import INDEX_VERSION
 from lightir.index.lock import WriterLock
 from lightir.index.segments.layout import StoredSegment
 from lightir.index.store_row import StoreRow
@@ -44,7 +46,30 @@ CREATE TABLE metadata (doc_key INTEGER PRIMARY KEY, value TEXT NOT NULL);
 INSERT INTO generation VALUES (0);
 """
 
-_COUNT_COMMIT = "UPDATE generation SET number = number + 1"
+# Documents whose keys are smaller than covered_from may lack a checksum, because an earlier release stored them.
+_ADD_CHECKSUMS = (
+    "ALTER TABLE metadata ADD COLUMN checksum INTEGER",
+    "CREATE TABLE state (checksum TEXT NOT NULL, covered_from INTEGER NOT NULL)",
+    "INSERT INTO state SELECT '', coalesce(max(seq) + 1, 0) FROM sqlite_sequence WHERE name = 'documents'",
+)
+
+# What `Store.state_checksum` covers: everything but the documents and their metadata, which have their own checksums.
+_STATE = (
+    "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name",
+    "SELECT value FROM record",
+    "SELECT number FROM generation",
+    "SELECT covered_from FROM state",
+    "SELECT name, seq FROM sqlite_sequence ORDER BY name",
+    "SELECT number, documents, manifest_sha256, deleted FROM segments ORDER BY number",
+    "PRAGMA user_version",
+)
+
+_ROWS = """
+SELECT doc_key, typeof(doc_id) || typeof(title) || typeof(text) || typeof(value) = 'texttexttexttext',
+    CAST(doc_id AS BLOB), CAST(title AS BLOB), CAST(text AS BLOB), CAST(value AS BLOB), {checksum}
+FROM documents LEFT JOIN metadata USING (doc_key) WHERE doc_key > ? ORDER BY doc_key LIMIT ?
+"""
+ROWS_AT_ONCE = 256
 
 DocKeys = npt.NDArray[np.int64]
 
@@ -77,6 +102,8 @@ class Store:
         connection.execute("PRAGMA synchronous = OFF")
         connection.executescript(_SCHEMA)
         connection.execute("BEGIN")
+        for statement in _ADD_CHECKSUMS:
+            connection.execute(statement)
         return cls(path, connection)
 
     @classmethod
@@ -102,6 +129,18 @@ class Store:
             # The index was replaced after the file was opened and before the first read. That read opens SQLite's log
             # by its path, so the log may belong to the other file.
             connection.close()
+
+    @classmethod
+    def open_unshared(cls, path: Path) -> Store:
+        """Open a store that no other connection changes, without locks and files beside it.
+
+        Raises:
+            FormatError: the file is not a store.
+        """
+        _require(path)
+        with _named(path):
+            connection = connect(path, "ro&immutable=1")
+        return cls._snapshot(path, connection)
 
     @classmethod
     def _snapshot(cls, path: Path, connection: Connection) -> Store:
@@ -148,6 +187,7 @@ class Store:
     def finish(self, record: dict[str, Any]) -> None:
         """Store the record of the index, and switch to the mode in which readers and a writer share the file."""
         self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
+        self._renew_state_checksum()
         self._connection.execute("COMMIT")
         self._connection.execute("PRAGMA journal_mode = WAL")
 
@@ -162,8 +202,9 @@ class Store:
         with self._opened.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._add_checksums()
                 yield
-                self._connection.execute(_COUNT_COMMIT)
+                self._count_commit()
             except BaseException as error:
                 self._roll_back()
                 if isinstance(error, sqlite3.OperationalError):
@@ -199,18 +240,111 @@ class Store:
         with self._opened.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.execute(_COUNT_COMMIT)
+                self._count_commit()
                 self._connection.execute("COMMIT")
-            except sqlite3.Error:
+            except (sqlite3.Error, LightirError):
                 self._roll_back()
                 return False
             self.is_settled = True
             return True
 
+    def _count_commit(self) -> None:
+        self._connection.execute("UPDATE generation SET number = number + 1")
+        if self.has_checksums():
+            self._renew_state_checksum()
+
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             with suppress(sqlite3.Error):  # the transaction has ended nevertheless
                 self._connection.execute("ROLLBACK")
+
+    # Checksums
+
+    def has_checksums(self) -> bool:
+        """Return whether the store has checksums; stores of an earlier release get them by their first change."""
+        return bool(self._select("SELECT 1 FROM sqlite_master WHERE name = 'state'"))
+
+    def is_covered(self) -> bool:
+        """Return whether every document has a checksum."""
+        return self._covered_from() == 0
+
+    def _covered_from(self) -> int | None:
+        """Return the smallest key from which on every document has a checksum; None for a store without checksums."""
+        if not self.has_checksums():
+            return None
+        rows = self._select("SELECT covered_from FROM state")
+        if len(rows) != 1 or not isinstance(rows[0][0], int):
+            raise FormatError(f"{self.path} is damaged: it does not say which documents have checksums")
+        return int(rows[0][0])
+
+    def _add_checksums(self) -> None:
+        """Prepare a store of an earlier release for checksums; `fill_checksums` computes those of present documents."""
+        if not self.has_checksums():
+            for statement in _ADD_CHECKSUMS:
+                self._connection.execute(statement)
+            self.set_record({**self.record(), "format_version": INDEX_VERSION})
+
+    def fill_checksums(self) -> None:
+        """Compute the checksums of all documents that lack one, inside a `transaction`."""
+        update = "UPDATE metadata SET checksum = ? WHERE doc_key = ?"
+        for key, _, texts, checksum in self._rows():
+            if checksum is None:
+                self._connection.execute(update, (document_checksum(key, texts), key))
+        self._connection.execute("UPDATE state SET covered_from = 0")
+
+    def verify_state(self) -> None:
+        """Verify the checksum of everything but the documents; without effect on a store without checksums.
+
+        Raises:
+            FormatError: the record, the schema, the list of segments or a tombstone is damaged.
+        """
+        if not self.has_checksums():
+            return
+        if self._select("SELECT checksum FROM state") != [(self._state_checksum(),)]:
+            raise FormatError(
+                f"{self.path} is damaged: the checksum over its record, schema and list of segments differs"
+            )
+
+    def verify_rows(self) -> tuple[list[int], int]:
+        """Verify the checksum of every document.
+
+        Returns:
+            Keys of damaged documents, and the number of documents without a checksum.
+
+        Raises:
+            FormatError: the tables cannot be read, or metadata belong to no document.
+        """
+        covered_from = self._covered_from()
+        damaged, n_rows, n_without = [], 0, 0
+        for key, is_text, texts, checksum in self._rows():
+            n_rows += 1
+            if is_text and checksum is None and (covered_from is None or key < covered_from):
+                n_without += 1
+                if not _is_readable(texts):
+                    damaged.append(key)
+            elif not is_text or checksum != document_checksum(key, texts):
+                damaged.append(key)
+        n_metadata = self._select("SELECT count(*) FROM metadata NOT INDEXED")[0][0]
+        if n_metadata != n_rows:
+            raise FormatError(f"{self.path} is damaged: it has {n_rows:,} documents and metadata of {n_metadata:,}")
+        return damaged, n_without
+
+    def _rows(self) -> Iterator[tuple[int, bool, tuple[bytes, ...], Any]]:
+        """Yield key, whether all fields are texts, the fields in UTF-8, and the checksum of each document, by key."""
+        statement = _ROWS.format(checksum="checksum" if self.has_checksums() else "NULL")
+        last = -(2**63)
+        while rows := self._select(statement, (last, ROWS_AT_ONCE)):
+            for key, is_text, *texts, checksum in rows:
+                if key <= last:
+                    raise FormatError(f"{self.path} is damaged: document key {key} follows {last}")
+                last = key
+                yield key, bool(is_text), tuple(text or b"" for text in texts), checksum
+
+    def _state_checksum(self) -> str:
+        return state_checksum([self._select(statement) for statement in _STATE])
+
+    def _renew_state_checksum(self) -> None:
+        self._connection.execute("UPDATE state SET checksum = ?", (self._state_checksum(),))
 
     # Reading
 
@@ -330,11 +464,15 @@ class Store:
         return self._select("SELECT doc_key, doc_id FROM documents JOIN metadata USING (doc_key) ORDER BY doc_key")
 
     def check(self) -> None:
-        """Run SQLite's integrity check.
+        """Run SQLite's integrity check, and check that the file's header lets readers and a writer share the file.
 
         Raises:
             FormatError: the file is damaged.
         """
+        if self._opened.unlocked is None and self._select("PRAGMA journal_mode") != [("wal",)]:
+            raise FormatError(f"{self.path} is damaged: its header does not ask for a write-ahead log")
+        if _writable(self.path):
+            _require_writable_header(self.path)
         problems = self._select("PRAGMA integrity_check")
         if problems != [("ok",)]:
             raise FormatError(f"{self.path} is damaged: {problems[0][0]}")
@@ -371,22 +509,24 @@ class Store:
                 raise InvalidInput(f"duplicate document {doc_id!r}; doc_ids must be distinct") from None
             assert cursor.lastrowid is not None  # it is after every insert
             keys[i] = cursor.lastrowid
-            self._connection.execute("INSERT INTO metadata VALUES (?, ?)", (cursor.lastrowid, metadata))
+            values = cursor.lastrowid, metadata, _checksum(cursor.lastrowid, rows[i])
+            self._connection.execute("INSERT INTO metadata VALUES (?, ?, ?)", values)
         return keys
 
-    def same_texts(self, rows: Sequence[StoreRow], keys: Mapping[str, int]) -> tuple[set[str], dict[int, str]]:
-        """Return the ids of documents whose title and text are stored, and the new metadata of those that differ in it.
+    def same_texts(self, rows: Sequence[StoreRow], keys: Mapping[str, int]) -> tuple[set[str], dict[int, StoreRow]]:
+        """Return the ids of documents whose title and text are stored, and the rows of those with other metadata.
 
         Args:
             rows: documents.
             keys: keys of the stored documents by id.
 
         Returns:
-            A set of ids, and metadata as JSON by key.
+            A set of ids, and rows by key.
         """
         same: set[str] = set()
-        described: dict[int, str] = {}
-        for doc_id, title, text, metadata in rows:
+        described: dict[int, StoreRow] = {}
+        for row in rows:
+            doc_id, title, text, metadata = row
             key = keys.get(doc_id)
             stored = self._select(
                 "SELECT value FROM documents JOIN metadata USING (doc_key) "
@@ -396,21 +536,21 @@ class Store:
             if key is not None and stored:
                 same.add(doc_id)
                 if stored[0][0] != metadata:
-                    described[key] = metadata
+                    described[key] = row
         return same, described
 
-    def describe(self, metadata: Mapping[int, str]) -> None:
+    def describe(self, rows: Mapping[int, StoreRow]) -> None:
         """Replace the metadata of stored documents.
 
         Args:
-            metadata: metadata as JSON by key.
+            rows: documents with new metadata and the stored texts, by key.
         """
-        if not metadata:
+        if not rows:
             return
         # The number is part of the transaction, as rows are.
         self._connection.execute(f"PRAGMA user_version = {(self.described() + 1) % 2**31}")
-        arguments = [(value, key) for key, value in metadata.items()]
-        self._connection.executemany("UPDATE metadata SET value = ? WHERE doc_key = ?", arguments)
+        arguments = [(row[3], _checksum(key, row), key) for key, row in rows.items()]
+        self._connection.executemany("UPDATE metadata SET value = ?, checksum = ? WHERE doc_key = ?", arguments)
 
     def remove(self, keys: DocKeys) -> None:
         """Delete documents and their metadata; unknown keys are ignored."""
@@ -458,6 +598,21 @@ def _typed(element: Any) -> tuple[str, Any]:
     return _JSON_TYPES[type(element)], None if isinstance(element, list | dict) else element
 
 
+def _checksum(key: int, row: StoreRow) -> int:
+    return document_checksum(key, [text.encode() for text in row])
+
+
+def _is_readable(texts: Sequence[bytes]) -> bool:
+    """Return whether texts are UTF-8 and the last one, the metadata, is JSON."""
+    try:
+        for text in texts:
+            text.decode()
+        json.loads(texts[-1])
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _require(path: Path) -> None:
     if path.is_file():
         return
@@ -486,6 +641,20 @@ def read_mode(path: Path) -> str:
     return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
 
 
+def _require_writable_header(path: Path) -> None:
+    """Raise FormatError if the header of a store forbids changes; if the write lock is free, hold it for a moment."""
+    with _named(path):
+        connection = connect(path, "rw", busy_s=0)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname.startswith("SQLITE_READONLY"):
+            raise FormatError(f"{path} is damaged: its header forbids changes ({error})") from error
+    finally:
+        connection.close()
+
+
 def _writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
@@ -501,6 +670,8 @@ def _named(path: Path) -> Iterator[None]:
                 f"cannot use {path}: {error}; check the disk, the file is not necessarily damaged"
             ) from error
         raise FormatError(f"{path} is damaged or not an index store: {error}") from error
+    except UnicodeDecodeError as error:  # a text, or the name of a table in an error message of SQLite
+        raise FormatError(f"{path} is damaged: {error}") from error
 
 
 def _is_refusal(error: sqlite3.DatabaseError) -> bool:

@@ -18,6 +18,7 @@ from lightir.errors import FormatError, InvalidInput
 from lightir.index import metadata_filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.index_options import IndexOptions
+from lightir.index.index_record import checked_record
 from lightir.index.metadata_filters import Filter
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
@@ -29,7 +30,6 @@ from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, Spars
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import Ragged, SparseVectors
 
-INDEX_VERSION = 2
 FILTERS_KEPT = 16
 """Maximum number of filters whose bitmaps a view caches."""
 
@@ -63,7 +63,7 @@ class View:
         self.folder = folder
         self.store = store
         self.exact = exact
-        self.record = checked_record(folder, store)
+        self.record = checked_record(folder / STORE_FILE, store.record())
         self.generation = store.generation()
         where = str(folder / STORE_FILE)
         contract, analyzer = self.record["contract"], self.record["analyzer"]
@@ -359,26 +359,6 @@ class View:
                 self._terms.clear()
             self._terms[term] = facts
         return facts
-
-
-def checked_record(folder: Path, store: Store) -> dict[str, Any]:
-    """Return the record of the index from its store.
-
-    Raises:
-        FormatError: the format has another version, or the record is damaged.
-    """
-    record = store.record()
-    if not isinstance(record, dict):
-        raise FormatError(f"{folder / STORE_FILE} is damaged: its record is {type(record).__name__}, not an object")
-    if record.get("format_version") != INDEX_VERSION:
-        raise FormatError(
-            f"{folder} has index format {record.get('format_version')!r}, written by lightir "
-            f"{record.get('written_by')!r}; this release reads {INDEX_VERSION}; "
-            "rebuild it with `lightir index`"
-        )
-    if lacking := {"contract", "analyzer", "sizes", "segment_documents"} - record.keys():
-        raise FormatError(f"{folder / STORE_FILE} is damaged: its record lacks {', '.join(sorted(lacking))}")
-    return record
 
 
 def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:

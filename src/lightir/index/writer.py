@@ -17,16 +17,17 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import InvalidInput, LightirError, OutcomeUnknown, WriteFailed
+from lightir.files import checksums_of_files
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.index_options import IndexOptions
+from lightir.index.index_record import ENCODER_FILES
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, selected, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
     absorbed_segments,
     joining_bar,
     packed,
-    with_stored_tokens,
     with_tombstones,
 )
 from lightir.index.metadata_filters import Filter
@@ -37,7 +38,8 @@ from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.rows import DocumentRows
 from lightir.index.segments.segment_writer import write_segment
 from lightir.index.store import STORE_FILE, DocKeys, Store, require_writable
-from lightir.index.store_row import store_row
+from lightir.index.store_row import StoreRow, store_row
+from lightir.index.verification import verify_view
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
@@ -298,13 +300,14 @@ class IndexWriter:
         with self._threads:
             _require_same_kinds(self._view, shard)
             unchanged, skipped = self._unchanged(shard.documents)
-            pieces = [
-                self._intake.vectors(piece) for piece in sliced(selected(shard, unchanged), self._added_documents)
-            ]
+            # Terms are counted anew: copying those of a damaged segment would give them a valid checksum.
+            pieces = [self._intake.rows(piece) for piece in sliced(selected(shard, unchanged), self._added_documents)]
             if unchanged:
                 keys = self._store.keys(shard.documents[i].doc_id for i in unchanged)
                 with self._changing() as change:
-                    change.added += [with_stored_tokens(self._view.segments, rows, keys) for rows in pieces]
+                    for rows in pieces:
+                        row_keys = np.array([keys[doc_id] for doc_id in rows.doc_ids], dtype=np.int64)
+                        change.added.append(dataclasses.replace(rows, doc_keys=row_keys))
                     change.deleted.append(np.array(list(keys.values()), dtype=np.int64))
             return skipped
 
@@ -327,17 +330,39 @@ class IndexWriter:
         Readers are not blocked. Memory holds GATHERED_DOCUMENTS documents at a time, and the graph of a segment if the
         index has graphs. The disk holds the old and the new segments for a while. A compact index is left unchanged.
 
+        Documents and a query encoder that an earlier release stored without checksums get them, after everything was
+        verified as far as it can be.
+
         Args:
             progress: show a progress bar if standard error is a terminal.
+
+        Raises:
+            FormatError: the index is damaged; rewriting it would give the damage a valid checksum.
         """
         with self._threads:
             segments = self._view.segments
             fewest = -(-len(self._view) // self._view.options.segment_documents)
             exact = all(live.segment.mean_length == self._view.mean_length for live in segments)
-            if len(segments) > fewest or any(live.deleted is not None for live in segments) or not exact:
+            rewrites = len(segments) > fewest or any(live.deleted is not None for live in segments) or not exact
+            gaps = self._checksum_gaps()
+            if gaps:
+                verify_view(self._view)
+            if rewrites or gaps:
                 with self._changing(progress=progress) as change:
-                    change.compact = True
+                    change.compact = rewrites
+                    if gaps:
+                        self._fill_checksums()
             return self.info()
+
+    def _checksum_gaps(self) -> bool:
+        """Return whether documents or the query encoder lack checksums, because an earlier release stored them."""
+        return ENCODER_FILES not in self._view.record or not self._store.is_covered()
+
+    def _fill_checksums(self) -> None:
+        self._store.fill_checksums()
+        record = self._store.record()
+        if ENCODER_FILES not in record:
+            self._store.set_record({**record, ENCODER_FILES: checksums_of_files(self.folder / QUERY_ENCODER)})
 
     @property
     def _added_documents(self) -> int:
@@ -357,7 +382,7 @@ class IndexWriter:
                 raise InvalidInput(
                     f"document id {existing!r} is already in the index; use --replace (upsert) to replace it"
                 )
-            described: dict[int, str] = {}
+            described: dict[int, StoreRow] = {}
             if known and shard.dense is None and shard.sparse is None:
                 same, described = self._store.same_texts(stored, known)
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}

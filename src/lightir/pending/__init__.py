@@ -3,7 +3,7 @@
 from lightir.pending.delivery import Delivery, Encoded, deliver, encode_documents, require_fit
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.pending.keys import keys_of_pending, pending_keys
-from lightir.pending.queue import Claim, Failure, Queue, failures_of
+from lightir.pending.queue import Claim, Failure, Queue, failures_of, verify_queue
 from lightir.pending.worker_loop import WorkOptions, WorkReport, work
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "keys_of_pending",
     "pending_keys",
     "require_fit",
+    "verify_queue",
     "work",
 ]

@@ -24,15 +24,29 @@ from typing import Any
 import numpy as np
 
 from lightir.contract import Contract
-from lightir.errors import WriteFailed
+from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.files import make_folder, remove_abandoned
 from lightir.index.connections import BUSY_S, Connection
 from lightir.index.reader import Index
 from lightir.index.store import DocKeys, read_mode
 from lightir.index.view import View
 from lightir.pending.keys import contains_key, pending_keys
-from lightir.pending.parked import PARKED_FOLDER, PARKED_NAME, parked_folders, remove_parked, write_parked
-from lightir.pending.queue_file import QUEUE_FILE, QUEUE_FOLDER, create_queue_file, naming_file, open_queue_file
+from lightir.pending.parked import (
+    PARKED_FOLDER,
+    PARKED_NAME,
+    parked_folders,
+    read_parked,
+    remove_parked,
+    write_parked,
+)
+from lightir.pending.queue_file import (
+    QUEUE_FILE,
+    QUEUE_FOLDER,
+    check_queue_file,
+    create_queue_file,
+    naming_file,
+    open_queue_file,
+)
 from lightir.pending.worker_lock import WORKER_NAME, WORKERS_FOLDER, WorkerLock, remove_if_dead
 from lightir.shards import Shard
 
@@ -317,3 +331,29 @@ def failures_of(view: View) -> list[Failure]:
         return queue.failures(view)
     finally:
         queue.close()
+
+
+def verify_queue(index: Path) -> None:
+    """Run SQLite's integrity check on the queue of an index, and verify the checksums of parked vectors.
+
+    Args:
+        index: index folder; one without a queue passes.
+
+    Raises:
+        FormatError: names everything that is damaged.
+    """
+    folder = index / QUEUE_FOLDER
+    problems = []
+    if (folder / QUEUE_FILE).is_file():
+        try:
+            check_queue_file(folder / QUEUE_FILE)
+        except FormatError as error:
+            problems.append(str(error))
+    for batch in parked_folders(folder / PARKED_FOLDER):
+        try:
+            read_parked(batch)
+        except (FormatError, InvalidInput) as error:
+            if batch.exists():  # otherwise a worker has committed it meanwhile
+                problems.append(str(error))
+    if problems:
+        raise FormatError("; ".join(problems))

@@ -14,6 +14,7 @@ from pathlib import Path
 from lightir.errors import FormatError, WriteFailed
 from lightir.files import fsync_path
 from lightir.index.connections import Connection, connect
+from lightir.index.store import read_mode
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
@@ -84,6 +85,23 @@ def open_queue_file(path: Path, mode: str, busy_s: float) -> Connection:
             "their vectors are elsewhere"
         )
     return connection
+
+
+def check_queue_file(path: Path) -> None:
+    """Run SQLite's integrity check on the file.
+
+    Raises:
+        WriteFailed: the file cannot be used.
+        FormatError: the file is damaged.
+    """
+    with naming_file(path):
+        connection = connect(path, read_mode(path))
+        try:
+            problems = connection.execute("PRAGMA integrity_check").fetchall()
+        finally:
+            connection.close()
+        if problems != [("ok",)]:
+            raise sqlite3.DatabaseError(problems[0][0])
 
 
 def _version(connection: Connection) -> int:

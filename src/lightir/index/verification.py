@@ -1,0 +1,120 @@
+"""Verification of an index: the store, the segments and the query encoder against their checksums and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lightir.addresses import QUERY_ENCODER
+from lightir.errors import FormatError, LightirError
+from lightir.files import damaged_files
+from lightir.index.index_record import ENCODER_FILES
+from lightir.index.store import STORE_FILE, Store
+from lightir.index.view import View
+from lightir.query import CachedQueryEncoder
+
+NAMED = 10
+"""Maximum number of damaged documents that a message names."""
+
+
+def verify_view(view: View) -> list[str]:
+    """Verify the checksums of a view, and compare its store with its segments.
+
+    Returns:
+        A sentence for each part without checksums, which an earlier release wrote.
+
+    Raises:
+        FormatError: names everything that is damaged.
+    """
+    problems, gaps = view.problems(), []
+    for live in view.segments:
+        problems += _problems_of(live.segment.verify)
+    segments_are_whole = not problems
+    problems += _problems_of(view.store.check) + _problems_of(view.store.verify_state)
+    try:
+        keys, n_without = view.store.verify_rows()
+        problems += _named_documents(view, keys)
+        if n_without:
+            gaps.append(f"{n_without:,} documents have no checksum")
+    except FormatError as error:
+        problems.append(str(error))
+    if segments_are_whole:
+        problems += _problems_of(lambda: _compare_with_store(view))
+    encoder = view.folder / QUERY_ENCODER
+    files = view.record.get(ENCODER_FILES)
+    if isinstance(files, dict):
+        problems += damaged_files(encoder, files)
+    else:
+        gaps.append("the query encoder has no checksums")
+        problems += _problems_of(lambda: CachedQueryEncoder.load(encoder)) if encoder.is_dir() else []
+    if problems:
+        raise FormatError("; ".join(dict.fromkeys(problems)))
+    return gaps
+
+
+def verify_copy(folder: Path, original: Path) -> None:
+    """Verify an index folder that was just copied and that no other process uses.
+
+    Args:
+        folder: folder of the copy.
+        original: folder that it was copied from, which messages name.
+
+    Raises:
+        FormatError: names everything that is damaged.
+    """
+    try:
+        store = Store.open_unshared(folder / STORE_FILE)
+        try:
+            verify_view(View(folder, store))
+        finally:
+            store.close()
+    except FormatError as error:
+        raise FormatError(
+            f"{original} is damaged and was not copied: {str(error).replace(str(folder), str(original))}"
+        ) from error
+
+
+def _problems_of(check: Callable[[], object]) -> list[str]:
+    """Return the message of a failing check as a list; an empty list if it succeeds."""
+    try:
+        check()
+    except LightirError as error:
+        return [str(error)]
+    return []
+
+
+def _named_documents(view: View, keys: Sequence[int]) -> list[str]:
+    """Return an error message that names damaged documents, by their ids in the segments; nothing without any."""
+    if not keys:
+        return []
+    live_keys = view.live_keys()
+    names = []
+    for key in keys[:NAMED]:
+        doc_ords = np.flatnonzero(live_keys == key)
+        names.append(_id_of(view, int(doc_ords[0])) if len(doc_ords) else f"key {key}")
+    others = f" and {len(keys) - NAMED:,} others" if len(keys) > NAMED else ""
+    documents = "document" if len(keys) == 1 else f"{len(keys):,} documents"
+    return [f"{view.store.path} is damaged: text or metadata of {documents} {', '.join(names)}{others}"]
+
+
+def _id_of(view: View, position: int) -> str:
+    """Return the id of a live document as a literal, given its position among those of all segments."""
+    for live in view.segments:
+        if position < live.n_live:
+            return repr(live.segment.doc_ids[int(live.places[position])])
+        position -= live.n_live
+    raise AssertionError("the position is below the number of live documents")
+
+
+def _compare_with_store(view: View) -> None:
+    stored = view.store.documents_by_key()
+    keys = view.live_keys()
+    ids = [live.segment.doc_ids[row] for live in view.segments for row in live.places.tolist()]
+    if len(stored) != len(ids):
+        raise FormatError(f"{view.store.path} holds {len(stored)} documents, but the segments hold {len(ids)}")
+    for i, (key, doc_id) in zip(np.argsort(keys).tolist(), stored, strict=True):
+        if keys[i] != key or ids[i] != doc_id:
+            other = f"but the segments hold {ids[i]!r} under {keys[i]}"
+            raise FormatError(f"{view.store.path} holds document {doc_id!r} under key {key}, {other}")
