@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightir.errors import OutcomeUnknown, WriteFailed
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexWriter, build_index, connections, document_shards, store
 from lightir.index.segments import segment
 from lightir.types import Document
 from preloaded import compiled, run_preloaded
@@ -112,6 +112,18 @@ def test_a_writer_that_cannot_read_its_change_refuses_to_go_on(folder: Path, mon
     with Index.open(folder) as index:
         index.verify()
         assert len(index) == 7
+
+
+def test_a_writer_whose_store_sqlite_opened_for_reading_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the system refuses to open a file for writing, SQLite opens it for reading and returns no error."""
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "connect", lambda path, mode: connections.connect(path, "ro"))
+        with pytest.raises(WriteFailed, match=r"cannot use .*store\.sqlite: attempt to write a readonly database"):
+            IndexWriter.open(folder)
+    with IndexWriter.open(folder, wait_s=0) as writer:
+        assert writer.delete(["d0"]) == 1
 
 
 def test_a_segment_that_could_not_be_removed_does_not_take_the_number_of_a_new_one(folder: Path) -> None:

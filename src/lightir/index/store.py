@@ -167,7 +167,14 @@ class Store:
         require_writable(path)
         with _named(path):
             connection = connect(path, "rw")
-            connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+            try:
+                connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+                # If the system refuses to open a file for writing, SQLite opens it for reading without an error. Then
+                # this statement, which changes nothing, fails.
+                connection.execute("UPDATE generation SET number = number WHERE FALSE")
+            except BaseException:
+                connection.close()
+                raise
             return cls(path, connection)
 
     @property
