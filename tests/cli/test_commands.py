@@ -172,8 +172,22 @@ def test_options_may_come_between_positional_arguments(bm25_index, capsys):
     assert rankings == [["d-river"]] * 2
     parse = build_parser().parse_args
     assert parse(["delete", "i", "a", "--json", "b"]).doc_ids == ["a", "b"]
-    assert parse(["bench", "engine", "--", "--docs", "3"]).options == ["--docs", "3"]
     assert parse(["search", "i", "--", "-k"]).query == "-k"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], []),
+        (["--docs", "3"], ["--docs", "3"]),
+        (["--", "--docs", "3"], ["--docs", "3"]),
+        (["--help"], ["--help"]),
+        (["3", "--json"], ["3", "--json"]),
+    ],
+)
+def test_options_after_the_name_of_a_benchmark_are_its_own(arguments, options):
+    args = build_parser().parse_args(["bench", "engine", *arguments])
+    assert (args.name, args.options) == ("engine", options)
 
 
 def test_search_requires_exactly_one_source_of_queries(bm25_index):

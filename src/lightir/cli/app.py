@@ -105,7 +105,9 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command's options first, so that they may come between INDEX and QUERY, which argparse rejects."""
-        if self._mixing or self._subparsers is not None:
+        if self._subparsers is not None:
+            return super().parse_known_args(with_separator(sys.argv[1:] if args is None else args), namespace)
+        if self._mixing:
             return super().parse_known_args(args, namespace)
         self._mixing = True
         try:
@@ -129,6 +131,14 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         hint = next(hints, "; put quotes around a query of several words")
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
+
+
+def with_separator(argv: Sequence[str]) -> list[str]:
+    """Insert "--" after the name of a benchmark, so that everything behind it is the benchmark's own."""
+    argv = list(argv)
+    if argv[:1] == ["bench"] and len(argv) > 2 and not argv[1].startswith("-") and argv[2] != "--":
+        argv.insert(2, "--")
+    return argv
 
 
 def load_command(name: str) -> Command:

@@ -14,17 +14,16 @@ from lightir.version import SOURCE_ROOT
 
 HELP = "run a benchmark of the checkout"
 EXAMPLES = """
-  lightir bench                           list the benchmarks
-  lightir bench query_encoding -- --help  show a benchmark's own options
+  lightir bench                        list the benchmarks
+  lightir bench query_encoding --help  show a benchmark's own options
+  lightir bench soak --minutes 30      readers, writers, kills and failing calls on one index
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="benchmark to run (default: list all)")
-    parser.add_argument(
-        "options", nargs="*", metavar="OPTION", help="options of the benchmark itself; put -- before the first"
-    )
+    parser.add_argument("options", nargs="*", metavar="OPTION", help="options of the benchmark itself")
 
 
 def run(args: argparse.Namespace) -> int:
