@@ -134,8 +134,8 @@ def lightir_bags(task: SparseTask) -> Engine:
     bags = CandidateSearch([BoundBranch("tokens", segments)], scale="none")
 
     def search(query: Query, k: int) -> Found:
-        (best,) = bags.search([segments.queries(np.array([0, len(query[0])]), *query)], Request(k, k))
-        return best.doc_ords.astype(np.int64), best.columns["tokens"].scores
+        (best,) = bags.search([segments.queries(np.array([0, len(query[0])]), *query)], Request(k, k, columns=False))
+        return best.doc_ords.astype(np.int64), best.scores.astype(np.float32)
 
     def batch(queries: Sequence[Query], k: int, threads: int) -> object:
         indptr = np.cumsum([0, *(len(terms) for terms, _ in queries)])
