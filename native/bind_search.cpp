@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,7 +95,7 @@ public:
             const auto given = nb::cast<nb::tuple>(pending);
             flags_ = nb::borrow(given[0]);
             pending_ = std::make_unique<Array>(flags_, "pending", 1);
-            pending_->span<uint8_t>();
+            keep_few(pending_->span<uint8_t>());
             fuses_last_ = nb::cast<bool>(given[1]);
             if (!fuses_last_ && branches_.size() == 1) throw InvalidInput("no branch is fused");
         }
@@ -170,6 +171,16 @@ private:
         std::unique_ptr<AllowedOfAll> allowed;
     };
 
+    // Lists the pending documents if scoring them costs less than searching all.
+    void keep_few(Span<uint8_t> flags) {
+        constexpr size_t searched_per_scored = 256, at_least = 16;
+        const size_t most = std::max(at_least, flags.size / searched_per_scored);
+        for (size_t doc = 0; doc < flags.size && few_pending_.size() <= most; ++doc) {
+            if (flags[doc] != 0) few_pending_.push_back(static_cast<uint32_t>(doc));
+        }
+        if (few_pending_.size() > most) few_pending_.clear();
+    }
+
     static std::unique_ptr<DocumentQueries> queries_of(const Bound& branch, const TextVectors& vectors) {
         if (nb::isinstance<DenseSegments>(branch.documents)) {
             return std::make_unique<DenseQueries>(nb::cast<const DenseSegments&>(branch.documents),
@@ -201,6 +212,7 @@ private:
         }
         options.pending = pending_ == nullptr ? Span<uint8_t>{} : pending_->span<uint8_t>();
         options.fuses_last = fuses_last_;
+        options.few_pending = {few_pending_.data(), few_pending_.size()};
         if (known_ids_ != nullptr) {
             options.firsts = &known_ids_->firsts();
             options.ids = &known_ids_->ids();
@@ -240,6 +252,7 @@ private:
     std::vector<Bound> branches_;
     nb::object flags_;
     std::unique_ptr<Array> pending_;
+    std::vector<uint32_t> few_pending_;
     bool fuses_last_ = true;
     nb::object encoder_;
     nb::callable by_library_;

@@ -184,6 +184,30 @@ FusedTop in_places(const FusedTop& fused, const std::vector<Waiting>& waiting, s
     return out;
 }
 
+// Whether the scores of the few pending documents show that none of them has one of the first k places, so that the last
+// branch, which only ranks them, need not be searched. lists: those of the fused branches.
+bool none_in_first(const FusedTop& best, const std::vector<BranchList>& lists, const BranchQueries& last, const Scorer& scorer,
+                   const CandidateOptions& options, const Excluded& excluded) {
+    // With fewer fused documents than k, pending ones move up from any place.
+    if (options.few_pending.size == 0 || options.also.size != 0 || best.doc_ords.size() < options.k) return false;
+    if (!last.lists_by_score()) return false;
+    const auto scores_of = [&](Span<uint32_t> doc_ords) {
+        std::vector<uint32_t> listed;
+        for (const uint32_t doc_ord : doc_ords) {
+            if (last.allows(doc_ord) && !excluded.holds(doc_ord)) listed.push_back(doc_ord);
+        }
+        std::vector<float> scores(listed.size());
+        scorer.score(span_of(listed), scores.data());
+        return scores;
+    };
+    float highest = 0.0f;
+    for (const float score : scores_of(options.few_pending)) highest = std::max(highest, score);
+    if (highest == 0.0f) return true;
+    const std::vector<float> others = scores_of(span_of(union_of(lists)));
+    const auto n_before = std::count_if(others.begin(), others.end(), [&](float score) { return score > highest; });
+    return static_cast<size_t>(n_before) >= options.k;
+}
+
 // Returns n + more, or the limit of the documents if that is less.
 size_t enlarged(size_t n, size_t more) {
     return std::min(std::min(n, most_documents) + std::min(more, most_documents), most_documents);
@@ -205,12 +229,12 @@ FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const
     for (size_t b = 0; b < branches.size(); ++b) {
         const SearchedBranch& branch = branches[b];
         const bool is_fused = options.fuses_last || b + 1 < branches.size();
-        const bool watches = counts_outside(options.scale) && b > 0 && is_fused;
+        const bool watches = counts_outside(options.scale) && b > 0;
         if (watches) watched[b].doc_ords = union_of(lists);
-        lists.push_back(list_of(branch.queries->top(query, depth, watches ? &watched[b] : nullptr), options, depth));
         scorers.push_back(branch.queries->scorer(query));
+        if (!is_fused) break;  // searched below, if that is needed
+        lists.push_back(list_of(branch.queries->top(query, depth, watches ? &watched[b] : nullptr), options, depth));
         const bool known = !watched[b].scores.empty();
-        if (!is_fused) continue;
         fused.push_back({span_of(lists.back().doc_ords), span_of(lists.back().scores), scorers.back().get(),
                          branch.weight, branch.complete, known ? &watched[b] : nullptr});
     }
@@ -219,7 +243,13 @@ FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const
     if (options.ids != nullptr) best = in_order_of_ids(best, options, k);
     best = excluded.removed_from(std::move(best), options.k);
     if (options.pending.size == 0 && options.fuses_last) return best;
-    const std::vector<Waiting> waiting = waiting_of(lists.back(), *scorers.back(), options, excluded);
+    std::vector<Waiting> waiting;
+    if (options.fuses_last) {
+        waiting = waiting_of(lists.back(), *scorers.back(), options, excluded);
+    } else if (!none_in_first(best, lists, *branches.back().queries, *scorers.back(), options, excluded)) {
+        const BranchList last = list_of(branches.back().queries->top(query, depth, nullptr), options, depth);
+        waiting = waiting_of(last, *scorers.back(), options, excluded);
+    }
     if (waiting.empty() && best.columns.size() == (options.columns ? branches.size() : 0)) return best;
     return in_places(best, waiting, options.columns ? branches.size() : 0, options.k);
 }

@@ -27,6 +27,13 @@ public:
 
     // Scores documents for a query.
     virtual std::unique_ptr<Scorer> scorer(size_t query) const = 0;
+
+    // Whether `top` lists exactly the documents that `allows` admits and `scorer` scores above 0. The scores of a few documents
+    // can then save a search.
+    virtual bool lists_by_score() const { return false; }
+
+    // Whether `top` may return a document, whatever its score. Asked only if `lists_by_score`.
+    virtual bool allows(uint32_t doc_ord) const { return static_cast<void>(doc_ord), true; }
 };
 
 // One branch of a search: its weight in the sum, and whether no document outside its list scores more than the list's last.
@@ -49,6 +56,7 @@ struct CandidateOptions {
     size_t n_threads = 1;
     Span<uint8_t> pending;       // by doc_ord, whether a document is pending; or empty if none takes part
     bool fuses_last = true;      // whether the last branch is fused, or only ranks pending documents
+    Span<uint32_t> few_pending;  // the pending documents, if they are so few that scoring them costs less than a search; or empty
     const FirstOrds* firsts = nullptr;
     const std::vector<SegmentIds>* ids = nullptr;  // of the documents, or null where they ascend with the doc_ords
 };

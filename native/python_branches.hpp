@@ -308,6 +308,13 @@ public:
 
     std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
 
+    bool lists_by_score() const override { return true; }
+
+    bool allows(uint32_t doc_ord) const override {
+        const size_t segment = rows_.firsts().segment_of(doc_ord);
+        return (*allowed)[segment](doc_ord - rows_.firsts()[segment]);
+    }
+
 private:
     SegmentedQuery terms(size_t query) const {
         const size_t begin = static_cast<size_t>(indptr_[query]), n = static_cast<size_t>(indptr_[query + 1]) - begin;

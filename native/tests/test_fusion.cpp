@@ -237,6 +237,57 @@ void a_whole_search_is_its_lists_joined(unsigned seed, size_t depth, size_t k, S
     for (size_t i = 0; i < texts.size(); ++i) expect(texts[i].size == (alone.doc_ords[i] == 1 ? 2u : 1u), "a document's id");
 }
 
+// A branch of words that counts its searches.
+class Words : public ByScorer {
+public:
+    using ByScorer::ByScorer;
+
+    std::vector<Hit> top(size_t query, size_t n, Watched* watched) override {
+        ++n_searches;
+        std::vector<Hit> hits = ByScorer::top(query, n, watched);
+        while (!hits.empty() && hits.back().score <= 0.0f) hits.pop_back();
+        return hits;
+    }
+
+    bool lists_by_score() const override { return true; }
+    bool allows(uint32_t doc_ord) const override { return doc_ord != 1; }
+
+    size_t n_searches = 0;
+};
+
+// Each document in turn is the only pending one, and is ranked as if the branch of words were always searched.
+void places_are_searched_for_only_if_they_can_matter(unsigned seed, size_t k) {
+    const Collection data(seed);
+    ByScorer by_dense([&]() -> std::unique_ptr<Scorer> {
+        return std::make_unique<DenseScorer>(data.firsts, data.dense, span(data.query));
+    });
+    const SegmentedQuery query{span(data.query_terms), span(data.query_weights), span(data.places), 3};
+    const SparseScorer by_terms(data.firsts, data.sparse, query, {0.9, 0.4, 2.0});
+    Words words([&]() -> std::unique_ptr<Scorer> { return std::make_unique<SparseScorer>(by_terms); });
+    const std::vector<SearchedBranch> branches{{&by_dense, 0.5, true}, {&words, 0.3, true}};
+    std::vector<float> scores(12);
+    std::vector<uint32_t> every(12);
+    for (uint32_t i = 0; i < 12; ++i) every[i] = i;
+    by_terms.score(span(every), scores.data());
+    for (const uint32_t doc : every) {
+        if (doc == 1) continue;  // the filter of words does not admit it, but their list in this test does
+        std::vector<uint8_t> flags(12, 0);
+        flags[doc] = 1;
+        CandidateOptions how;
+        how.scale = Scale::max, how.k = k, how.depth = 12, how.pending = span(flags), how.fuses_last = false;
+        const FusedTop expected = search(branches, 1, how)[0];
+        const std::vector<uint32_t> pending{doc};
+        how.few_pending = span(pending);
+        words.n_searches = 0;
+        const FusedTop found = search(branches, 1, how)[0];
+        expect(found.doc_ords == expected.doc_ords && found.scores == expected.scores, "as if it had been searched");
+        const auto better = [&](uint32_t other) { return other != 1 && scores[other] > scores[doc]; };
+        const auto n_better = std::count_if(every.begin(), every.end(), better);
+        const bool needed = k > 11 || (scores[doc] > 0.0f && static_cast<size_t>(n_better) < k);
+        expect(words.n_searches == (needed ? 1u : 0u), "searched only if the pending document may have a place");
+    }
+}
+
 constexpr Scale scales[] = {Scale::none,    Scale::max,  Scale::min_max,
                             Scale::z_score, Scale::dbsf, Scale::reciprocal};
 
@@ -263,6 +314,9 @@ int main() {
     }
     for (const unsigned seed : {1u, 2u, 3u}) {
         for (const size_t k : {0u, 1u, 3u, 50u}) the_best_of_all_segments_are_those_of_the_scores(seed, k);
+    }
+    for (const unsigned seed : {1u, 2u, 3u}) {
+        for (const size_t k : {0u, 1u, 3u, 11u, 12u}) places_are_searched_for_only_if_they_can_matter(seed, k);
     }
     return outcome();
 }

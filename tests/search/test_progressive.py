@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.eval import read_run, write_run
 from lightir.index import Index, IndexOptions, IndexWriter, build_index
 from lightir.kernel import reference
+from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document, Query
-from small_collections import WORDS, GivenVectors, csr, word_contract
+from lightir.vectors import QueryVectors
+from small_collections import WORDS, GivenVectors, csr, word_contract, word_table, word_tokenizer
 
 MODES = ("hybrid", "hybrid+tokens", "dense+tokens", "sparse+tokens", None)
 FUSIONS = ("linear", "linear:min-max", "linear:z-score", "linear:none", "rrf:3", "dbsf")
@@ -341,3 +345,48 @@ def test_quality_rises_with_the_share_that_is_encoded(tmp_path: Path) -> None:
             precisions.append(float(np.mean(right)))
     assert all(later > earlier - 0.01 for earlier, later in itertools.pairwise(precisions)), precisions
     assert precisions[-1] > precisions[0] + 0.04
+
+
+class Unknown:
+    """An encoder whose vectors the kernel does not make, so that every search asks the tokens branch for the places."""
+
+    def __init__(self, encoder: CachedQueryEncoder) -> None:
+        self._encoder = encoder
+        self.document_fingerprint = encoder.document_fingerprint
+
+    def encode(self, texts: Sequence[str], *, task: str | None = None) -> QueryVectors:
+        return self._encoder.encode(texts, task=task)
+
+
+@pytest.mark.parametrize("where", [None, {"kind": "old"}])
+def test_queries_that_match_no_pending_document_skip_the_tokens_branch(
+    tmp_path: Path, where: dict[str, str] | None
+) -> None:
+    shard = shard_of()
+    contract = word_contract(fusion=Fusion(weights={"dense": 0.5, "sparse": 0.5}))
+    with IndexWriter.create(tmp_path / "i", contract=contract, options=IndexOptions(analyzer="words")) as writer:
+        encoded = [dataclasses.replace(document, metadata={"kind": "old"}) for document in shard.documents]
+        writer.add(encoded, dense=shard.dense, sparse=shard.sparse)
+        texts = {"p1": "cat cat", "p2": "zebra cat", "p3": "well"}
+        writer.add([Document(name, text, metadata={"kind": "new"}) for name, text in texts.items()])
+        writer.delete(["p3"])
+    cached = CachedQueryEncoder(contract, word_tokenizer(), tables={"": CachedTable(word_table())})
+    matching = {"cat": True, "dog": False, "zebra runs": True, "": False, "unknown": False, "the well": False}
+    with Index.open(tmp_path / "i") as index:
+        assert {text: index.view.pending_match([text.split()]) for text in matching} == matching
+        skipping, asking = Searcher(index, cached), Searcher(index, Unknown(cached))
+        for k, excluded in itertools.product((1, 3, N_DOCS + 3), ([], ["d03", "p1"])):
+            options = SearchOptions(mode="hybrid", filter=where, exclude=excluded)
+            for texts_asked in ([*matching], *([text] for text in matching)):
+                runs = [searcher.search(texts_asked, k, options) for searcher in (skipping, asking)]
+                for query_id, ranking in runs[1].items():
+                    assert runs[0][query_id].doc_ids == ranking.doc_ids
+                    np.testing.assert_array_equal(runs[0][query_id].scores, ranking.scores)
+        ranking = skipping.search(["zebra"], 1, SearchOptions(mode="hybrid"))["0"]
+        assert list(ranking.doc_ids) == ["p2"]
+
+
+def test_many_pending_documents_are_not_asked_for_their_words(half: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not half.view.pending_match([["zebra"]])
+    monkeypatch.setattr("lightir.index.view.PENDING_ASKED", N_DOCS // 2 - 1)
+    assert half.view.pending_match([["zebra"]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +28,16 @@ from lightir.index.store import STORE_FILE, DocKeys, Store
 from lightir.index.token_queries import TokenQueries
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
-from lightir.vectors import Ragged, SparseVectors
+from lightir.vectors import SparseVectors, row_entries, row_starts
 
 FILTERS_KEPT = 16
 """Maximum number of filters whose bitmaps a view caches."""
 
 TERMS_KEPT = 100_000
 """Maximum number of query terms whose positions in the segments a view caches."""
+
+PENDING_ASKED = 4096
+"""Maximum number of pending documents whose terms a view lists, to tell which queries match none of them."""
 
 
 class View:
@@ -163,6 +166,18 @@ class View:
     def waits(self) -> Mask:
         """(n,) bool by doc_ord, whether a document is pending, deleted documents included."""
         return np.concatenate([np.zeros(0, np.bool_), *(live.segment.pending for live in self.segments)])
+
+    @cached_property
+    def _pending_terms(self) -> list[tuple[int, frozenset[int]]]:
+        """Number of each segment with pending documents, and their terms' positions in its dictionary."""
+        held = []
+        for number, live in enumerate(self.segments):
+            stored = live.segment.tokens
+            if live.n_pending and stored is not None:
+                with live.segment.naming_damage():
+                    _, entries = row_entries(stored.indptr, np.flatnonzero(live.segment.pending & live.live))
+                    held.append((number, frozenset(stored.term_ids[entries].tolist())))
+        return held
 
     @cached_property
     def mean_length(self) -> float:
@@ -324,16 +339,33 @@ class View:
             InvalidInput: the index has no tokens branch.
         """
         self.require("tokens")
-        distinct = sorted({term for row in rows for term in row})
-        facts = {term: self._facts(term) for term in distinct}
-        terms = [term for term in distinct if facts[term][0]]
+        facts = {term: self._facts(term) for term in sorted({term for row in rows for term in row})}
+        terms = [term for term, (df, _) in facts.items() if df]
         position_of = {term: position for position, term in enumerate(terms)}
-        positions = [[position_of[term] for term in row if term in position_of] for row in rows]
-        counts = SparseVectors.count(Ragged.from_lists(positions), vocab_size=len(terms))
-        factors = np.array([idf(len(self), facts[term][0]) if idfs else 1.0 for term in terms], dtype=np.float64)
-        weights = (counts.weights.astype(np.float64) * factors[counts.term_ids]).astype(np.float32)
+        n_docs = len(self)
+        factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
+        # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
+        counts = [sorted(Counter(position_of[term] for term in row if term in position_of).items()) for row in rows]
+        pairs = [pair for row in counts for pair in row]
+        vectors = SparseVectors(
+            row_starts([len(row) for row in counts]),
+            np.array([position for position, _ in pairs], dtype=np.uint32),
+            np.array([count * factors[position] for position, count in pairs], dtype=np.float32),
+            vocab_size=len(terms),
+        )
         ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, counts.with_weights(weights), list(ids.T))
+        return TokenQueries(terms, vectors, list(ids.T))
+
+    def pending_match(self, rows: Sequence[Sequence[str | int]]) -> bool:
+        """Return whether a pending document may have a term of a query; True if there are too many to ask.
+
+        Args:
+            rows: the terms of each query, as for `token_queries`.
+        """
+        if self.n_pending > PENDING_ASKED:
+            return True
+        asked = {term for row in rows for term in row}
+        return any(self._facts(term)[1][number] in held for number, held in self._pending_terms for term in asked)
 
     def bag_queries(self, queries: SparseVectors) -> TokenQueries:
         """Return queries with weights over the model's vocabulary for a tokens branch of bags; weights are unchanged.

@@ -53,6 +53,8 @@ class BoundPlan:
         takes_texts: whether the kernel makes all vectors itself.
         walks_graphs: whether dense lists are made by graphs.
         depth: default number of documents that each branch gives to the fusion.
+        encoded: search of the fused branches from texts, for queries that match no pending document; None if the
+            tokens branch ranks no pending documents by words, or if the kernel does not make the vectors.
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class BoundPlan:
     takes_texts: bool
     walks_graphs: bool
     depth: int
+    encoded: CandidateSearch | None = None
 
 
 def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
@@ -94,7 +97,15 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
     by_language_model = coding.smoothing is not None and "tokens" in plan.branches
     # A language model's scores are negative, so its list's end measures them.
     depth = WHOLE_DEPTH if by_language_model else default_depth(plan.fusion)
-    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs, depth)
+    return BoundPlan(plan, coding, kernel, texts is not None, walks_graphs, depth, _encoded_alone(view, plan, coding))
+
+
+def _encoded_alone(view: View, plan: Plan, coding: QueryCoding) -> CandidateSearch | None:
+    """Return `BoundPlan.encoded`."""
+    if not plan.ranks_by_tokens or view.counts_model_terms or coding.smoothing is not None:
+        return None
+    alone = bind(view, dataclasses.replace(plan, finds_pending=False), coding)
+    return alone.kernel if alone.takes_texts else None
 
 
 def scale_of(fusion: Fusion) -> Scale:
@@ -179,9 +190,11 @@ class PreparedSearch:
         require_count(k)
         excluded, bound = self._excluded(query_ids), self._bound
         request = Request(k, max(k, self.depth), self.threads, False, excluded)
-        if bound.takes_texts:
+        if bound.takes_texts or self._matches_encoded_only(query_ids, texts):
+            by_texts = bound.encoded or bound.kernel
+            allowed = self._allowed_of(self.plan.branches)
             try:
-                return bound.kernel.rankings_of_texts(texts, query_ids, request, allowed=self._allowed)
+                return by_texts.rankings_of_texts(texts, query_ids, request, allowed=allowed)
             except InvalidInput:
                 _check_texts(query_ids, texts)
                 raise
@@ -241,13 +254,24 @@ class PreparedSearch:
         """Return the search of single branches for a batch of queries."""
         return BranchSearch(self.view, encoded, matching=self.matching, threads=self.threads)
 
+    def _matches_encoded_only(self, query_ids: Sequence[str], texts: Sequence[str]) -> bool:
+        """Whether no query has a word of a pending document, so that `BoundPlan.encoded` ranks as the plan does."""
+        if self._bound.encoded is None:
+            return False
+        assert self.view.analyzer is not None  # the tokens branch is there
+        _check_texts(query_ids, texts)
+        return not self.view.pending_match(self.view.analyzer.terms(texts))
+
     @property
     def _allowed(self) -> list[Allowed] | None:
-        """Bitmaps of the documents that each branch may find; None without a filter."""
+        """Bitmaps of the documents that each searched branch may find; None without a filter."""
+        return self._allowed_of(self.plan.searched)
+
+    def _allowed_of(self, branches: Sequence[Branch]) -> list[Allowed] | None:
         if self.matching is None:
             return None
         searched = self.branches(EncodedQueries(0, None, None, None))
-        return [searched.allowed(branch) for branch in self.plan.searched]
+        return [searched.allowed(branch) for branch in branches]
 
     def _excluded(self, query_ids: Sequence[str]) -> tuple[npt.NDArray[np.int64], DocOrds] | None:
         """Return the documents that each query is not given, see `Request`; None if there are none."""
