@@ -85,7 +85,7 @@ def test_a_script_of_the_checkout_is_named_as_one_would_type_it(monkeypatch: pyt
 def test_every_stored_result_carries_its_provenance(path: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))["provenance"]
     assert record.keys() >= FIELDS
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", record["commit"])  # "-dirty": beside changes that were not committed
+    assert re.fullmatch(r"[0-9a-f]{40}", record["commit"])  # without "-dirty": of a tree whose changes are committed
     assert datetime.datetime.fromisoformat(record["date"]).tzinfo is not None
     assert record["command"].startswith("python recipes/")
     if record["machine"] is None:
