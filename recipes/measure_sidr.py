@@ -26,7 +26,7 @@ from lightir.provenance import provenance
 
 SMALLEST = (
     "tiny:test --data {data} --work {out}/work --out {out}/found "
-    "--variant whole={model} --variant same={model} --ablations"
+    "--variant whole={model} --variant same={model} --light {expanding} --ablations"
 )
 MEASURES = ("nDCG@10", "Success@1", "R@100")
 SEARCHES = {

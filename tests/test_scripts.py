@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import runpy
@@ -47,9 +48,13 @@ def smallest(script: Path) -> str | None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders that a script's SMALLEST may name: a data set "tiny", a language model, its vectors and their index."""
+    """Folders that a script's SMALLEST may name: a data set "tiny", models, vectors of the first one and their index.
+
+    Light queries of the model "expanding" have weights: they are means of their terms' expansions.
+    """
     top = tmp_path_factory.mktemp("folders")
-    folders = {name: top / name for name in ("data", "backbone", "model", "vectors", "index", "cell")}
+    names = ("data", "backbone", "model", "expanding", "vectors", "index", "cell")
+    folders = {name: top / name for name in names}
     dataset = write_dataset(folders["data"] / "tiny", "tiny")
     shutil.copy(dataset / "qrels" / "dev.tsv", dataset / "qrels" / "test.tsv")
     save_tiny("llama", folders["backbone"])
@@ -58,6 +63,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     contract = Contract("lightretriever", backbone_record(backbone), *policies, DenseHead(), SparseHead(top_k=20))
     LightRetriever(backbone, contract).save(folders["model"])
     cache_vocabulary(folders["model"], folders["model"] / "query-encoder")
+    expanding = dataclasses.replace(
+        contract,
+        method="sidr",
+        query=QueryPolicy("", leading_blank=False, weighting="expansion", expansion_terms=4),
+        dense=None,
+        sparse=SparseHead("elu1p", top_k=20),
+    )
+    LightRetriever(backbone, expanding).save(folders["expanding"])
+    cache_vocabulary(folders["expanding"], folders["expanding"] / "query-encoder")
     encode_corpus(folders["model"], read_documents(dataset), folders["vectors"])
     vectors, encoder = VectorsReader(folders["vectors"]), folders["vectors"] / "query-encoder"
     build_index(vectors, folders["index"], contract=vectors.contract, query_encoder=encoder)

@@ -15,11 +15,12 @@ from lightir.errors import FormatError, InvalidInput
 from lightir.models.encoder import LightRetriever
 from lightir.train.distill.teacher import load_teacher
 from lightir.train.recipes.contrastive_recipe import ContrastiveRecipe, HeadRecipe, LossWeights
-from lightir.train.stages.contrastive import train
+from lightir.train.stages.contrastive import Contrastive, train
 from lightir.train.stages.contrastive_batch import batch_losses
 from lightir.train.stages.registry import read_recipe
 from lightir.train.stages.stage_data import make_mixture, open_sets
 from lightir.train.stages.stage_model import build_model
+from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_recipes import RECIPES
 
 
@@ -84,6 +85,24 @@ def test_training_reads_queries_with_the_first_layer_and_documents_with_all(
     moved = {name for name, p in model.trunk.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert any(".layers.0." in name for name in moved)
     assert any(".layers.1." in name for name in moved)  # by way of the documents
+
+
+def parameter_gradients(recipe: ContrastiveRecipe) -> dict[str, torch.Tensor]:
+    stage = Contrastive(recipe, Path("unused"), "cpu")
+    wake_lora(stage.parameters.items())
+    parts, _ = stage.losses(0, step=0)
+    return gradients_of(parts, stage.parameters)
+
+
+@pytest.mark.parametrize("packed", [0, 64])
+def test_two_processes_have_the_gradient_of_one(first_layer: ContrastiveRecipe, packed: int, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        first_layer, optimisation=dataclasses.replace(first_layer.optimisation, packed_tokens=packed)
+    )
+    one = parameter_gradients(recipe)
+    assert_same(first_of(2, lambda: parameter_gradients(recipe), tmp_path), one, rtol=1e-4)
+    whole = parameter_gradients(dataclasses.replace(recipe, query_layers=0))
+    assert any(float((whole[name] - gradient).norm()) > 0.01 * float(gradient.norm()) for name, gradient in one.items())
 
 
 def test_the_model_encodes_queries_as_it_was_trained(first_layer: ContrastiveRecipe, tmp_path: Path) -> None:
