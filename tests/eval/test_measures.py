@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import subprocess
 
@@ -160,3 +161,18 @@ def test_a_measure_whose_script_fails_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ir_measures, "iter_calc", fails)
     with pytest.raises(InvalidInput, match=r"cannot compute all of ERR@20: .*gdeval\.pl"):
         evaluate(run_of(q=["a"]), {"q": {"a": 1}}, ["ERR@20"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ir_measures itself
+def test_names_have_ir_measures_own_meaning() -> None:
+    names = ["nDCG@10", "R@5", "P(rel=2)@3", "AP", "nDCG(dcg='exp-log2')@20", "Judged@10", "RR(rel=2)", "AP(rel=2)@100"]
+    assert parse_measures(names) == {name: ir_measures.parse_measure(name) for name in names}
+
+
+def test_measures_need_no_class_that_python_3_14_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Num", "Str", "NameConstant"):
+        monkeypatch.setitem(vars(ast), name, None)  # isinstance(node, None) is a TypeError
+    with pytest.raises(TypeError):
+        ir_measures.parse_measure("R@5")
+    result = evaluate(run_of(q1=["a", "b"]), {"q1": {"b": 1}}, ["R@1", "RR(rel=1)@10", "recip_rank"])
+    assert result.measures == {"R@1": 0.0, "RR(rel=1)@10": 0.5, "recip_rank": 0.5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -136,7 +137,7 @@ def _named(ir_measures: Any, name: str) -> Any:
     own = {known.lower(): known for known in ir_measures.measures.registry}
     word = str(re.split(r"\W", name, maxsplit=1)[0])
     try:
-        return ir_measures.parse_measure(own.get(word.lower(), word) + name[len(word) :])
+        return _measure(ir_measures.measures.registry, own.get(word.lower(), word) + name[len(word) :])
     except (ValueError, NameError, SyntaxError):
         try:
             (measure,) = ir_measures.parse_trec_measure(name)
@@ -145,6 +146,30 @@ def _named(ir_measures: Any, name: str) -> Any:
         else:
             return measure
         raise
+
+
+def _measure(registry: Mapping[str, Any], text: str) -> Any:
+    """Return the measure that a text like `Judged(cutoff=5)`, `nDCG@10` or `P(rel=2)@5` describes.
+
+    ir_measures.parse_measure does this by classes of `ast` that Python 3.14 removed.
+    """
+    node, parameters = ast.parse(text, mode="eval").body, {}
+    cutoff = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        cutoff, node = ast.literal_eval(node.right), node.left
+    if isinstance(node, ast.Call):
+        if node.args or any(keyword.arg is None for keyword in node.keywords):
+            raise ValueError("its parameters need names, as in P(rel=2)@5")
+        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        node = node.func
+    if not isinstance(node, ast.Name):
+        raise ValueError("it does not begin with a measure's name")
+    if node.id not in registry:
+        raise NameError(f"no measure is named {node.id}")
+    kind = registry[node.id]
+    if cutoff is not None:
+        parameters[kind.AT_PARAM] = cutoff
+    return kind(**parameters)
 
 
 def _check_parameters(measure: Any) -> None:
