@@ -1,4 +1,4 @@
-"""A local Hugging Face hub for Hugging Face's own clients: each folder is a repository with one revision."""
+"""A local Hugging Face hub for Hugging Face's own clients: each folder is a repository with its newest revision."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ REVISION = "5" * 40
 
 
 @contextlib.contextmanager
-def pretended_hub(root: Path, home: Path) -> Iterator[dict[str, str]]:
+def pretended_hub(root: Path, home: Path, *, revision: str = REVISION) -> Iterator[dict[str, str]]:
     """Serve `root`/models/OWNER/NAME and `root`/datasets/OWNER/NAME; yield the environment for client processes.
+
+    A folder NAME@COMMIT beside NAME is an earlier revision.
 
     Args:
         root: folder of the repositories.
         home: cache folder of the clients.
+        revision: commit of the newest revision.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"root": root}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Hub", (_Hub,), {"root": root, "newest": revision}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()
@@ -42,6 +45,7 @@ class _Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     root: Path
+    newest: str
 
     def do_GET(self) -> None:
         self._answer()
@@ -63,19 +67,27 @@ class _Hub(BaseHTTPRequestHandler):
             parts = parts[1:]
         kind = parts.pop(0) if parts[0] in ("models", "datasets") else "models"
         repository = self.root / kind / "/".join(parts[:2])
+        self._commit = self.newest  # OWNER/NAME/resolve/REVISION/PATH, and of listings OWNER/NAME/revision/REVISION
+        if len(parts) > 3 and (earlier := repository.with_name(f"{repository.name}@{parts[3]}")).is_dir():
+            repository, self._commit = earlier, parts[3]
+        elif len(parts) > 3 and parts[3] not in ("main", self.newest):
+            self._missing("RevisionNotFound")
+            return
         if len(parts) < 2 or not repository.is_dir():
             self._missing("RepoNotFound")
         elif listing:
             self._listing(repository, parts)
         else:
-            self._file(repository / "/".join(parts[4:]))  # OWNER/NAME/resolve/REVISION/PATH
+            self._file(repository / "/".join(parts[4:]))
 
     def _listing(self, repository: Path, parts: list[str]) -> None:
         files = [path for path in sorted(repository.rglob("*")) if path.is_file()]
         asked = parts[2] if len(parts) > 2 else "revision"
         if asked == "revision":
             names = [{"rfilename": str(path.relative_to(repository))} for path in files]
-            self._json({"id": "/".join(parts[:2]), "sha": REVISION, "siblings": names, "tags": [], "private": False})
+            self._json(
+                {"id": "/".join(parts[:2]), "sha": self._commit, "siblings": names, "tags": [], "private": False}
+            )
             return
         if asked == "paths-info":
             wanted = urllib.parse.parse_qs(self._body.decode()).get("paths") or json.loads(self._body or "{}")["paths"]
@@ -91,7 +103,7 @@ class _Hub(BaseHTTPRequestHandler):
         if not path.is_file():
             self._missing("EntryNotFound")
             return
-        self._send(200, path.read_bytes(), {"ETag": f'"{_tag(path)}"', "X-Repo-Commit": REVISION})
+        self._send(200, path.read_bytes(), {"ETag": f'"{_tag(path)}"', "X-Repo-Commit": self._commit})
 
     def _missing(self, code: str) -> None:
         self._send(404, b"", {"X-Error-Code": code})

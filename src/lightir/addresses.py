@@ -25,6 +25,9 @@ QUERY_ENCODER = "query-encoder"
 """Name of the query encoder's folder inside a model, vectors or index folder."""
 
 NONE_INSTALLED = "none; install one in a checkout with `pip install --no-deps packages/lightir-minilm`"
+REVISION_MARK = "@"
+"""Separates a hub's name from a revision: `owner/name@COMMIT`."""
+
 CHECKSUMS = "SHA256SUMS"
 CHECKSUM_OF_GGUF = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>[^/]+\.gguf)")
 
@@ -57,6 +60,12 @@ def resolve_local(address: str | os.PathLike[str]) -> Path | None:
         names = ", ".join(shipped) or NONE_INSTALLED
         raise NotFound(f"{text} is neither a folder nor a shipped model (shipped models: {names})")
     return None
+
+
+def hub_name(address: str) -> tuple[str, str]:
+    """Return the name and the revision of a model hub's address; "" for the newest revision."""
+    name, _, revision = address.partition(REVISION_MARK)
+    return name, revision
 
 
 def stored_address(address: str | os.PathLike[str], folder: Path) -> str:

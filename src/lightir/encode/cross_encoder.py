@@ -75,7 +75,7 @@ class CrossEncoder:
             InvalidInput: an untrained head, more than two labels, or a missing device.
         """
         device = usable_device(device)
-        folder, _ = model_files(os.fspath(address))
+        folder = model_files(os.fspath(address)).folder
         try:
             config = AutoConfig.from_pretrained(folder)
             with without_progress_bars():

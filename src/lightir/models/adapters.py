@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lightir.addresses import hub_name
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import read_json, write_json
 from lightir.models.backbones import Backbone
@@ -143,7 +144,8 @@ def save_adapter(backbone: Backbone, folder: Path | str) -> None:
     backbone.trunk.save_pretrained(str(folder))
     config = read_json(folder / "adapter_config.json")
     # peft writes the local path of the unpacked model, and the modules in the order of a set.
-    config["base_model_name_or_path"] = backbone.address
+    config["base_model_name_or_path"], revision = hub_name(backbone.address)
+    config["revision"] = revision or None
     config["target_modules"] = sorted(config["target_modules"])
     write_json(folder / "adapter_config.json", config)
     (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card template

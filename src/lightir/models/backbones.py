@@ -48,7 +48,7 @@ class Backbone:
         vocab_size: number of rows of the LM head, or of the input embeddings without a head.
         kind: "causal" or "encoder".
         attention: "causal" or "bidirectional"; encoders are bidirectional.
-        address: address that the backbone was loaded from.
+        address: address that the backbone was loaded from; a hub's name with the commit that was loaded.
         weights_hash: 16 hexadecimal digits over the weight files, without any adapter.
         files: folder in transformers' format that the backbone was read from; "" for a model built in memory.
         end_ids: ids of the model's own end tokens, after the vocabulary; they are never predicted.
@@ -144,7 +144,8 @@ def load_backbone(
         FormatError: a model that transformers does not read, or damaged weights.
         InvalidInput: an unsupported attention, layers other than full or sliding attention, or no end token.
     """
-    folder, weights_hash = model_files(os.fspath(address))
+    files = model_files(os.fspath(address))
+    folder = files.folder
     try:
         config = AutoConfig.from_pretrained(folder)
     except (ValueError, OSError) as error:
@@ -158,8 +159,8 @@ def load_backbone(
         model,
         TextTokenizer.from_file(tokenizer_file(folder)),
         special_ids=_special_ids(folder),
-        address=os.fspath(address),
-        weights_hash=weights_hash,
+        address=files.address,
+        weights_hash=files.weights_hash,
         attention=attention,
     )
     return dataclasses.replace(backbone, files=folder)

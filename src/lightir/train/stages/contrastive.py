@@ -55,8 +55,9 @@ def train(recipe: ContrastiveRecipe, out: Path | str, *, resume: bool = False, d
         NotFound: a data set, or a checkpoint to resume from, is missing.
     """
     out = Path(out)
+    negatives = out.parent / "negatives"
     return run_stage(
-        recipe, out, lambda device: Contrastive(recipe, out.parent / "negatives", device), resume=resume, device=device
+        recipe, out, lambda pinned, device: Contrastive(pinned, negatives, device), resume=resume, device=device
     )
 
 

@@ -35,7 +35,7 @@ def train(recipe: MaskedRecipe, out: Path | str, *, resume: bool = False, device
         NotFound: a corpus, or a checkpoint to resume from, is missing.
         InvalidInput: the backbone is no causal model with a head, or the text is shorter than one row.
     """
-    return run_stage(recipe, Path(out), lambda device: MaskedNextToken(recipe, device), resume=resume, device=device)
+    return run_stage(recipe, Path(out), MaskedNextToken, resume=resume, device=device)
 
 
 class MaskedNextToken(PackedTextStage[MaskedRecipe]):

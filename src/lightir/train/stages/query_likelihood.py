@@ -45,7 +45,7 @@ def train(recipe: LikelihoodRecipe, out: Path | str, *, resume: bool = False, de
         AlreadyExists: `out` exists, or an unfinished run exists and resume is off.
         NotFound: a data set, or a checkpoint to resume from, is missing.
     """
-    return run_stage(recipe, Path(out), lambda device: QueryLikelihood(recipe, device), resume=resume, device=device)
+    return run_stage(recipe, Path(out), QueryLikelihood, resume=resume, device=device)
 
 
 class QueryLikelihood(ModelStage[LikelihoodRecipe]):

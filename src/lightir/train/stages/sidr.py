@@ -59,9 +59,8 @@ def train(recipe: SidrRecipe, out: Path | str, *, resume: bool = False, device: 
         NotFound: a data set, or a checkpoint to resume from, is missing.
     """
     out = Path(out)
-    return run_stage(
-        recipe, out, lambda device: Sidr(recipe, out.parent / "negatives", device), resume=resume, device=device
-    )
+    negatives = out.parent / "negatives"
+    return run_stage(recipe, out, lambda pinned, device: Sidr(pinned, negatives, device), resume=resume, device=device)
 
 
 class Sidr(ModelStage[SidrRecipe]):
