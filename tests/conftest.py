@@ -1,4 +1,4 @@
-"""`--light` runs only the tests that need no torch, for an installation without the train extra."""
+"""`--light` runs only the tests that need no torch, for an installation without the train extra; `--heavy` the rest."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="leave out the files and folders whose tests import torch")
+    parser.addoption("--heavy", action="store_true", help="leave out what --light runs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,11 +33,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore files that import the heavy half, and folders whose conftest.py does, if --light is given."""
-    source = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
-    if not config.getoption("--light") or source.suffix != ".py" or not source.is_file():
+    folder = collection_path.is_dir()
+    source = collection_path / "conftest.py" if folder else collection_path
+    if source.suffix != ".py" or not source.is_file():
         return None
-    return True if HEAVY.search(source.read_text(encoding="utf-8")) else None
+    heavy = bool(HEAVY.search(source.read_text(encoding="utf-8")))
+    if config.getoption("--light"):
+        return heavy or None
+    if config.getoption("--heavy") and not folder:
+        beside = source.with_name("conftest.py")
+        in_heavy_folder = beside != Path(__file__) and beside.is_file() and HEAVY.search(beside.read_text("utf-8"))
+        return None if heavy or in_heavy_folder else True
+    return None
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return "lightir: the tests that import torch are left out" if config.getoption("--light") else None
+    if config.getoption("--light"):
+        return "lightir: the tests that import torch are left out"
+    return "lightir: only the tests that --light leaves out" if config.getoption("--heavy") else None

@@ -1,15 +1,23 @@
-"""`make test-lowest` installs the lowest version of every dependency that pyproject.toml allows."""
+"""Locks hold pyproject.toml's dependencies with hashes; the lowest ones hold the lowest versions that it allows."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]
+
+
+REQUIREMENTS = ROOT / "requirements"
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
 def versions(lines: list[str], operator: str) -> dict[str, Version]:
@@ -18,7 +26,7 @@ def versions(lines: list[str], operator: str) -> dict[str, Version]:
     for requirement in map(Requirement, lines):
         (specifier,) = requirement.specifier
         assert specifier.operator == operator, requirement
-        by_name[requirement.name.lower()] = Version(specifier.version)
+        by_name[canonicalize_name(requirement.name)] = Version(specifier.version)
     return by_name
 
 
@@ -27,9 +35,50 @@ def lowest(*extras: str) -> dict[str, Version]:
     return versions([*PROJECT["dependencies"], *optional], ">=")
 
 
-def pinned(name: str) -> dict[str, Version]:
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    return versions([line for line in lines if not line.startswith("#")], "==")
+def locked(name: str) -> list[str]:
+    """Return a lock's requirements, each with its hashes in one line."""
+    text = (REQUIREMENTS / name).read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def pinned(*names: str) -> dict[str, Version]:
+    return versions([HASH.sub("", line).strip() for name in names for line in locked(name)], "==")
+
+
+LOCKS = sorted(path.name for path in REQUIREMENTS.iterdir() if path.suffix == ".lock" or path.name.startswith("lowest"))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_locked_package_has_the_hashes_of_its_files(name: str) -> None:
+    lines = locked(name)
+    assert lines
+    for line in lines:
+        requirement, *hashes = line.split("--hash=")
+        assert hashes, requirement
+        assert len(set(hashes)) == len(hashes), requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", digest.strip()) for digest in hashes), requirement
+
+
+@pytest.mark.parametrize("torch", ["torch.lock", "torch-cuda.lock"])
+def test_the_development_lock_and_a_build_of_torch_satisfy_every_extra(torch: str) -> None:
+    pins = pinned(torch, "dev.lock")
+    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *extras, *BUILD["requires"]]):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_both_builds_of_torch_have_one_version_and_the_same_packages_around_it() -> None:
+    cpu, cuda, development = pinned("torch.lock"), pinned("torch-cuda.lock"), pinned("dev.lock")
+    assert cpu["torch"].public == str(cuda["torch"])
+    assert {name: development[name] for name in cuda.keys() & development.keys()} == {
+        name: cuda[name] for name in cuda.keys() & development.keys()
+    }
+
+
+def test_the_build_lock_satisfies_what_building_requires() -> None:
+    pins = pinned("build.lock")
+    for requirement in map(Requirement, BUILD["requires"]):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
 def test_the_light_half_is_tested_with_the_lowest_versions() -> None:
