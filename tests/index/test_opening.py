@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightir.errors import FormatError, InvalidInput
+from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.index import Index, IndexWriter, build_index, document_shards, reader
 from lightir.index.removal import keeping_segments
 from lightir.index.segments import segment
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
+from lightir.search.language_model import parse_smoothing
 from lightir.types import Document
 
 PROGRAM = Path(__file__).with_name("busy_index.py")
@@ -93,7 +96,7 @@ def opened_skipping_damage(folder: Path) -> Index:
 def test_a_segment_removed_before_its_nth_file_is_opened_is_not_damage(
     folder: Path, nth: int, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opening, n_opened = segment._naming_missing, [0]
+    opening, n_opened = segment._opened, [0]
 
     def meanwhile(path: Path) -> Any:
         if n_opened[0] == nth:
@@ -102,12 +105,61 @@ def test_a_segment_removed_before_its_nth_file_is_opened_is_not_damage(
         n_opened[0] += 1
         return opening(path)
 
-    monkeypatch.setattr(segment, "_naming_missing", meanwhile)
-    with opener(folder) as index:
-        assert len(index) == 6
-        assert index.view.damaged == []
-        assert index.view.segments[0].number == 2
+    monkeypatch.setattr(segment, "_opened", meanwhile)
+    with without_collection():
+        before = n_open_files()
+        with opener(folder) as index:
+            assert len(index) == 6
+            assert index.view.damaged == []
+            assert index.view.segments[0].number == 2
+        assert n_open_files() == before
     assert n_opened[0] > nth + FILES_OF_A_SEGMENT
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect cycles of references now, and not during the block."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def n_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_closed_index_keeps_no_file_open_though_it_is_still_referenced(folder: Path, tmp_path: Path) -> None:
+    with without_collection():
+        before = n_open_files()
+        index = Index.open(folder)
+        searcher = Searcher(index)
+        for smoothing in (None, parse_smoothing("dirichlet")):
+            searcher.search(["cat number", "3"], 5, SearchOptions(smoothing=smoothing))
+            assert len(searcher.hits("cat", 5, SearchOptions(smoothing=smoothing), explain=True)) == 5
+        assert searcher.hits("cat", 5, SearchOptions(filter={"n": 1})) == []
+        searcher.explain("cat", "d3")
+        rewrite(folder)
+        assert index.refresh()
+        with pytest.raises(NotFound):
+            index.documents(["none"])
+        with pytest.raises(InvalidInput):
+            searcher.search(["cat"], -1)
+        index.verify()
+        index.snapshot(tmp_path / "copy")
+        assert n_open_files() > before
+        index.close()
+        assert n_open_files() == before
+        (folder / "segments" / "segment-000002" / "tokens.bin").unlink()
+        with pytest.raises(FormatError, match="is missing"):
+            Index.open(folder)
+        assert n_open_files() == before
+    index.close()
+    for use in (index.refresh, index.info, lambda: searcher.search(["cat"]), lambda: len(index)):
+        with pytest.raises(InvalidInput, match=r"index was closed; open it again"):
+            use()
 
 
 def test_a_refresh_and_a_forked_process_open_the_newest_view_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Index:
     def __init__(self, folder: Path, view: View, *, skip_damaged: bool) -> None:
         """Take over an opened view; use `open`."""
         self.folder = folder
-        self._view = view
+        self._view: View | None = view
         self._skip_damaged = skip_damaged
         self._refreshing = threading.Lock()
 
@@ -104,11 +104,21 @@ class Index:
         """The state of the index that this reader shows. A search uses one view from start to end.
 
         In a forked process it is the newest state, because the earlier view belongs to the parent.
+
+        Raises:
+            InvalidInput: the index was closed.
         """
-        if self._view.store.inherited:
+        if self._present.store.inherited:
             self._refreshing = threading.Lock()  # another thread of the parent may have held the lock
             self.refresh()
-        return self._view
+        return self._present
+
+    @property
+    def _present(self) -> View:
+        view = self._view
+        if view is None:
+            raise InvalidInput(f"{self.folder} was closed; open it again")
+        return view
 
     def refresh(self) -> bool:
         """Open the newest state and return whether it differs. Running searches keep their view.
@@ -117,14 +127,20 @@ class Index:
         query encoder, and refuses an index of another model.
         """
         with self._refreshing:
-            newest = _newest(self.folder, self._view, self._skip_damaged, self._view.exact)
-            changed = newest is not self._view
+            before = self._present
+            newest = _newest(self.folder, before, self._skip_damaged, before.exact)
+            changed = newest is not before
             self._view = newest
             return changed
 
     def close(self) -> None:
-        """Close the store. Arrays stay mapped while something uses them."""
-        self._view.store.close()
+        """Close all files; closing again has no effect. Views and arrays still in use keep their files open."""
+        if self._view is not None and self._view.store.inherited:
+            self._refreshing = threading.Lock()  # as in `view`
+        with self._refreshing:
+            view, self._view = self._view, None
+            if view is not None:
+                view.store.close()
 
     def __enter__(self) -> Index:
         return self

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +75,8 @@ class Segment:
         """
         self.folder = folder
         path = folder / MANIFEST
-        with _naming_missing(path):
-            content = path.read_bytes()
+        with _opened(path) as file:
+            content = file.read()
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
             raise FormatError(f"{path} is damaged: its checksum differs from that in the store")
         self._manifest_bytes = content
@@ -321,19 +321,23 @@ def _checked_manifest(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:
-    with _naming_missing(path):
-        file = path.open("rb")
-    with file:
+    with _opened(path) as file:
         actual = os.fstat(file.fileno()).st_size
         if actual != n_bytes:
             raise FormatError(f"{path} has {actual} bytes; expected {n_bytes}")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if n_bytes else b""
 
 
-@contextlib.contextmanager
-def _naming_missing(path: Path) -> Iterator[None]:
-    """Turn the error of opening a missing file into FormatError."""
+def _opened(path: Path) -> BinaryIO:
+    """Open a file.
+
+    This is no generator with @contextmanager, because from Python 3.12 on its error would keep itself alive, with the
+    segments that were opened before, until garbage collection.
+
+    Raises:
+        FormatError: the file is missing.
+    """
     try:
-        yield
+        return path.open("rb")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise FormatError(f"{path} is missing") from None
