@@ -12,7 +12,9 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import sys
 from collections import Counter
@@ -65,6 +67,22 @@ def write_index(folder: Path) -> Path:
     return index
 
 
+def write_logged_index(folder: Path) -> Path:
+    """Write an index whose writer was killed, so that the log beside the store holds commits; return its folder."""
+    index = folder / "logged" / "index"
+    IndexWriter.create(index, options=IndexOptions(analyzer="words")).close()
+    pid = os.fork()
+    if not pid:
+        writer = IndexWriter.open(index)
+        writer.add(documents(3))
+        writer.upsert([Document("d0001", "another dog")])
+        writer.delete(["d0002"])
+        writer.add([Document("last", "the last cat")])
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return index
+
+
 def files_of(index: Path) -> list[str]:
     """Return the relative paths of all files."""
     return sorted(path.relative_to(index).as_posix() for path in index.rglob("*") if path.is_file())
@@ -91,12 +109,29 @@ def content(index: Path, name: str) -> Any:
     if name != STORE:
         return path.read_bytes()
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-        connection.text_factory = bytes
-        statements = [f"SELECT rowid, * FROM {table} ORDER BY rowid" for table in TABLES]
-        statements += ["SELECT type, name, tbl_name, sql FROM sqlite_master", "PRAGMA user_version"]
-        statements += ["SELECT doc_id, doc_key FROM documents ORDER BY doc_id", "PRAGMA integrity_check"]
         write_version, read_version = path.read_bytes()[18:20]  # a log is required by 2, and 3 or more forbids changes
-        return [connection.execute(statement).fetchall() for statement in statements], write_version <= 2, read_version
+        return rows(connection), write_version <= 2, read_version
+
+
+def rows(connection: sqlite3.Connection) -> list[Any]:
+    """Return the rows of all tables of a store and of its index, its schema, and what SQLite thinks of it."""
+    connection.text_factory = bytes
+    statements = [f"SELECT rowid, * FROM {table} ORDER BY rowid" for table in TABLES]
+    statements += ["SELECT type, name, tbl_name, sql FROM sqlite_master", "PRAGMA user_version"]
+    statements += ["SELECT doc_id, doc_key FROM documents ORDER BY doc_id", "PRAGMA integrity_check"]
+    return [connection.execute(statement).fetchall() for statement in statements]
+
+
+def recovered(index: Path) -> list[Any]:
+    """Return the rows that SQLite recovers from copies of a store and its log."""
+    copy = index.with_name("recovered")
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    for name in (STORE, f"{STORE}-wal"):
+        if (index / name).exists():
+            shutil.copy(index / name, copy / name)
+    with closing(sqlite3.connect(copy / STORE)) as connection:
+        return rows(connection)
 
 
 def region(pages: dict[int, str], name: str, at: int) -> str:
@@ -152,6 +187,34 @@ def flips(index: Path, every: int) -> Iterator[tuple[str, str, str]]:
             path.write_bytes(changed)
             yield name, region(pages, name, at), outcome(index, name, before)
             leave(path, original)
+
+
+def damaged_logs(index: Path, every: int) -> Iterator[tuple[str, str, str]]:
+    """Damage the log of a killed writer, and the shared memory beside it; yield file, region and outcome."""
+    originals = {path: path.read_bytes() for path in index.iterdir() if path.is_file()}
+    before = recovered(index)
+    for suffix in ("-wal", "-shm"):
+        path = index / (STORE + suffix)
+        original = originals[path]
+        frame = 24 + PAGE  # after a header of 32 bytes
+        heads = {32 + first + at for first in range(0, len(original), frame) for at in range(0, 24, 4)}
+        chosen = sorted({*range(32), *heads, *range(0, len(original), every)} & set(range(len(original))))
+        versions = [bytes(original[:at]) + bytes([original[at] ^ 1 << at % 8]) + original[at + 1 :] for at in chosen]
+        versions += [b"", original[: len(original) // 2], bytes(len(original))]
+        for version in versions:
+            path.write_bytes(version)
+            try:
+                result = "told" if is_told(index) else "untold"
+            except Exception as error:  # noqa: BLE001 - reported with the untold damage
+                result = repr(error)
+            if result == "untold":
+                for file, content_of_file in originals.items():
+                    file.write_bytes(content_of_file)
+                path.write_bytes(version)
+                result = "harmless" if recovered(index) == before else "untold"
+            yield path.name, path.name, result
+            for file, content_of_file in originals.items():
+                file.write_bytes(content_of_file)
 
 
 def leave(path: Path, original: bytes) -> None:
@@ -235,7 +298,8 @@ def main(folder: Path, every: int) -> dict[str, Any]:
     flipped: dict[str, Counter[str]] = {}
     other: dict[str, Counter[str]] = {}
     untold = []
-    for name, kind, result in flips(index, every):
+    logged = write_logged_index(folder)
+    for name, kind, result in itertools.chain(flips(index, every), damaged_logs(logged, every)):
         flipped.setdefault(kind, Counter())[result] += 1
         if result not in ACCEPTED:
             untold.append([name, kind, result])
@@ -244,6 +308,7 @@ def main(folder: Path, every: int) -> dict[str, Any]:
         if result not in ACCEPTED:
             untold.append([name, kind, result])
     assert not is_told(index), "the index was not restored"
+    assert not is_told(logged), "the index was not restored"
     total = sum(flipped.values(), Counter())
     return {"flips": flipped, "total": total, "other": other, "untold": untold}
 

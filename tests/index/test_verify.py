@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -248,3 +249,60 @@ def test_compaction_gives_no_checksums_to_a_damaged_index(release: str, tmp_path
     with pytest.raises(FormatError), Index.open(folder) as index:
         index.snapshot(tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
+
+
+# Lost commits
+
+
+def killed_after_a_change(folder: Path) -> None:
+    """Add a document in a process that is killed before it closes the index, so that the log is not merged."""
+    pid = os.fork()
+    if not pid:
+        IndexWriter.open(folder).add([Document("late", "a late dog")])
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_lost_changes_are_told_until_they_are_accepted(folder: Path, tmp_path: Path) -> None:
+    killed_after_a_change(folder)
+    (folder / "store.sqlite-wal").unlink()
+    told = r"store\.sqlite has lost its last change: .*remove writer\.lock"
+    with Index.open(folder) as index:
+        assert len(index) == 3, "the change was not lost: the test is blind"
+        with pytest.raises(FormatError, match=told):
+            index.verify()
+        with pytest.raises(FormatError, match=told):
+            index.snapshot(tmp_path / "backup")
+    with IndexWriter.open(folder) as writer:
+        writer.add(documents(5))
+        writer.delete(["d0002"])
+    with pytest.raises(FormatError, match=told):
+        verified(folder)
+    (folder / "writer.lock").unlink()
+    assert verified(folder) == []
+
+
+def test_a_store_that_an_older_one_has_replaced_is_told(folder: Path) -> None:
+    with IndexWriter.open(folder) as writer:
+        writer.delete(["a"])
+    older = (folder / "store.sqlite").read_bytes()
+    with IndexWriter.open(folder) as writer:
+        writer.upsert([Document("b", "the cat sleeps at the well", "Cat", {"page": 9})])  # changes no segment
+    assert verified(folder) == []
+    (folder / "store.sqlite").write_bytes(older)
+    with pytest.raises(FormatError, match="has lost its last change"):
+        verified(folder)
+
+
+def test_a_restored_snapshot_and_a_killed_writer_have_lost_nothing(folder: Path, tmp_path: Path) -> None:
+    with Index.open(folder) as index:
+        index.snapshot(tmp_path / "backup")
+    killed_after_a_change(folder)
+    with Index.open(folder) as old:
+        assert verified(folder) == []
+        with IndexWriter.open(folder) as writer:
+            writer.delete(["late"])
+        assert old.verify() == []  # an earlier view is not a loss
+    with Index.open(tmp_path / "backup") as backup:
+        backup.snapshot(folder, overwrite=True)
+    assert verified(folder) == []

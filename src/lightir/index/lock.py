@@ -18,6 +18,8 @@ LOCK_FILE = "writer.lock"
 BRIEF_WAIT_S = 10.0
 POLL_S = 0.01
 DESCRIPTION_CHARACTERS = 4096
+NOTES = ("commits", "lost")
+"""Fields that later holders keep: the number of commits in the store, and of those that it has lost."""
 
 
 class WriterLock:
@@ -42,7 +44,12 @@ class WriterLock:
         self._holder = os.getpid()
         self._path = folder / LOCK_FILE
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        self._description = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "brief": brief}
+        self._description: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": since,
+            "brief": brief,
+        }
         existed = self._path.exists()
         try:
             self._file = self._taken(time.monotonic() + wait_s)
@@ -50,6 +57,7 @@ class WriterLock:
                 before = _read(self._file)
                 self.was_abandoned = (existed or bool(before)) and not before.get("closed", False)
                 """Whether the last holder did not close the index cleanly, so that its last commit may be undecided."""
+                self._description |= {name: _number(before, name) for name in NOTES if _number(before, name)}
                 self._describe(self._description)
             except BaseException:
                 with contextlib.suppress(OSError):  # closing flushes the text that could not be written
@@ -67,7 +75,7 @@ class WriterLock:
                 file, before = self._path.open("a+", encoding="utf-8"), None
                 continue
             holder = _read(file)
-            holder = {} if holder.get("closed") else holder
+            holder = {} if holder.get("closed") else {name: holder[name] for name in holder if name not in NOTES}
             # Read twice: a holder locks the file before it writes its name; until then the file names the last holder.
             stays = holder == before and not holder.get("brief", not holder)
             if stays or time.monotonic() > deadline:
@@ -82,6 +90,19 @@ class WriterLock:
     def is_current(self) -> bool:
         """Whether the folder still has this lock: the index was neither removed nor replaced."""
         return _leads_to(self._path, self._file)
+
+    def note_commits(self, n: int) -> None:
+        """Record the number of commits in the store, for `lost_commits`; without effect if the disk fails.
+
+        Call it when the store is opened and after every commit. The note is not flushed to disk: a power failure may
+        lose it, but it never precedes its commit.
+        """
+        noted = self._description.get("commits", 0)
+        if n < noted:
+            self._description["lost"] = self._description.get("lost", 0) + noted - n
+        self._description["commits"] = n
+        with contextlib.suppress(OSError):
+            self._describe(self._description)
 
     def _describe(self, holder: dict[str, Any]) -> None:
         self._file.truncate(0)
@@ -104,6 +125,25 @@ class WriterLock:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):  # closing flushes what could not be written
             self._file.close()
+
+
+def noted_commits(folder: Path) -> tuple[int, int]:
+    """Return the number of commits that the last writer has noted, and of those lost before it; 0 if unknown.
+
+    A store with fewer commits than noted has lost some: its write-ahead log was damaged or removed, or an older file
+    has replaced the store.
+    """
+    try:
+        with (folder / LOCK_FILE).open(encoding="utf-8") as file:
+            holder = _read(file)
+    except OSError:
+        return 0, 0
+    return _number(holder, "commits"), _number(holder, "lost")
+
+
+def _number(holder: dict[str, Any], name: str) -> int:
+    number = holder.get(name, 0)
+    return number if type(number) is int else 0
 
 
 def _locked(file: IO[str]) -> bool:

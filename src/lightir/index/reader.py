@@ -24,7 +24,7 @@ from lightir.index.segments.graph import mean_recall
 from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
 from lightir.index.store import STORE_FILE, Store, new_index
-from lightir.index.verification import verify_copy, verify_view
+from lightir.index.verification import require_all_commits, verify_copy, verify_view
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.types import BRANCHES, Branch, Document
@@ -232,6 +232,7 @@ class Index:
             relation = "is" if Path(out).resolve() == self.folder.resolve() else "is inside"
             raise InvalidInput(f"{out} {relation} the index; write the snapshot to another folder")
         view = self.view
+        require_all_commits(view)
         with new_index(Path(out), overwrite=overwrite) as folder:
             view.store.backup(folder / STORE_FILE)
             (folder / SEGMENTS_FOLDER).mkdir()

@@ -11,6 +11,7 @@ from lightir.addresses import QUERY_ENCODER
 from lightir.errors import FormatError, LightirError
 from lightir.files import damaged_files
 from lightir.index.index_record import ENCODER_FILES
+from lightir.index.lock import LOCK_FILE, noted_commits
 from lightir.index.store import STORE_FILE, Store
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
@@ -33,6 +34,7 @@ def verify_view(view: View) -> list[str]:
         problems += _problems_of(live.segment.verify)
     segments_are_whole = not problems
     problems += _problems_of(view.store.check) + _problems_of(view.store.verify_state)
+    problems += _problems_of(lambda: require_all_commits(view))
     try:
         keys, n_without = view.store.verify_rows()
         problems += _named_documents(view, keys)
@@ -52,6 +54,28 @@ def verify_view(view: View) -> list[str]:
     if problems:
         raise FormatError("; ".join(dict.fromkeys(problems)))
     return gaps
+
+
+def require_all_commits(view: View) -> None:
+    """Check that the store has all commits that its writers have noted; a folder that was replaced passes.
+
+    Raises:
+        FormatError: the store has lost commits.
+    """
+    noted, lost = noted_commits(view.folder)  # before the store is read: the note follows the commit
+    if not noted or not view.store.is_current:
+        return
+    store = Store.open_snapshot(view.store.path)
+    try:
+        lost += max(0, noted - store.generation())
+    finally:
+        store.close()
+    if lost:
+        changes = "change" if lost == 1 else f"{lost:,} changes"
+        raise FormatError(
+            f"{view.store.path} has lost its last {changes}: its log was damaged or removed, or an older file has "
+            f"replaced it. Restore a backup; to accept the present state, remove {LOCK_FILE} while no process writes"
+        )
 
 
 def verify_copy(folder: Path, original: Path) -> None:

@@ -136,9 +136,11 @@ class IndexWriter:
         try:
             store = Store.open_for_writing(folder / STORE_FILE)
             try:
+                lock.note_commits(store.generation())  # before settling, which is a commit too
                 if lock.was_abandoned:
                     store.settle()
                 view = View(folder, store)
+                lock.note_commits(view.generation)
                 _remove_unlisted(folder, view)
                 return cls(folder, lock, store, view)
             except BaseException:
@@ -458,6 +460,7 @@ class IndexWriter:
                 "was made"
             ) from error
         self._is_outdated = False
+        self._lock.note_commits(self._view.generation)
         if self._lock.is_current:
             _remove_unlisted(self.folder, self._view)
 
