@@ -132,3 +132,38 @@ def test_a_segment_that_could_not_be_removed_does_not_take_the_number_of_a_new_o
         (folder / "segments" / "segment-000007").mkdir()
         writer.add([Document("new", "the cat")])
         assert [live.number for live in writer.view.segments] == [1, 8]
+
+
+READS_SHARED_MEMORY = """
+import ctypes, errno, json, os, sys
+from lightir.errors import LightirError
+from lightir.index import Index
+
+faults = ctypes.CDLL(None)
+faults.faults_start.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+outcomes = []
+for call in range(1, 12):
+    faults.faults_start(os.fsencode(sys.argv[1]), call, call, errno.EIO)
+    try:
+        index = Index.open(sys.argv[1])
+    except (LightirError, OSError) as error:
+        faults.faults_stop()
+        outcomes.append(type(error).__name__)
+        continue
+    faults.faults_stop()
+    with index:
+        maps = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("store.sqlite-shm")]
+        index.verify()
+        outcomes.append("reads" if maps and "w" not in maps[0][1] else "writes")
+print(json.dumps(outcomes))
+"""
+
+
+def test_shared_memory_that_sqlite_opened_for_reading_is_not_damage(folder: Path, tmp_path: Path) -> None:
+    """The connections of a process share it, so those that are opened later cannot write either."""
+    library, program = compiled(tmp_path), tmp_path / "reads_shared_memory.py"
+    program.write_text(READS_SHARED_MEMORY)
+    with IndexWriter.open(folder):  # keeps the shared memory
+        outcomes = run_preloaded(library, program, folder.resolve())
+    assert "reads" in outcomes, "no failing call made SQLite read the shared memory: the test is blind"
+    assert "writes" in outcomes

@@ -656,7 +656,7 @@ def _require_writable_header(path: Path) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorname.startswith("SQLITE_READONLY"):
+        if error.sqlite_errorname.startswith("SQLITE_READONLY") and not _is_refused(connection):
             raise FormatError(f"{path} is damaged: its header forbids changes ({error})") from error
     finally:
         connection.close()
@@ -664,6 +664,21 @@ def _require_writable_header(path: Path) -> None:
 
 def _writable(path: Path) -> bool:
     return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def _is_refused(connection: Connection) -> bool:
+    """Return whether the system, not the header, forbids a connection to write, after a first refusal.
+
+    Connections of a process share memory, which SQLite opens for reading if the system refuses anything else. SQLite
+    then refuses each transaction that writes. If the header forbids changes, SQLite refuses only the first one, and
+    begins reading transactions in place of the others.
+    """
+    try:
+        connection.execute("BEGIN EXCLUSIVE")  # the first statement was compiled before SQLite had read the header
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return True
+    return False
 
 
 @contextmanager
