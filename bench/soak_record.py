@@ -1,4 +1,4 @@
-"""What one process of the soak did: checks, latencies, errors and violations, appended to a file of its own."""
+"""The record of one process of the soak: checks, latencies, errors and violations, in a file of its own."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Recorder:
         Args:
             operation: name of the operation.
             act: the operation.
-            fault: what fails meanwhile.
+            fault: failure of calls during the operation.
             excused: whether a fault of another thread may have caused an error.
         """
         if not fault.is_none:

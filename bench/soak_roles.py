@@ -80,7 +80,7 @@ ALL = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the processes of a soak share.
+    """The folder, the end and the options that the processes of a soak share.
 
     Attributes:
         root: folder with the subfolders "work" (index and copies, where calls fail) and "log".
@@ -697,7 +697,7 @@ def start(setting: Setting, name: str, number: int, n_starts: int) -> int:
     """Start a process; return its process id.
 
     Args:
-        setting: what the processes share.
+        setting: folder, end and options.
         name: name of the role.
         number: number of the process among those of its role.
         n_starts: number of processes that have been started before, for a seed of its own.
