@@ -197,7 +197,8 @@ def damaged_logs(index: Path, every: int) -> Iterator[tuple[str, str, str]]:
         path = index / (STORE + suffix)
         original = originals[path]
         frame = 24 + PAGE  # after a header of 32 bytes
-        heads = {32 + first + at for first in range(0, len(original), frame) for at in range(0, 24, 4)}
+        firsts = range(0, len(original), frame if every == 1 else 5 * frame)
+        heads = {32 + first + at for first in firsts for at in range(0, 24, 4)}
         chosen = sorted({*range(32), *heads, *range(0, len(original), every)} & set(range(len(original))))
         versions = [bytes(original[:at]) + bytes([original[at] ^ 1 << at % 8]) + original[at + 1 :] for at in chosen]
         versions += [b"", original[: len(original) // 2], bytes(len(original))]

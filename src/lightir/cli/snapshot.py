@@ -1,6 +1,7 @@
 """Copy an index to another folder, for backup or moving, while others search and change it.
 
-The copy is a complete index with the state of one moment.
+The copy is a complete index with the state of one moment. It is verified before it gets its name: a damaged index is
+refused with the names of what is damaged, and an earlier backup stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lightir.cli.terminal import print_json, print_status
 HELP = "copy an index while it is in use"
 EXAMPLES = """
   lightir snapshot index backup
-  lightir snapshot index backup --overwrite && lightir verify backup
+  lightir snapshot index backup --overwrite
 """
 
 

@@ -205,7 +205,8 @@ class Index:
         """Verify the checksums of every document, segment and file of the query encoder, and compare them.
 
         Returns:
-            A sentence for each part without checksums, which an earlier release wrote; `IndexWriter.compact` adds them.
+            A sentence for each part that could not be verified: an earlier release wrote it without checksums, which
+            `IndexWriter.compact` adds, or another index has replaced the folder.
 
         Raises:
             FormatError: names everything that is damaged: files, and documents by their ids.

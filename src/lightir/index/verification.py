@@ -24,7 +24,8 @@ def verify_view(view: View) -> list[str]:
     """Verify the checksums of a view, and compare its store with its segments.
 
     Returns:
-        A sentence for each part without checksums, which an earlier release wrote.
+        A sentence for each part that could not be verified: an earlier release wrote it without checksums, or another
+        index has replaced the folder.
 
     Raises:
         FormatError: names everything that is damaged.
@@ -46,7 +47,9 @@ def verify_view(view: View) -> list[str]:
         problems += _problems_of(lambda: _compare_with_store(view))
     encoder = view.folder / QUERY_ENCODER
     files = view.record.get(ENCODER_FILES)
-    if isinstance(files, dict):
+    if not view.store.is_current:
+        gaps.append("the query encoder was replaced with the folder")
+    elif isinstance(files, dict):
         problems += damaged_files(encoder, files)
     else:
         gaps.append("the query encoder has no checksums")
