@@ -19,10 +19,10 @@ constexpr size_t word_bits = 64;
 // thread reuses the object.
 class Sums {
 public:
-    void make_room(size_t vocab_size) {
-        if (sums_.size() >= vocab_size) return;
-        sums_.resize(vocab_size);
-        touched_.resize((vocab_size + word_bits - 1) / word_bits);
+    void make_room(size_t n_terms) {
+        if (sums_.size() >= n_terms) return;
+        sums_.resize(n_terms);
+        touched_.resize((n_terms + word_bits - 1) / word_bits);
         touched_words_.resize((touched_.size() + word_bits - 1) / word_bits);
     }
 
@@ -55,7 +55,9 @@ private:
     std::vector<uint64_t> touched_, touched_words_;
 };
 
-void check(const Expansions& rows, Span<uint32_t> tokens, size_t vocab_size) {
+// Checks the ids of tokens and of their rows, and returns the number of terms up to the largest one.
+size_t checked_terms(const Expansions& rows, Span<uint32_t> tokens, size_t vocab_size) {
+    size_t n_terms = 0;
     for (const uint32_t token : tokens) {
         if (token >= rows.n_rows) {
             throw InvalidInput("term id " + std::to_string(token) + " has no expansion; there are " +
@@ -68,7 +70,9 @@ void check(const Expansions& rows, Span<uint32_t> tokens, size_t vocab_size) {
             throw InvalidInput("term id " + std::to_string(largest) + " of an expansion is outside the vocabulary of " +
                                std::to_string(vocab_size));
         }
+        if (rows.width > 0) n_terms = std::max(n_terms, size_t{largest} + 1);
     }
+    return n_terms;
 }
 
 void add_rows(const Expansions& rows, Span<uint32_t> tokens, Sums& sums, float* weights) {
@@ -116,7 +120,6 @@ SparseQueries mean_expansions(const Expansions& rows, Span<uint32_t> token_ids, 
     std::vector<SparseQueries> parts((n_queries + queries_chunk - 1) / queries_chunk);
     parallel_for(parts.size(), n_threads, [&](size_t chunk) {
         static thread_local Sums sums;
-        sums.make_room(vocab_size);
         std::vector<float> weights(rows.width);
         const size_t first = chunk * queries_chunk, last = std::min(n_queries, first + queries_chunk);
         SparseQueries& out = parts[chunk];
@@ -127,7 +130,8 @@ SparseQueries mean_expansions(const Expansions& rows, Span<uint32_t> token_ids, 
         for (size_t q = first; q < last; ++q) {
             const size_t begin = static_cast<size_t>(indptr[q]), n = static_cast<size_t>(indptr[q + 1]) - begin;
             const Span<uint32_t> tokens{token_ids.data + begin, n};
-            check(rows, tokens, vocab_size);  // before adding anything; this also brings the rows into the cache
+            // Before adding anything. This also brings the rows into the cache. The vocabulary may be any number.
+            sums.make_room(checked_terms(rows, tokens, vocab_size));
             add_rows(rows, tokens, sums, weights.data());
             append(out, sums, n);
         }

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from lightir.errors import ContractMismatch, IndexLocked, InvalidInput, NotFound, WriteFailed
-from lightir.index import Index, IndexWriter, build_index, connections, document_shards
+from lightir.index import Index, IndexWriter, build_index, connections, document_shards, lock
 from lightir.index.lock import WriterLock
 from lightir.index.store import STORE_FILE, Store
 from lightir.pending import Demand, Queue, WorkOptions, work
+from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
-from small_collections import GivenVectors, animal_shard, word_contract
+from small_collections import GivenVectors, animal_shard, word_contract, word_table, write_folder
 
 OLD = [Document(f"old{i}", f"the old text {i}") for i in range(5)]
 NEW = [Document(f"new{i}", f"the new text {i}") for i in range(7)]
@@ -265,3 +266,87 @@ def test_demand_is_recorded_in_the_current_index(tmp_path: Path) -> None:
         with Queue.open(folder) as queue:
             claim = queue.claim(index, 1)
             assert index.view.store.documents_of(claim.keys)[claim.keys[0]].doc_id == "d0004"
+
+
+def test_the_query_encoder_of_an_index_is_never_that_of_the_index_that_replaced_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        write_folder(tmp_path / name, word_contract(), {name: {"embeddings": word_table()}})
+    folder, shards = tmp_path / "encoded", list(document_shards(OLD))
+    build_index(shards, folder, query_encoder=tmp_path / "old", progress=False)
+
+    def replace() -> None:
+        build_index(shards, folder, query_encoder=tmp_path / "new", progress=False, overwrite=True)
+
+    with Index.open(folder) as index:
+        encoder = index.query_encoder()
+        assert encoder is not None
+        assert encoder.tasks == ("old",)
+        load = CachedQueryEncoder.load
+
+        def load_late(*arguments: Any, **options: Any) -> CachedQueryEncoder:
+            patched.setattr(CachedQueryEncoder, "load", load)
+            replace()
+            return load(*arguments, **options)
+
+        refused = pytest.raises(InvalidInput, match="replaced by another index, so its query encoder cannot be loaded")
+        with monkeypatch.context() as patched, refused:
+            patched.setattr(CachedQueryEncoder, "load", load_late)
+            index.query_encoder()
+        with pytest.raises(InvalidInput, match="refresh, or open the index again"):
+            Searcher(index)
+        assert index.refresh()
+        encoder = index.query_encoder()
+        assert encoder is not None
+        assert encoder.tasks == ("new",)
+        shutil.rmtree(folder)
+        with pytest.raises(InvalidInput, match="was removed or replaced"):
+            index.query_encoder()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_file_that_is_removed_while_a_writer_waits_does_not_give_two_writers(
+    folder: Path, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiting writer has the old file open, and gets its lock when the first writer ends."""
+    path, first = folder / lock.LOCK_FILE, WriterLock(folder, brief=True)
+    second: list[WriterLock] = []
+    waits: list[float] = []
+
+    def meanwhile(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            path.unlink()
+            second.extend([WriterLock(folder, brief=True)] if replaced else [])
+            first.release()
+        else:
+            assert replaced, "the removed file's lock is free, and its name too"
+            second[0].release()
+
+    monkeypatch.setattr(lock.time, "sleep", meanwhile)
+    waiting = WriterLock(folder)
+    assert len(waits) == 1 + replaced
+    assert waiting.is_current
+    with pytest.raises(IndexLocked):
+        WriterLock(folder, wait_s=0)
+    waiting.release()
+
+
+def test_a_lock_file_that_is_replaced_between_its_opening_and_its_locking_is_opened_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, path = lock._locked, folder / lock.LOCK_FILE
+
+    def late(file: Any) -> bool:
+        monkeypatch.setattr(lock, "_locked", locked)
+        path.unlink()
+        path.touch()
+        return locked(file)
+
+    monkeypatch.setattr(lock, "_locked", late)
+    holder = WriterLock(folder)
+    assert holder.is_current
+    with pytest.raises(IndexLocked):
+        WriterLock(folder, wait_s=0)
+    holder.release()

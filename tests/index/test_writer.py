@@ -100,13 +100,20 @@ def test_info_counts_deleted_documents_and_outdated_rows_apart(tmp_path: Path) -
         assert len(writer.view) == 11
 
 
-def test_vectors_of_a_changed_text_are_ignored(folder: Path) -> None:
+def test_vectors_of_a_changed_text_or_title_are_ignored(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
-        writer.add([Document("x", "old text"), Document("y", "text")])
-        writer.upsert([Document("x", "new text")])
-        told = [Document("x", "old text"), Document("y", "text"), Document("gone", "text")]
-        assert writer.set_vectors(told, dense=ones(3), sparse=impacts(3)) == ["x", "gone"]
-        assert list(writer.view.pending()) == ["x"]
+        writer.add([Document("x", "old text"), Document("y", "text"), Document("z", "text", "old title")])
+        writer.upsert([Document("x", "new text"), Document("z", "text", "new title")])
+        told = [
+            Document("x", "old text"),
+            Document("y", "text"),
+            Document("gone", "text"),
+            Document("z", "text", "old title"),
+        ]
+        assert writer.set_vectors(told, dense=ones(4), sparse=impacts(4)) == ["x", "gone", "z"]
+        assert list(writer.view.pending()) == ["x", "z"]
+        assert writer.set_vectors(told[3:], dense=ones(1), sparse=impacts(1)) == ["z"]
+        assert list(writer.view.pending()) == ["x", "z"]
         with pytest.raises(InvalidInput, match="requires vectors"):
             writer.set_vectors(told)
 

@@ -44,6 +44,14 @@ def test_one_query_by_hand() -> None:
     assert [array.tolist() for array in none] == [[0], [], []]
 
 
+def test_the_size_of_the_vocabulary_costs_no_memory() -> None:
+    """It comes from a file of a stranger; only the terms that occur cost memory."""
+    ids, weights = np.array([[5, 2, 7]], dtype=np.uint32), np.ones((1, 3), dtype=np.float32)
+    for vocab_size in (2**40, 2**62):
+        means = kernel.mean_expansions(ids, weights, np.zeros(2, np.uint32), np.array([0, 2]), vocab_size=vocab_size)
+        assert [array.tolist() for array in means] == [[0, 3], [2, 5, 7], [1.0, 1.0, 1.0]]
+
+
 def test_a_refused_query_leaves_nothing_behind() -> None:
     ids, weights = np.array([[1, 2], [1, 9]], dtype=np.uint32), np.ones((2, 2), dtype=np.float32)
     one = np.array([0, 1])

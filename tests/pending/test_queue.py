@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightir.errors import FormatError, IndexLocked
+from lightir.errors import FormatError, IndexLocked, WriteFailed
 from lightir.index import Index, IndexWriter
 from lightir.pending import (
     Demand,
@@ -30,7 +30,9 @@ from lightir.pending import (
     keys_of_pending,
     pending_keys,
     work,
+    worker_lock,
 )
+from lightir.pending.queue_file import is_busy
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 from small_collections import word_contract
@@ -436,3 +438,63 @@ def test_others_wait_for_a_brief_writer_but_not_for_a_long_one(folder: Path) -> 
         assert len(long) == 10
         with pytest.raises(IndexLocked):
             IndexWriter.open(folder, brief=True)
+
+
+def test_two_workers_that_claim_at_once_get_different_documents(
+    folder: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second claim starts when the first one has read the view and has not chosen yet; it waits for the queue."""
+    refresh, refused = index.refresh, []
+    with Queue.open(folder) as one, Queue.open(folder, busy_s=0.0) as other, Index.open(folder) as its_index:
+
+        def meanwhile() -> bool:
+            changed = refresh()
+            with pytest.raises(WriteFailed) as caught:
+                other.claim(its_index, 3)
+            refused.append(is_busy(caught.value))
+            return changed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "refresh", meanwhile)
+            first = claimed(one, index, 3)
+        assert refused == [True]
+        assert first == ["d0000", "d0001", "d0002"]
+        assert claimed(other, its_index, 3) == ["d0003", "d0004", "d0005"]
+
+
+def test_what_a_dying_worker_commits_before_its_claim_is_released_is_not_claimed_again(
+    folder: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim reads the view after it has released the stale claims: an earlier view would show them as pending."""
+    with Queue.open(folder) as dying, Queue.open(folder) as other:
+        claim = dying.claim(index, 4)
+        shard = FakeEncoder().encode(list(claim.view.store.documents_of(claim.keys).values()))
+        release = other._release_stale_claims
+
+        def late(own_name: str) -> None:
+            with IndexWriter.open(folder) as writer:
+                writer.set_vectors(shard.documents, dense=shard.dense, sparse=shard.sparse)
+            assert dying._worker is not None
+            dying._worker.release()
+            release(own_name)
+
+        monkeypatch.setattr(other, "_release_stale_claims", late)
+        assert claimed(other, index, 99) == [f"d{i:04d}" for i in range(4, 10)]
+
+
+def test_a_worker_s_new_file_may_be_removed_as_a_dead_worker_s_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = worker_lock._locked
+
+    def after_removal(path: Path) -> object:
+        monkeypatch.setattr(worker_lock, "_locked", locked)
+        assert worker_lock.remove_if_dead(path)
+        return locked(path)
+
+    monkeypatch.setattr(worker_lock, "_locked", after_removal)
+    holder = worker_lock.WorkerLock.create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [holder.name]
+    assert not worker_lock.remove_if_dead(tmp_path / holder.name)
+    holder.release()
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
-from lightir.errors import FormatError, InvalidInput
+from lightir.errors import FormatError, InvalidInput, LightirError
 from lightir.files import copy_folder
 from lightir.index.connections import File
 from lightir.index.index_record import checked_record
@@ -181,9 +181,25 @@ class Index:
         return self.view.holds_bags
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
-        """Load the query encoder that is stored in the index; None without one."""
-        folder = self.folder / QUERY_ENCODER
-        return CachedQueryEncoder.load(folder, threads=threads) if folder.is_dir() else None
+        """Load the query encoder that is stored in the index; None without one.
+
+        Raises:
+            InvalidInput: the index was removed or replaced by another one, whose query encoder has its path.
+        """
+        if self.view.contract is None:
+            return None
+        folder, store = self.folder / QUERY_ENCODER, self.view.store
+        try:
+            encoder = CachedQueryEncoder.load(folder, threads=threads) if folder.is_dir() else None
+        except LightirError:
+            if store.is_current:
+                raise
+        if not store.is_current:  # only now: the folder may be replaced while the files are read
+            raise InvalidInput(
+                f"{self.folder} was removed or replaced by another index, so its query encoder cannot be loaded with "
+                "this view; refresh, or open the index again"
+            )
+        return encoder
 
     def doc_ids(self, doc_ords: npt.NDArray[np.uint32]) -> list[str]:
         """Return the ids of documents, given their doc_ords in this view."""

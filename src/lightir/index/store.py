@@ -432,15 +432,15 @@ class Store:
         """
         # SQLite rounds large integers, some versions round fractions, and NUL ends a text. Such a value is read from
         # the JSON of a list that holds it twice, as a blob.
-        value = "json_extract(metadata.value, ?1)"
+        value = "json_extract(metadata.value, :path)"
         statement = (
-            f"SELECT wanted.key, json_type(metadata.value, ?1), CASE WHEN typeof({value}) = 'real' "
-            "OR instr(metadata.value, '\\u0000') THEN CAST(json_extract(metadata.value, ?1, ?1) AS BLOB) "
-            f"ELSE {value} END FROM json_each(?2) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
+            f"SELECT wanted.key, json_type(metadata.value, :path), CASE WHEN typeof({value}) = 'real' "
+            "OR instr(metadata.value, '\\u0000') THEN CAST(json_extract(metadata.value, :path, :path) AS BLOB) "
+            f"ELSE {value} END FROM json_each(:keys) AS wanted CROSS JOIN metadata ON metadata.doc_key = wanted.value"
         )
         for first in range(0, len(keys), KEYS_AT_ONCE):
             some = json.dumps(keys[first : first + KEYS_AT_ONCE].tolist())
-            for i, kind, stored in self._select(statement, (path, some)):
+            for i, kind, stored in self._select(statement, {"path": path, "keys": some}):
                 if kind == "real":
                     yield first + i, kind, float(stored[1 : stored.index(b",")])
                 elif kind is not None:
@@ -588,7 +588,7 @@ class Store:
         with self._opened.lock:
             self._opened.close()
 
-    def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
+    def _select(self, statement: str, arguments: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         with self._opened.lock, _named(self.path):
             rows = self._connection.execute(statement, arguments).fetchall()
             self._opened.check_unchanged()
