@@ -96,7 +96,15 @@ def main() -> None:
     columns = {label: Cut.of(documents, words, mean=mean, seed=args.seed) for label, words in cuts.items()}
     queries, qrels = judged(dataset, split, columns, args.answers)
     model = LightRetriever.load(args.model)
-    results = {label: searched(model, cut, queries, qrels[label]) for label, cut in columns.items()}
+    weights = FullQueryEncoder(model, sparse=True).encode([query.text for query in queries]).sparse
+    assert weights is not None  # asked for
+    results = {
+        label: {
+            "BM25": evaluate(by_words(cut.passages, queries), qrels[label], MEASURES),
+            "beta": evaluate(by_bags(model, weights, cut.passages, queries), qrels[label], MEASURES),
+        }
+        for label, cut in columns.items()
+    }
     page = table(results, columns, name)
     record = {
         "provenance": provenance(),
@@ -143,12 +151,6 @@ def judged(
     return queries, qrels
 
 
-def searched(model: LightRetriever, cut: Cut, queries: Sequence[Query], qrels: Qrels) -> dict[str, EvaluationResult]:
-    """Evaluate BM25 and beta search over a cut."""
-    runs = {"BM25": by_words(cut.passages, queries), "beta": by_bags(model, cut.passages, queries)}
-    return {search: evaluate(run, qrels, MEASURES) for search, run in runs.items()}
-
-
 def by_words(passages: Sequence[Document], queries: Sequence[Query]) -> Run:
     """Return the ten best passages of each query by BM25."""
     with tempfile.TemporaryDirectory() as folder:
@@ -158,10 +160,10 @@ def by_words(passages: Sequence[Document], queries: Sequence[Query]) -> Run:
             return Searcher(index).search(queries, 10)
 
 
-def by_bags(model: LightRetriever, passages: Sequence[Document], queries: Sequence[Query]) -> Run:
-    """Return the ten best passages of each query by <V(q), V_BoT(d)>."""
-    weights = FullQueryEncoder(model, sparse=True).encode([query.text for query in queries]).sparse
-    assert weights is not None  # asked for
+def by_bags(
+    model: LightRetriever, weights: SparseVectors, passages: Sequence[Document], queries: Sequence[Query]
+) -> Run:
+    """Return the ten best passages of each query by <V(q), V_BoT(d)>, from the queries' weights."""
     rows = bag_term_ids(model.backbone.tokenizer, model.contract.document, passages)
     counts = SparseVectors.count(rows, vocab_size=model.backbone.vocab_size)
     bags = counts.with_weights(np.ones(len(counts.term_ids), dtype=np.uint8))
