@@ -1,4 +1,5 @@
-"""An index that changes: building and its memory, one document from add to found, searching, filtering, compacting.
+"""An index that changes: building and its memory, one document from add to found, searching, snippets, filtering,
+compacting.
 
 Texts become an index beside bm25s and tantivy, where they are installed; documents a second of CPU count the process's
 own time, so that other work counts little.
@@ -20,8 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from lightir.analysis import Analyzer
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.search import Searcher, SearchOptions
+from lightir.search.snippets import slow_snippet, snippets
 from lightir.types import Document
 from optional import is_installed
 from origin import print_origin
@@ -61,6 +64,8 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
     with IndexWriter.open(folder) as writer, Index.open(folder) as index:
         searcher = Searcher(index)
         show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+        show("hits", per_call(queries, lambda query: searcher.hits(query, 10)), ", with titles and snippets")
+        show_snippets()
         batch = list(documents(2 * n_docs, TEXTS_ADDED))
         print(f"add       {timed(lambda: writer.add(batch), len(batch))}, {len(batch):,} at once")
         more = list(documents(n_docs, n_adds))
@@ -104,6 +109,21 @@ def bench(folder: Path, n_docs: int, n_adds: int) -> None:
         print(f"compact   {len(writer) / (time.perf_counter() - start):10,.0f} documents/s")
         index.refresh()
         show("search", per_call(queries, lambda query: searcher.search([query], 10)))
+
+
+def show_snippets() -> None:
+    """Snippets of ten documents of 1,500 characters, and of one of ten million, with the time of the readable twin."""
+    rng = np.random.default_rng(2)
+    words = [f"{chr(97 + i % 26)}w{i}ing" for i in range(WORDS)]
+    text = " ".join(words[i] for i in rng.zipf(1.4, 1_500_000) % WORDS)[:10_000_000]
+    analyzer, query = Analyzer("english"), " ".join(words[10:14])
+    wanted = frozenset(analyzer.terms([query])[0])
+    for texts in ([text[i : i + 1500] for i in range(0, 15_000, 1500)], [text]):
+        snippets(texts, query, analyzer)
+        fast = per_call([texts] * 5, lambda texts: snippets(texts, query, analyzer))
+        twin = per_call([texts] * 5, lambda texts: [slow_snippet(one, wanted, analyzer, length=240) for one in texts])
+        ratio = statistics.median(twin) / statistics.median(fast)
+        show("snippets", fast, f", {len(texts)} of {len(texts[0]):,} characters, {ratio:.1f} times as fast as the twin")
 
 
 def build_texts(some: Sequence[Document], folder: Path, analyzer: str) -> None:

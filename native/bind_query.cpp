@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "passages.hpp"
 #include "python_arrays.hpp"
 #include "python_record.hpp"
 #include "query.hpp"
@@ -145,6 +146,45 @@ nb::tuple bind_split_words(nb::handle texts) {
     }
     return nb::make_tuple(words, to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
                           nb::cast(lists.refused));
+}
+
+nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+void bind_learn_block(PassageFinder& self, uint32_t block, const nb::bytes& classes) {
+    if (classes.size() != 256) throw InvalidInput("a block must have 256 classes");
+    self.learn_block(block, static_cast<const uint8_t*>(classes.data()));
+}
+
+void bind_learn_words(PassageFinder& self, const nb::list& words, const std::vector<std::vector<std::string>>& terms) {
+    const Texts borrowed(words);
+    same_length("words and terms", borrowed.views.size(), terms.size());
+    for (size_t i = 0; i < terms.size(); ++i) {
+        if (borrowed.views[i].data() == nullptr) throw InvalidInput("a word is not valid text");
+        self.learn_word(borrowed.views[i], terms[i]);
+    }
+}
+
+// Returns (passage, whether text is cut before it, and after it, matches); (blocks, words) to learn first; or None for a
+// text that is not valid.
+nb::object bind_find(PassageFinder& self, const nb::str& text, const std::vector<std::string>& wanted, size_t length,
+                     size_t lead) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) {
+        PyErr_Clear();
+        return nb::none();
+    }
+    if (length > 0x7fffffffu || lead > 0x7fffffffu) throw InvalidInput("a passage of more than 2,147,483,647 characters");
+    Passage passage;
+    Missing missing;
+    if (!self.find({data, static_cast<size_t>(size)}, wanted, {length, lead}, passage, missing)) {
+        nb::list words;
+        for (const std::string_view word : missing.words) words.append(to_str(word));
+        return nb::make_tuple(nb::cast(missing.blocks), words);
+    }
+    nb::list matches;
+    for (const auto& [start, end] : passage.matches) matches.append(nb::make_tuple(start, end));
+    return nb::make_tuple(to_str(passage.text), passage.cut_before, passage.cut_after, nb::tuple(matches));
 }
 
 using Vectors = nb::ndarray<float, nb::ndim<2>, nb::c_contig>;
@@ -306,6 +346,11 @@ void bind_query(nb::module_& m) {
              nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(),
              nb::arg().none(), nb::arg())
         .def("encode", &QueryEncoder::encode, nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+    nb::class_<PassageFinder>(m, "PassageFinder")
+        .def(nb::init<bool>())
+        .def("learn_block", &bind_learn_block)
+        .def("learn_words", &bind_learn_words)
+        .def("find", &bind_find);
     m.def("split_words", &bind_split_words);
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().noconvert());

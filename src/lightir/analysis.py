@@ -14,6 +14,7 @@ import Stemmer
 
 from lightir import kernel
 from lightir.errors import FormatError, InvalidInput
+from lightir.kernel import passages
 from lightir.text import check_text
 from lightir.vectors import Ragged
 
@@ -39,6 +40,7 @@ _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 # Words of two or more characters, as in scikit-learn and bm25s; this reproduces published BM25 figures.
 _WORD = re.compile(r"\b\w\w+\b")
 _HAN_OR_WORD = re.compile(rf"([{_HAN}]+)|[^\W{_HAN}]+")
+_WORD_CHARACTER, _HAN_CHARACTER = re.compile(r"\w"), re.compile(f"[{_HAN}]")
 _WORD_BESIDE_HAN = re.compile(rf"[^\W{_HAN}]+")
 
 
@@ -136,6 +138,16 @@ class Analyzer:
             han_matches = re.finditer("|".join(map(re.escape, han)), text)
             spans += [(m.start(), m.end(), frozenset(wanted.intersection(_chinese_terms(m[0])))) for m in han_matches]
         return [Occurrence(*span) for span in sorted(spans, key=lambda span: span[0])]
+
+    def character_classes(self, block: int) -> bytes:
+        """Return the classes (`lightir.kernel.passages`) of the 256 characters from 256 * block on."""
+        characters = [chr(256 * block + i) for i in range(256)]
+        return bytes(
+            passages.WORD * bool(_WORD_CHARACTER.match(character))
+            | passages.BLANK * character.isspace()
+            | passages.HAN * bool(_HAN_CHARACTER.match(character))
+            for character in characters
+        )
 
     def _terms(self, text: str) -> list[str]:
         if self.name == "chinese":

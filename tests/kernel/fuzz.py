@@ -94,6 +94,7 @@ class Cases:
             self.malformed_arguments,
             self.whole_search,
             self.words,
+            self.passages,
             self.graphs,
         ]
 
@@ -275,6 +276,25 @@ class Cases:
         assert mine[3] == twin[3]
         np.testing.assert_array_equal(mine[1], twin[1])
         np.testing.assert_array_equal(mine[2], twin[2])
+
+    def passages(self, rng: Generator) -> None:
+        """Passages lie in their text and hold their matches, whatever the finder has learned."""
+        alphabet = list("abZ_09 .,-\n\t\x00é中国\u00a0😀")
+        finder = self.kernel._native.PassageFinder(bool(rng.integers(2)))
+        texts = ["".join(rng.choice(alphabet, rng.integers(0, 200))) for _ in range(4)]
+        for block in rng.integers(0, 600, 3).tolist():
+            finder.learn_block(block, rng.integers(0, 8, 256).astype(np.uint8).tobytes())
+        for text in texts:
+            for _ in range(4):
+                length, lead = (int(size) for size in rng.integers(0, 300, 2))
+                answer = finder.find(text, ["ab", "中", "中国", "a"], length, lead)
+                if len(answer) == 4:
+                    assert all(0 <= start < end <= len(answer[0]) for start, end in answer[3])
+                    break
+                for block in answer[0]:
+                    finder.learn_block(block, rng.integers(0, 8, 256).astype(np.uint8).tobytes())
+                if answer[1]:
+                    finder.learn_words(answer[1], [["ab", "a"][: rng.integers(3)] for _ in answer[1]])
 
     def graphs(self, rng: Generator) -> None:
         """Bytes that are no graph are refused."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
 
 from lightir.analysis import Analyzer
-from lightir.search.snippets import SEARCHED_CHARACTERS, SNIPPET_CHARACTERS, Snippet, snippet
+from lightir.errors import InvalidInput
+from lightir.kernel import _native
+from lightir.kernel.passages import PassageFinder
+from lightir.search.snippets import SEARCHED_CHARACTERS, SNIPPET_CHARACTERS, Snippet, slow_snippet, snippet, snippets
 
 ENGLISH, CHINESE = Analyzer("english"), Analyzer("chinese")
 FAR = " ".join(["filler"] * 200)
@@ -126,3 +133,92 @@ def test_occurrences_are_the_analyzers_terms(name: str) -> None:
             assert occurrence.terms == {wanted}
     assert analyzer.occurrences(text, frozenset()) == []
     assert analyzer.occurrences("", frozenset(["cat"])) == []
+
+
+pieces = st.one_of(
+    st.sampled_from(
+        ["cat", "Cats", "catalog", "dog", "the", "a", "x_y", "don't", "naïve", "Über", "STRASSE", "straße"]
+    ),
+    st.sampled_from(
+        ["中国", "中", "国人", "中中", "𠀀𠀁", "İstanbul", "ﬁsh", "ΣΊΣΥΦΟΣ", "😀", "…", "_", "1", "x" * 70]
+    ),
+    st.sampled_from([" ", "  ", "\n\n", "\t", "\u00a0", "\u2003", "\x1c", "\x85", "", "-"]),
+    st.text(max_size=3),
+)
+written = st.lists(pieces, max_size=60).map("".join)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    written, written, st.sampled_from([41, 60, 100, 240]), st.sampled_from(["english", "words", "chinese", "turkish"])
+)
+@example("中中国", "中中", 41, "chinese")
+@example("cat " * 40, "cat", 41, "english")
+@example(" \n ", "", 41, "english")
+def test_the_kernel_finds_the_passage_of_the_readable_twin(text: str, query: str, length: int, name: str) -> None:
+    analyzer = Analyzer(name)
+    for asked in (query, text[:30]):
+        if any(0xD800 <= ord(character) < 0xE000 for character in asked):
+            continue
+        wanted = frozenset(analyzer.terms([asked])[0])
+        expected = slow_snippet(text, wanted, analyzer, length=length)
+        assert snippet(text, asked, analyzer, length=length) == expected
+
+
+def test_a_text_that_is_not_utf_8_has_a_snippet_too() -> None:
+    assert marked(snippet("a \ud800 cat", "cats", ENGLISH)) == ["cat"]
+
+
+def test_each_word_is_analyzed_once_whatever_the_number_of_texts() -> None:
+    analyzed: list[str] = []
+
+    def terms(words: Sequence[str]) -> list[list[str]]:
+        analyzed.extend(words)
+        return ENGLISH.terms(words)
+
+    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
+    text = " ".join(f"word{i} naïve{i}" for i in range(500))
+    for _ in range(3):
+        passage = finder.find(text, ["word3"], length=100, lead=40)
+        assert passage is not None
+        assert [passage[0][start:end] for start, end in passage[3]] == ["word3"]
+    assert sorted(analyzed) == sorted(text.split())
+    assert finder.find(f"{text} cat", ["cat"], length=100, lead=40) is not None
+    assert len(analyzed) == 1001
+
+
+def test_a_snippet_of_ten_million_characters_analyzes_no_more_than_its_first_million() -> None:
+    analyzed: list[str] = []
+
+    def terms(words: Sequence[str]) -> list[list[str]]:
+        analyzed.extend(words)
+        return ENGLISH.terms(words)
+
+    text = "".join(f"w{i % 5000} " for i in range(1_900_000))
+    finder = PassageFinder(terms, ENGLISH.character_classes, han_terms=False)
+    assert finder.find(text[:SEARCHED_CHARACTERS], ["w4999"], length=240, lead=40) is not None
+    assert len(analyzed) <= 5001
+    assert marked(snippet(text, "w4999", ENGLISH)) == ["w4999"]
+
+
+def test_a_finder_forgets_when_it_is_full_and_finds_all_the_same() -> None:
+    finder = PassageFinder(lambda words: [[word] for word in words], ENGLISH.character_classes, han_terms=False)
+    for start in range(0, 400_000, 100_000):
+        text = " ".join(f"w{i}" for i in range(start, start + 100_000))
+        passage = finder.find(text, [f"w{start + 77}"], length=100, lead=40)
+        assert passage is not None
+        assert [passage[0][first:last] for first, last in passage[3]] == [f"w{start + 77}"]
+
+
+def test_the_kernel_refuses_wrong_arguments() -> None:
+    native = _native.PassageFinder(False)
+    with pytest.raises(InvalidInput, match="256 classes"):
+        native.learn_block(0, b"x")
+    with pytest.raises(InvalidInput, match="words and terms"):
+        native.learn_words(["a"], [])
+    with pytest.raises(InvalidInput, match="not valid text"):
+        native.learn_words(["\ud800"], [["a"]])
+    with pytest.raises(InvalidInput, match="2,147,483,647"):
+        native.find("a", [], 2**40, 0)
+    native.learn_block(2**31, bytes(256))  # beyond all characters
+    assert snippets([], "cat", ENGLISH) == []

@@ -21,7 +21,7 @@ from lightir.query import CachedQueryEncoder
 from lightir.query.tables import CachedBigrams
 from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.search_options import fusion_text
-from lightir.search.snippets import snippet
+from lightir.search.snippets import Snippet
 from lightir.text import query_term_ids
 from lightir.types import BRANCHES, Branch, BranchScore, Document, Hit, TermScore
 from lightir.vectors import Floats, IntArray, Ragged, TermIds
@@ -90,10 +90,9 @@ def explained(
 
 
 def make_hit(
-    query: str,
     document: Document,
     candidates: Candidates,
-    analyzer: Analyzer,
+    shown: Snippet,
     terms: Sequence[TermScore],
     *,
     pending: bool,
@@ -101,14 +100,12 @@ def make_hit(
     """Return a document as a page of results shows it.
 
     Args:
-        query: text of the query.
         document: document with its text.
         candidates: candidates that hold this document alone.
-        analyzer: analyzer that finds the query's terms in the text.
+        shown: passage of the text.
         terms: matched terms.
         pending: whether the document has no vectors yet.
     """
-    shown = snippet(document.text, query, analyzer)
     score = float(candidates.scores[0])
     branches = _branch_scores(candidates, 0, pending)
     return Hit(

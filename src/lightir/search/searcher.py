@@ -23,6 +23,7 @@ from lightir.search.explain import Explanation, dense_terms, explained, make_hit
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
+from lightir.search.snippets import snippets
 from lightir.search.through_model import branch_mode
 from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
@@ -143,12 +144,14 @@ class Searcher:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
         analyzer = self._snippet_analyzer(view)
         hits = []
-        for i, document in enumerate(view.documents(view.doc_ids(candidates.doc_ords))):
+        documents = view.documents(view.doc_ids(candidates.doc_ords))
+        passages = snippets([document.text for document in documents], query, analyzer)
+        for i, (document, passage) in enumerate(zip(documents, passages, strict=True)):
             doc_ord = int(candidates.doc_ords[i])
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
-            shown = with_words(terms, query, analyzer) if terms else []
+            worded = with_words(terms, query, analyzer) if terms else []
             pending = bool(view.waits[doc_ord])
-            hits.append(make_hit(query, document, candidates.take(slice(i, i + 1)), analyzer, shown, pending=pending))
+            hits.append(make_hit(document, candidates.take(slice(i, i + 1)), passage, worded, pending=pending))
         return hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:

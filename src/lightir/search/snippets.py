@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lightir.analysis import Analyzer, Occurrence
+from lightir.kernel.passages import PassageFinder
 
 SNIPPET_CHARACTERS = 240
 SEARCHED_CHARACTERS = 1_000_000
@@ -29,13 +31,43 @@ class Snippet:
 
 
 def snippet(text: str, query: str, analyzer: Analyzer, *, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Return the passage of about `length` characters with the most different query terms; ties go to the earliest.
+    """Return the snippet of one text; see `snippets`."""
+    return snippets([text], query, analyzer, length=length)[0]
 
-    Terms match as they do in the index: stems match stems, and Chinese matches by characters and pairs. Without a
-    match in the first SEARCHED_CHARACTERS the passage is the beginning of the text.
+
+def snippets(
+    texts: Sequence[str], query: str, analyzer: Analyzer, *, length: int = SNIPPET_CHARACTERS
+) -> list[Snippet]:
+    """Return the best passage of each text: about `length` characters with the most different query terms.
+
+    Ties go to the earliest passage. Terms match as they do in the index: stems match stems, and Chinese matches by
+    characters and pairs. Without a match in the first SEARCHED_CHARACTERS the passage is the beginning of the text. The
+    kernel scans the text, and each word is analyzed once in a process.
     """
+    wanted = list(dict.fromkeys(analyzer.terms([query])[0]))
+    finder = _finder(analyzer)
+    shown = []
+    for text in texts:
+        best = finder.find(text[:SEARCHED_CHARACTERS], wanted, length=length, lead=_LEAD)
+        if best is None:
+            shown.append(slow_snippet(text, frozenset(wanted), analyzer, length=length))
+            continue
+        passage, cut_before, cut_after, matches = best
+        if cut_before:
+            matches = tuple((start + 1, end + 1) for start, end in matches)
+        shown.append(Snippet(f"{'…' * cut_before}{passage}{'…' * cut_after}", matches))
+    return shown
+
+
+@cache
+def _finder(analyzer: Analyzer) -> PassageFinder:
+    return PassageFinder(analyzer.terms, analyzer.character_classes, han_terms=analyzer.name == "chinese")
+
+
+def slow_snippet(text: str, wanted: frozenset[str], analyzer: Analyzer, *, length: int) -> Snippet:
+    """Return the same as `snippets`: the readable twin, which also takes texts that are not valid UTF-8."""
     text = " ".join(text[:SEARCHED_CHARACTERS].split())
-    matches = analyzer.occurrences(text, frozenset(analyzer.terms([query])[0]))
+    matches = analyzer.occurrences(text, wanted)
     start, end = (0, len(text)) if len(text) <= length else _passage(text, matches, length)
     before, after = "…" if start else "", "…" if end < len(text) else ""
     shift = len(before) - start

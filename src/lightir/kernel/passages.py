@@ -1,0 +1,57 @@
+"""Passages of texts with the most different terms of a query, found by the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from lightir.kernel import _native
+
+WORD, BLANK, HAN = 1, 2, 4
+"""Bits of a character's class: part of a word, white space, Han character."""
+
+BLOCK_CHARACTERS = 256
+
+Passage: TypeAlias = tuple[str, bool, bool, tuple[tuple[int, int], ...]]
+"""A passage, whether text is cut before it, and after it, and the start and end of each match in it."""
+
+
+class PassageFinder:
+    """Finds passages. The terms of each word that it meets are asked for once and kept (up to about 250,000 words)."""
+
+    def __init__(
+        self,
+        terms: Callable[[Sequence[str]], list[list[str]]],
+        classes: Callable[[int], bytes],
+        *,
+        han_terms: bool,
+    ) -> None:
+        """Start without words.
+
+        Args:
+            terms: function from words to the terms of each.
+            classes: function from the number of a block of 256 characters to their 256 classes.
+            han_terms: whether Han characters and pairs of them are terms, and other words may have one character;
+                otherwise words have two characters or more.
+        """
+        self._terms, self._classes = terms, classes
+        self._native = _native.PassageFinder(han_terms)
+
+    def find(self, text: str, wanted: Sequence[str], *, length: int, lead: int) -> Passage | None:
+        """Return the passage with the most different wanted terms; None for a text that is not valid UTF-8.
+
+        Args:
+            text: text; runs of white space count as single blanks.
+            wanted: distinct terms.
+            length: maximum number of characters.
+            lead: number of characters in front of the first match.
+        """
+        while True:
+            answer = self._native.find(text, list(wanted), length, lead)
+            if answer is None or len(answer) == 4:
+                return answer
+            blocks, words = answer
+            for block in blocks:
+                self._native.learn_block(block, self._classes(block))
+            if words:
+                self._native.learn_words(words, self._terms(words))
