@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightir.version import SOURCE_ROOT
+from lightir.provenance import SOURCE_ROOT
 
 SOURCE = SOURCE_ROOT / "tests" / "index" / "failing_calls.c"
 LIBRARY = "failing_calls.so"

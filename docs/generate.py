@@ -72,7 +72,7 @@ def cli_page() -> str:
         NOTE,
         "",
         "Commands write data to stdout, and progress and messages to stderr. `-` is stdin or stdout.",
-        "Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 after Ctrl-C.",
+        "Exit codes: 0 success, 1 failure, 2 invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.",
         "Every command accepts `--help` and `--traceback`.",
         "",
     ]

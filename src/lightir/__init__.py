@@ -6,13 +6,12 @@ import torch.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import TYPE_CHECKING, Any
-
 from lightir.version import __version__ as __version__
 
+TYPE_CHECKING = False  # the command line handles signals sooner if less is imported
 if TYPE_CHECKING:
+    from typing import Any
+
     from lightir.data import Dataset, read_documents, read_queries
     from lightir.encode.documents import encode_corpus
     from lightir.encode.full_queries import FullQueryEncoder
@@ -99,6 +98,8 @@ _HEAVY = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     module = _LIGHT.get(name) or _HEAVY.get(name)
     if module is None:
         raise AttributeError(f"module 'lightir' has no attribute {name!r}")
@@ -108,5 +109,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the available names, without those that require torch if it is missing: help() accesses every name."""
+    import importlib.util
+
     heavy = _HEAVY if importlib.util.find_spec("torch") is not None else {}
     return sorted({*globals(), *_LIGHT, *heavy})

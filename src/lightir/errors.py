@@ -44,3 +44,7 @@ class OutcomeUnknown(WriteFailed):
 
 class IndexLocked(LightirError):
     """An index that another writer has locked; the message names its host, process and start time."""
+
+
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM, which stops a command as Ctrl-C does but ends it with exit code 143."""

@@ -37,6 +37,49 @@ def make_folder(path: Path) -> None:
         fsync_path(folder.parent)
 
 
+_temporary: dict[Path, None] = {}
+"""Temporary files and folders of this process that are not yet complete or not yet removed."""
+
+
+os.register_at_fork(after_in_child=_temporary.clear)
+
+
+def remove_temporary() -> None:
+    """Remove the unfinished files and folders of this process, before it ends without unwinding."""
+    while _temporary:
+        path, _ = _temporary.popitem()
+        _remove(path)
+
+
+def _claim(path: Path) -> None:
+    """Take a temporary file or folder that is about to get its final name away from `remove_temporary`.
+
+    Raises:
+        WriteFailed: `remove_temporary` has removed it.
+    """
+    try:
+        del _temporary[path.absolute()]
+    except KeyError:
+        raise WriteFailed(f"{path} was removed, because the program is ending") from None
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder that is removed when the block ends, or when an interrupted program does.
+
+    Args:
+        parent: folder to create it in; None for the system's folder for temporary files.
+    """
+    folder = Path(parent or tempfile.gettempdir(), f".lightir-{secrets.token_hex(8)}").absolute()
+    _temporary[folder] = None
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        _remove(folder)
+        _temporary.pop(folder, None)
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
     """Open a temporary binary file that replaces `path` when the block succeeds and is removed when it fails.
@@ -53,6 +96,7 @@ def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
         return
     target = _target(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    _temporary[temporary.absolute()] = None
     with _naming(path):
         file = temporary.open("xb")
     try:
@@ -61,11 +105,14 @@ def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             file.close()
+        _claim(temporary)
+        with _naming(path):
             os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):  # a full disk cannot store the buffered content
             file.close()
         temporary.unlink(missing_ok=True)
+        _temporary.pop(temporary.absolute(), None)
         raise
     fsync_path(target.parent)
 
@@ -233,9 +280,12 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
                 os.chmod(Path(folder, name), file_mode)
                 fsync_path(Path(folder, name))
             fsync_path(Path(folder))
+        _claim(temporary)
         _move_into_place(temporary, path)
+        _temporary[temporary.absolute()] = None  # it may hold the replaced folder now
     finally:
         _remove(temporary)
+        _temporary.pop(temporary.absolute(), None)
         lock.close()
 
 
@@ -281,6 +331,7 @@ def _locked_folder(path: Path) -> tuple[Path, _Lock]:
     """Create a temporary folder next to the path, locked while its writer is alive."""
     while True:
         temporary = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
+        _temporary[temporary.absolute()] = None
         temporary.mkdir()
         with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
             lock = _Lock(temporary)
@@ -302,10 +353,10 @@ def remove_abandoned(parent: Path, name: str = "*") -> None:
                 _remove(abandoned)
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:

@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightir.version import SOURCE_ROOT, __version__
+from lightir.version import __version__
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+"""Root of the checkout, where the package runs from one."""
 
 
 def provenance() -> dict[str, Any]:

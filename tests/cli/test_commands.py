@@ -35,14 +35,14 @@ def test_the_command_line_is_built_without_torch():
 
 
 @pytest.mark.parametrize(("command", "hint"), [("encode", "--resume"), ("demo", "to continue"), ("search", "")])
-def test_an_interrupted_command_says_what_is_kept(command, hint, monkeypatch, capsys):
+def test_an_interrupted_command_says_what_is_kept(command, hint, monkeypatch, capfd):
     def interrupted(args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(load_command(command), "run", interrupted)
     arguments = {"encode": ["minilm", "corpus.jsonl", "-o", "v"], "demo": [], "search": ["index", "a question"]}
     assert main([command, *arguments[command]]) == 130
-    assert capsys.readouterr().err.rstrip() == (
+    assert capfd.readouterr().err.rstrip() == (
         f"lightir: interrupted; {load_command(command).ON_INTERRUPT}" if hint else "lightir: interrupted"
     )
     assert hint in getattr(load_command(command), "ON_INTERRUPT", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import runpy
 import shutil
@@ -271,7 +272,7 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
                     break
                 time.sleep(0.1)
         serving.send_signal(signal.SIGTERM)
-        assert serving.wait(timeout=60) == 0
+        assert serving.wait(timeout=60) == 143
         assert serving.stderr is not None
         assert "1 documents encoded" in serving.stderr.read()
 
@@ -301,3 +302,45 @@ def test_a_plain_corpus_accepts_a_model_and_vectors_refuse_one(model: Path, data
     bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("query-encoder"))
     assert main(["index", str(dataset), "--out", str(tmp_path / "i"), "--model", str(bare)]) == 1
     assert "lightir cache" in capsys.readouterr().err
+
+
+HEAVY_POINTS = [
+    ("encode", "import:torch._C"),
+    ("encode", "import:transformers.modeling_utils"),
+    ("encode", "open:model.safetensors"),
+    ("worker", "open:model.safetensors"),
+    ("train", "import:peft"),
+    ("train", "open:model.safetensors"),
+    ("train", "os.mkdir:trained.run"),
+]
+
+
+@pytest.mark.parametrize(("command", "point"), HEAVY_POINTS, ids=[f"{name}-{point}" for name, point in HEAVY_POINTS])
+def test_a_signal_ends_commands_that_import_torch_or_load_a_model(
+    command: str, point: str, model: Path, dataset: Path, tmp_path: Path, capsys
+) -> None:
+    index = tmp_path / "index"
+    assert main(["index", str(dataset), "--out", str(index), "--model", str(model)]) == 0
+    arguments = {
+        "encode": ["encode", model, dataset, "--out", tmp_path / "vectors"],
+        "worker": ["worker", index, "--once", "--model", model],
+        "train": ["train", model.parent / "recipe.yaml", "--out", tmp_path / "trained"],
+    }
+    number = (signal.SIGTERM, signal.SIGINT)[HEAVY_POINTS.index((command, point)) % 2]
+    hooks = {"PYTHONPATH": str(Path(__file__).parent / "signal_at"), "SIGNAL_AT": f"{number.value}:{point}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lightir", *map(str, arguments[command])],
+        env={**os.environ, **hooks},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"lightir: {'terminated' if number == signal.SIGTERM else 'interrupted'}; "
+    )
+    assert not list(tmp_path.glob(".*"))
+    with Index.open(index) as opened:
+        opened.verify()

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from lightir.cli import terminal
 from lightir.cli.arguments import chosen_read_options
+from lightir.cli.interruption import Interruption
 from lightir.errors import AlreadyExists, LightirError
 from lightir.lines import reading_with
 from lightir.version import __version__
@@ -49,14 +50,14 @@ Help on a command: lightir COMMAND --help
 
 TRAIN_PACKAGES = ("torch", "transformers", "peft", "accelerate", "gguf", "yaml")
 MISUSED = 2  # same as argparse
-INTERRUPTED = 130  # 128 + SIGINT, the shells' convention
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Command(Protocol):
     """Interface of a command's module. The module's docstring is the description in its help.
 
-    A module whose work survives Ctrl-C also defines ON_INTERRUPT: a message that says what is kept and how to resume.
+    A module whose work survives Ctrl-C or SIGTERM also defines ON_INTERRUPT: a message that says what is kept and
+    how to resume.
     """
 
     HELP: str
@@ -181,11 +182,18 @@ def command_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.Argum
     return dict(action.choices)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 after an error, 2 after misuse, 130 after Ctrl-C."""
+def main(argv: Sequence[str] | None = None, *, interruption: Interruption | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 after an error, 2 after misuse, 130 or 143 after a signal.
+
+    Args:
+        argv: arguments; None for those of the process.
+        interruption: signal that ends the process; None if the caller handles no signals.
+    """
+    interruption = interruption or Interruption()
     # torch's idle threads spin by default, which slows other processes tenfold. Set this before torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = _parsed(argv)
+    interruption.hint = args.on_interrupt
     debug = args.traceback or os.environ.get("LIGHTIR_DEBUG", "") not in ("", "0")
     terminal.log_to_stderr()
     terminal.escape_unencodable_output()
@@ -193,24 +201,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reading_with(chosen_read_options(args)):
             code = args.run(args)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BaseException as error:  # noqa: BLE001 (_failed raises what it does not know)
+        if isinstance(error, KeyboardInterrupt) or interruption.number is not None:
+            return interruption.tell_of(error)
+        return _failed(error, args, debug=debug)
+    return int(code or 0) if interruption.number is None else interruption.tell()
+
+
+def _failed(error: BaseException, args: argparse.Namespace, *, debug: bool) -> int:
+    """Print an error of a command and return its exit code; raise errors that are bugs."""
+    if isinstance(error, BrokenPipeError):
         return _close_stdout()
-    except KeyboardInterrupt:
-        terminal.print_status(
-            f"lightir: interrupted; {args.on_interrupt}" if args.on_interrupt else "lightir: interrupted"
-        )
-        return INTERRUPTED
-    except terminal.Misuse as error:
+    if isinstance(error, terminal.Misuse):
         args.parser.print_usage(sys.stderr)
         terminal.print_status(f"{args.parser.prog}: error: {error}")
         return MISUSED
-    except (LightirError, OSError, ModuleNotFoundError) as error:
+    if isinstance(error, LightirError | OSError | ModuleNotFoundError):
         if debug:
-            traceback.print_exc()
+            traceback.print_exception(error)
         hint = ", or use --overwrite to replace it" if _may_overwrite(args, error) else ""
         terminal.print_status(f"lightir: error: {_one_line(error)}{hint}")
         return 1
-    return int(code or 0)
+    raise error
 
 
 def _may_overwrite(args: argparse.Namespace, error: Exception) -> bool:

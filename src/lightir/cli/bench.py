@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightir.cli.terminal import suggest
 from lightir.errors import NotFound
-from lightir.version import SOURCE_ROOT
+from lightir.provenance import SOURCE_ROOT
 
 HELP = "run a benchmark of the checkout"
 EXAMPLES = """

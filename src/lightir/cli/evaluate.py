@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.terminal import Misuse, format_duration, format_table, print_json, print_status
-from lightir.files import check_writable, make_folder, write_bytes
+from lightir.files import check_writable, make_folder, temporary_folder, write_bytes
 from lightir.types import escape_id
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def measure_model(dataset: Dataset, args: argparse.Namespace, options: dict[str,
     from lightir.encode.model_evaluation import SystemOptions, evaluate_model
 
     systems = SystemOptions(options.pop("modes"), args.task, device=args.device, threads=args.threads)
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder() as scratch:
         return evaluate_model(folder, dataset, args.work or scratch, systems=systems, **options)
 
 

@@ -9,7 +9,6 @@ command prints how many documents each filter dropped.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +28,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.terminal import Misuse, print_json, print_status
+from lightir.files import temporary_folder
 
 if TYPE_CHECKING:
     from lightir.data import Dataset
@@ -194,7 +194,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
 
         options = SystemOptions(None, args.task, args.analyzer, args.device, args.threads)
         with (
-            nullcontext(args.work) if args.work else tempfile.TemporaryDirectory() as work,
+            nullcontext(args.work) if args.work else temporary_folder() as work,
             model_finder(args.model, dataset, work, mode=args.mode or "hybrid", options=options) as finder,
         ):
             yield finder
@@ -204,7 +204,7 @@ def _finder(args: argparse.Namespace, dataset: Dataset, smoothing: Smoothing | N
         from lightir.train.mining.finders import word_finder
 
         with (
-            tempfile.TemporaryDirectory() as work,
+            temporary_folder() as work,
             word_finder(
                 dataset, Path(work), analyzer=args.analyzer, threads=args.threads, smoothing=smoothing
             ) as finder,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -342,6 +341,7 @@ def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOpt
 def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOptions, args: argparse.Namespace) -> None:
     """Search all queries and write the run."""
     from lightir.eval import write_run
+    from lightir.files import temporary_folder
 
     queries = list(given_queries(args))
     start = time.perf_counter()
@@ -350,7 +350,7 @@ def write_all(searcher: Searcher, late: LateSearcher | None, options: SearchOpti
     if not any(map(len, rankings.values())):
         print_why_nothing(searcher, args)
     if args.run_file == "-":
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             write_run(Path(folder, "run"), rankings)
             sys.stdout.buffer.write(Path(folder, "run").read_bytes())
     else:

@@ -4,22 +4,23 @@ The documents that most queries list among their best are encoded first, then th
 index: each document is encoded by one of them. If a document cannot be encoded, `lightir info` shows the error, and the
 document stays searchable by BM25.
 
-Each batch is committed as soon as it is encoded. Ctrl-C or SIGTERM stops the worker after the current documents; a
-second one stops it at once.
+Each batch is committed as soon as it is encoded. Ctrl-C or SIGTERM stops the worker after the current documents, with
+exit code 130 or 143; a second one stops it at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_index, add_json, positive
+from lightir.cli.interruption import EXIT_CODES, ONE_PRESS_S
 from lightir.cli.terminal import print_json, print_status, printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Encode pending documents and print what was done; return 1 if documents failed."""
+    """Encode pending documents and print what was done; return 1 if documents failed, 130 or 143 after a signal."""
     from lightir.encode.documents import EncodeOptions
     from lightir.encode.model_encoder import encode_pending
     from lightir.pending import WorkOptions
@@ -87,11 +88,14 @@ def run(args: argparse.Namespace) -> int:
         once=args.once, batch_size=args.batch_size, retry_failed=args.retry_failed, idle_wait_s=args.idle_wait
     )
     encoding = EncodeOptions(batch_tokens=args.batch_tokens, dtype=args.dtype, device=args.device, compile=args.compile)
-    with stopping() as stop:
-        report = encode_pending(args.index, args.model, options=options, encoding=encoding, stop=stop)
+    with Stopping() as stopping:
+        report = encode_pending(
+            args.index, args.model, options=options, encoding=encoding, stop=stopping.event, ready=stopping.listen
+        )
+    code = int(bool(report.failed)) if stopping.number is None else EXIT_CODES[stopping.number]
     if args.json:
         print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
-        return int(bool(report.failed))
+        return code
     print_status(f"{args.index}: {in_words(report)}")
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
         print_status(f"  failed: {printable(f'{doc_id}: {error}')}")
@@ -100,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             f"{len(report.failed):,} documents failed; only BM25 finds them. To try again: "
             f"lightir worker {args.index} --retry-failed"
         )
-    return int(bool(report.failed))
+    return code
 
 
 def in_words(report: WorkReport) -> str:
@@ -111,22 +115,44 @@ def in_words(report: WorkReport) -> str:
     return f"{report.committed:,} documents encoded at {report.documents_per_s:.1f} documents/s; {left}"
 
 
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set unless they are ignored; a second signal acts as usual."""
-    event = threading.Event()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = [number for number, handler in previous.items() if handler != signal.SIG_IGN]
+class Stopping:
+    """A context in which a first SIGINT or SIGTERM stops the work after the current documents; a second acts as usual.
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        event.set()
-        signal.signal(number, previous[signal.Signals(number)])
-        print_status("stopping after the current documents; repeat to stop at once")
+    Attributes:
+        event: event that the signal sets.
+        number: number of the signal; None without one.
+    """
 
-    for number in handled:
-        signal.signal(number, stop)
-    try:
-        yield event
-    finally:
-        for number in handled:
-            signal.signal(number, previous[number])
+    def __init__(self) -> None:
+        """Prepare; the signals act as usual until `listen`, so that loading a model can be interrupted."""
+        self.event = threading.Event()
+        self.number: int | None = None
+        self._first = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        """Return the context."""
+        return self
+
+    def listen(self) -> None:
+        """Handle the signals that are not ignored."""
+        for number in EXIT_CODES:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number, self._first = number, time.monotonic()
+            self.event.set()
+            os.write(2, b"stopping after the current documents; repeat to stop at once\n")
+        elif time.monotonic() - self._first >= ONE_PRESS_S:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the handlers."""
+        self._restore()

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from lightir.errors import LightirError
+from lightir.files import temporary_folder
 from lightir.types import Document
 
 COLLECTOR = Path(__file__).with_name("_collect_python_docs.py")
@@ -34,7 +34,7 @@ def python_documents(*, timeout_s: float = 120.0) -> list[Document]:
     # Some signatures show sets, whose order depends on the hash seed.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment["PYTHONHASHSEED"] = "0"
-    with tempfile.TemporaryDirectory() as folder:  # modules that write on import write there
+    with temporary_folder() as folder:  # modules that write on import write there
         try:
             done = subprocess.run(
                 command,

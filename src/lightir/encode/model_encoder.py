@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lightir.addresses import resolve_model_folder, shipped_models
@@ -94,6 +94,7 @@ def encode_pending(
     options: WorkOptions | None = None,
     encoding: EncodeOptions | None = None,
     stop: threading.Event | None = None,
+    ready: Callable[[], object] | None = None,
     progress: bool = True,
 ) -> WorkReport:
     """Encode and commit the pending documents of an index with a model.
@@ -104,6 +105,7 @@ def encode_pending(
         options: sizes, and when to end; None for the defaults. On a GPU the default `encode_size` is 512.
         encoding: how the model is loaded and run; `shard_size` does not apply here.
         stop: event that ends the work: encoded documents are committed or parked, other claims are released.
+        ready: function that is called once, when the model is loaded and before the first claim.
         progress: show a progress bar if standard error is a terminal.
 
     Raises:
@@ -117,6 +119,8 @@ def encode_pending(
         if options.encode_size is None and encoder.model.backbone.device.type != "cpu":
             options = dataclasses.replace(options, encode_size=GPU_ENCODE_SIZE)
         with encoder.compiled(encoding.compile, index):
+            if ready is not None:
+                ready()
             return work(folder, encoder, options, stop=stop, progress=progress)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from lightir.data import Dataset
+from lightir.files import temporary_folder
 from lightir.index import Index, IndexOptions, build_index, document_shards
 from lightir.search import DEFAULT_OPTIONS, Searcher, SearchOptions
 from lightir.search.index_evaluation import Ranker
@@ -55,7 +55,7 @@ def word_finder(
 ) -> Iterator[Finder]:
     """Search a data set's corpus by BM25, or with smoothing by query likelihood; `folder` holds a temporary index."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".index-") as scratch:
-        build_index(document_shards(dataset.corpus()), Path(scratch) / "index", options=IndexOptions(analyzer=analyzer))
-        with Index.open(Path(scratch) / "index") as index:
+    with temporary_folder(folder) as scratch:
+        build_index(document_shards(dataset.corpus()), scratch / "index", options=IndexOptions(analyzer=analyzer))
+        with Index.open(scratch / "index") as index:
             yield IndexFinder(Searcher(index, threads=threads), SearchOptions(mode="tokens", smoothing=smoothing))

@@ -234,7 +234,8 @@ class Loop:
         """Run optimizer steps until the recipe's steps or minutes are reached.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the current step is finished and a checkpoint written.
+            KeyboardInterrupt: after Ctrl-C, when the current step is finished and a checkpoint written; after SIGTERM
+                its subclass Terminated.
         """
         started = time.monotonic() - self.seconds
         self.curves = Curves(self.folder / TENSORBOARD, step=self.step) if is_first() else None
@@ -247,6 +248,7 @@ class Loop:
                     self._logged_step(progress, started, bar)
                     if interrupted():
                         self._stop()
+                        raise interrupted.error()
             self.evaluate()
         finally:
             if self.curves is not None:
@@ -274,7 +276,6 @@ class Loop:
         if self.saved != self.step:
             self._save_checkpoint()
         logger.warning("stopped after step %d; its checkpoint is in %s", self.step, self.folder / "checkpoints")
-        raise KeyboardInterrupt
 
     def _progress(self, seconds: float) -> float:
         settings = self.recipe.optimisation
