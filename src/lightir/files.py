@@ -219,14 +219,14 @@ def damaged_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> li
     if not expected and folder.exists():
         return [f"{folder} is unexpected: it was not written with the folder around it"]
     problems = []
-    for name, entry in expected.items():
-        path = folder / name
+    for name, recorded in expected.items():
+        path, entry = folder / name, recorded if isinstance(recorded, Mapping) else {}  # the record may be damaged
         try:
             if not path.is_file():
                 problems.append(f"{path} is missing")
-            elif (n_bytes := path.stat().st_size) != entry["bytes"]:
-                problems.append(f"{path} has {n_bytes} bytes; expected {entry['bytes']}")
-            elif sha256_file(path) != entry["sha256"]:
+            elif (n_bytes := path.stat().st_size) != entry.get("bytes"):
+                problems.append(f"{path} has {n_bytes} bytes; expected {entry.get('bytes')}")
+            elif sha256_file(path) != entry.get("sha256"):
                 problems.append(f"{path} is damaged: its checksum differs from that in the store")
         except OSError as error:
             problems.append(f"{path} cannot be read: {error}")

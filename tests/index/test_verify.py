@@ -121,6 +121,12 @@ def test_a_missing_query_encoder_is_told(folder: Path) -> None:
     assert "query-encoder/tables.json is missing" in message_of(lambda: verified(folder))
 
 
+@pytest.mark.parametrize("damaged", ["bytes", "sha256", "query_encoder"])
+def test_a_damaged_record_of_the_query_encoder_s_files_is_told(folder: Path, damaged: str) -> None:
+    change(folder, f"UPDATE record SET value = replace(value, '\"{damaged}\"', '\"x{damaged[1:]}\"')")
+    assert "the checksum over its record" in message_of(lambda: verified(folder))
+
+
 def test_a_query_encoder_that_was_put_into_an_index_without_one_is_told(tmp_path: Path) -> None:
     build_index(document_shards(documents(3)), tmp_path / "index", progress=False)
     write_folder(tmp_path / "index" / "query-encoder", word_contract(), {"search": {"embeddings": word_table()}})
