@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.pending import Queue, WorkOptions, failures_of, work
 from lightir.search import LateOptions, LateSearcher, OtherStage, OwnStage, Searcher, SearchOptions
-from lightir.search.late import joined
+from lightir.search.late import LateReport, SecondScores, joined
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
 from small_collections import GivenVectors, word_contract
@@ -321,3 +321,24 @@ def test_bad_options_encoders_and_indexes_are_refused(searcher: Searcher, tmp_pa
     build_index(document_shards(documents(3)), tmp_path / "plain", progress=False)
     with Index.open(tmp_path / "plain") as plain, pytest.raises(InvalidInput, match="no model's contract"):
         OwnStage(Searcher(plain), FakeEncoder())
+
+
+def test_the_time_of_the_first_stage_counts_against_the_limit(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, given = Clock(), []
+    search = Searcher.search
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        clock.now += 3.0
+        return search(*arguments, **options)
+
+    class Second:
+        def score(self, query: str, doc_ids: Sequence[str], *, seconds: float | None) -> SecondScores:
+            given.append(seconds)
+            return SecondScores({}, {}, LateReport())
+
+    monkeypatch.setattr(Searcher, "search", slowly)
+    late = LateSearcher(searcher, Second(), LateOptions(budget_ms=8000), clock=clock)
+    late.search(["cat"])
+    assert given == [pytest.approx(5.0)]

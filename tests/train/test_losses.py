@@ -20,6 +20,7 @@ from lightir.train.stages.losses import (
     info_nce,
     matryoshka,
     mean_pairwise_cosine,
+    score_kl,
     similarity,
 )
 from processes import join
@@ -66,6 +67,19 @@ def test_alignment_is_the_kl_from_teacher_to_student_and_leaves_the_teacher_alon
     loss.backward()
     assert teacher.grad is None
     assert alignment_kl(student, student).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_query_with_one_score_of_the_teacher_does_not_count() -> None:
+    """Its distribution over one candidate says nothing, and it must not lower the mean over the others."""
+    nan = float("nan")
+    student = torch.tensor([[1.0, 0.0, 2.0], [0.5, 3.0, 1.0]], dtype=torch.float64)
+    whole = torch.tensor([[0.2, 1.0, nan]], dtype=torch.float64)
+    both = torch.cat([whole, torch.tensor([[nan, 2.0, nan]], dtype=torch.float64)])
+    p = np.exp([0.2, 1.0]) / np.exp([0.2, 1.0]).sum()
+    q = np.exp([1.0, 0.0]) / np.exp([1.0, 0.0]).sum()
+    expected = float((p * np.log(p / q)).sum())
+    assert float(score_kl(student[:1], whole)) == pytest.approx(expected, rel=1e-9)
+    assert float(score_kl(student, both)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_flops_is_the_sum_of_squared_means_and_its_ramp_is_quadratic() -> None:
