@@ -17,7 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lightir.errors import AlreadyExists, FormatError, NotFound, WriteFailed
+from lightir.errors import (
+    AlreadyExists,
+    FormatError,
+    NotFound,
+    OutcomeUnknown,
+    StorageError,
+    WriteFailed,
+    storage_error,
+    storage_errors,
+)
 
 
 def fsync_path(path: Path) -> None:
@@ -88,13 +97,15 @@ def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
     devices such as /dev/null are written directly.
 
     Raises:
-        OSError: the path is not writable (raised before the block) or the disk is full (after it); it names the path.
+        WriteFailed: the path is not writable (raised before the block) or the disk is full (after it); it names the
+            path. OutcomeUnknown if the content was replaced but its folder could not be flushed.
     """
     if _is_stream(path):
         with Path(path).open("wb") as stream:
             yield stream
         return
-    target = _target(path)
+    with _naming(path):
+        target = _target(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     _temporary[temporary.absolute()] = None
     with _naming(path):
@@ -114,7 +125,7 @@ def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         _temporary.pop(temporary.absolute(), None)
         raise
-    fsync_path(target.parent)
+    _flush_replacement(target)
 
 
 def _is_stream(path: Path | str) -> bool:
@@ -132,18 +143,33 @@ def _target(path: Path | str) -> Path:
 
 @contextlib.contextmanager
 def _naming(path: Path | str) -> Iterator[None]:
-    """Make system errors of the block name the path instead of the temporary file."""
+    """Turn system errors of the block into WriteFailed, which names the path instead of the temporary file."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        named = OSError(error.errno, error.strerror or str(error), str(path))
+        raise storage_error(f"cannot write {path}", named, kind=WriteFailed) from error
+
+
+def _flush_replacement(path: Path) -> None:
+    """Flush the entry of a file or folder that was just renamed.
+
+    Raises:
+        OutcomeUnknown: a power failure may undo the rename.
+    """
+    try:
+        fsync_path(path.parent)
+    except OSError as error:
+        failed = f"{path} was written, but {path.parent} could not be flushed, so a power failure may undo that"
+        raise storage_error(failed, error, kind=OutcomeUnknown) from error
 
 
 def check_writable(path: Path | str) -> None:
     """Raise the errors of `write_bytes` before long work: missing folder, missing permission, …"""
     if _is_stream(path):
         return  # closing a pipe would signal its end to the reader
-    target = _target(path)
+    with _naming(path):
+        target = _target(path)
     with _naming(path), tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
         pass
 
@@ -165,11 +191,17 @@ def read_json(path: Path) -> Any:
     Raises:
         NotFound: the file does not exist.
         FormatError: the content is not JSON in UTF-8.
+        StorageError: the system refuses to read the file.
     """
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise NotFound(f"{path} does not exist") from None
+        with storage_errors(f"cannot read {path}"):
+            content = path.read_bytes()
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise NotFound(f"{path} does not exist") from None
+        raise
+    try:
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not valid JSON: {error}") from error
 
@@ -187,7 +219,7 @@ def child_path(folder: Path, name: object) -> Path:
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file as 64 hexadecimal digits."""
-    with path.open("rb") as file:
+    with storage_errors(f"cannot read {path}"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -239,10 +271,20 @@ def copy_folder(source: Path | str, target: Path) -> None:
     Raises:
         WriteFailed: a file cannot be read or written; the message has the first one.
     """
+    refused: list[OSError] = []
+
+    def copy(file: str, to: str) -> None:
+        try:
+            shutil.copy2(file, to)
+        except OSError as error:
+            refused.append(error)
+            raise
+
     try:
-        shutil.copytree(source, target, dirs_exist_ok=True)
-    except shutil.Error as error:
-        raise WriteFailed(str(error.args[0][0][2])) from error  # (source, copy, reason) of each file
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    except OSError as error:  # shutil.Error has texts instead of errors
+        first = refused[0] if refused else error
+        raise storage_error(f"cannot copy {source} to {target}", first, kind=WriteFailed) from first
 
 
 @contextlib.contextmanager
@@ -252,7 +294,7 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
     Every file is flushed before the rename and gets the permissions of the umask (safetensors makes files readable for
     the owner only). With overwrite, an existing folder is kept until the new one is complete and then exchanged in one
     step, so that readers always find one of them. Systems without such an exchange have a short gap. Temporary folders
-    that killed processes left for the same path are removed first.
+    that killed processes left for the same path are removed first. Errors that the block raises pass unchanged.
 
     Args:
         path: path of the folder.
@@ -262,8 +304,33 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
 
     Raises:
         AlreadyExists: `path` exists, is not an empty folder, and overwrite is off or the folder lacks the file.
+        WriteFailed: the disk is full or broken; `path` is unchanged.
+        OutcomeUnknown: `path` was replaced, but a power failure may undo that; the content that it had is kept beside
+            it until the next write.
     """
-    path = Path(path)
+    path, unchanged = Path(path), "it is unchanged"
+    with storage_errors(f"cannot write {path}", kind=WriteFailed, outcome=unchanged):
+        temporary, lock = _aside(path, overwrite, replaces)
+    is_settled = True
+    try:
+        yield temporary
+        with storage_errors(f"cannot write {path}", kind=WriteFailed, outcome=unchanged):
+            _flush_files(temporary)
+            _claim(temporary)
+            _move_into_place(temporary, path)
+        is_settled = False
+        _flush_replacement(path)
+        is_settled = True
+        _temporary[temporary.absolute()] = None  # it may hold the replaced folder now
+    finally:
+        if is_settled:
+            _remove(temporary)
+        _temporary.pop(temporary.absolute(), None)
+        lock.close()
+
+
+def _aside(path: Path, overwrite: bool, replaces: str | None) -> tuple[Path, _Lock]:
+    """Check what a write replaces, and return a temporary folder, locked while its writer is alive."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         if not overwrite:
             raise AlreadyExists(f"{path} exists; choose another name or remove it")
@@ -271,22 +338,17 @@ def atomic_folder(path: Path, *, overwrite: bool = False, replaces: str | None =
             raise AlreadyExists(f"{path} has no {replaces}, so it is another kind of folder and is not replaced")
     make_folder(path.parent)
     remove_abandoned(path.parent, glob.escape(path.name))
-    temporary, lock = _locked_folder(path)
-    file_mode = temporary.stat().st_mode & 0o666  # mkdir applied the umask
-    try:
-        yield temporary
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                os.chmod(Path(folder, name), file_mode)
-                fsync_path(Path(folder, name))
-            fsync_path(Path(folder))
-        _claim(temporary)
-        _move_into_place(temporary, path)
-        _temporary[temporary.absolute()] = None  # it may hold the replaced folder now
-    finally:
-        _remove(temporary)
-        _temporary.pop(temporary.absolute(), None)
-        lock.close()
+    return _locked_folder(path)
+
+
+def _flush_files(folder: Path) -> None:
+    """Flush every file of a new folder, and give it the permissions of the folder, to which mkdir applied the umask."""
+    file_mode = folder.stat().st_mode & 0o666
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            os.chmod(Path(inside, name), file_mode)
+            fsync_path(Path(inside, name))
+        fsync_path(Path(inside))
 
 
 @contextlib.contextmanager
@@ -295,8 +357,11 @@ def exclusive_writer(folder: Path) -> Iterator[None]:
 
     Raises:
         AlreadyExists: another writer, in this process or another, holds the lock.
+        StorageError: the folder cannot be opened.
     """
-    with _Lock(folder) as lock:
+    with storage_errors(f"cannot open {folder}"):
+        lock = _Lock(folder)
+    with lock:
         if not lock.held and lock.supported:
             raise AlreadyExists(f"another process is writing {folder}; wait until it ends, or choose another folder")
         yield
@@ -333,11 +398,18 @@ def _locked_folder(path: Path) -> tuple[Path, _Lock]:
         temporary = path.with_name(f".{path.name}.new-{secrets.token_hex(8)}")
         _temporary[temporary.absolute()] = None
         temporary.mkdir()
-        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
+        try:
             lock = _Lock(temporary)
-            if (lock.held or not lock.supported) and temporary.is_dir():
-                return temporary, lock
-            lock.close()
+        except FileNotFoundError:  # another process removed it before it was locked
+            _temporary.pop(temporary.absolute(), None)
+            continue
+        except OSError:
+            _remove(temporary)
+            _temporary.pop(temporary.absolute(), None)
+            raise
+        if (lock.held or not lock.supported) and temporary.is_dir():
+            return temporary, lock
+        lock.close()
 
 
 def remove_abandoned(parent: Path, name: str = "*") -> None:
@@ -347,7 +419,9 @@ def remove_abandoned(parent: Path, name: str = "*") -> None:
         parent: folder that contains the temporary folders.
         name: glob pattern of the final folder names.
     """
-    for abandoned in parent.glob(f".{name}.new-*"):
+    for i, abandoned in enumerate(parent.glob(f".{name}.new-*")):
+        if i == 0:
+            fsync_path(parent)  # one of them may be the old content of a replacement that was not flushed
         with contextlib.suppress(OSError), _Lock(abandoned) as lock:
             if lock.held:
                 _remove(abandoned)
@@ -363,11 +437,15 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     if not path.exists():
         os.replace(temporary, path)
     elif not _exchange(temporary, path):
-        old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old-"))
-        os.replace(path, old / "content")
-        os.replace(temporary, path)
-        shutil.rmtree(old, ignore_errors=True)
-    fsync_path(path.parent)
+        aside = path.with_name(f".{path.name}.old-{secrets.token_hex(8)}")
+        os.replace(path, aside)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            os.replace(aside, path)
+            raise
+        with contextlib.suppress(OSError):
+            os.replace(aside, temporary)  # the caller removes what was replaced
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, storage_errors
 
 MAX_BYTES = 1_000_000_000
 """Largest limit of a record: the size of the longest text that SQLite stores."""
@@ -90,6 +90,7 @@ def read_lines(path: Path, options: ReadOptions | None = None) -> Iterator[tuple
     Raises:
         InvalidInput: a line that is too long, invalid UTF-8, or a damaged gzip stream; the message names the line. At
             most the limit is read into memory.
+        StorageError: the system refuses to read the file.
     """
     return _decoded(_raw_lines(path, read_options(options).max_line_bytes), str(path))
 
@@ -127,7 +128,7 @@ def _without_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]
 
 def _raw_lines(path: Path, limit: int, part: str = "line") -> Iterator[bytes]:
     number = 0
-    with _open(path) as file:
+    with storage_errors(f"cannot read {path}"), _open(path) as file:
         try:
             for number, line in enumerate(_bounded_lines(file, limit, str(path), part), 1):  # noqa: B007 (see below)
                 yield line

@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.contract import FILE_NAME, Contract
-from lightir.errors import AlreadyExists, ContractMismatch, FormatError, InvalidInput
+from lightir.errors import (
+    AlreadyExists,
+    ContractMismatch,
+    FormatError,
+    InvalidInput,
+    WriteFailed,
+    storage_errors,
+)
 from lightir.files import (
     atomic_folder,
     child_path,
@@ -118,16 +125,19 @@ class VectorsWriter:
         Raises:
             AlreadyExists: the folder is not empty and resume is off, or another process writes to it.
             ContractMismatch: the folder has another contract, or vectors of layers with another quantization.
+            WriteFailed: the folder cannot be written.
         """
         self.folder = Path(folder)
         self.contract = contract
         self.doc_ids: set[str] = set()
         self._earlier: dict[str, int] = {}  # documents of an earlier run, with hashes of their texts
-        make_folder(self.folder)
+        with self._writing():
+            make_folder(self.folder)
         self._held = contextlib.ExitStack()
         self._held.enter_context(exclusive_writer(self.folder))
         try:
-            self._begin(quantized, resume)
+            with self._writing():
+                self._begin(quantized, resume)
         except BaseException:
             self.close()
             raise
@@ -188,6 +198,7 @@ class VectorsWriter:
 
         Raises:
             InvalidInput: duplicate document in the shard or the folder.
+            WriteFailed: the disk is full or broken; earlier shards are complete.
         """
         ids = [document.doc_id for document in shard.documents]
         counts = Counter(ids)
@@ -195,7 +206,7 @@ class VectorsWriter:
         if repeated:
             raise InvalidInput(f"duplicate document id {repeated[0]!r}: it is already encoded")
         name = f"shard-{len(self._manifest['shards']):05d}"
-        with atomic_folder(self.folder / name, overwrite=True) as folder:
+        with self._writing(), atomic_folder(self.folder / name, overwrite=True) as folder:
             _write_shard(folder, shard)
             files = {
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
@@ -205,6 +216,9 @@ class VectorsWriter:
         self._manifest["complete"] = False  # a folder that grows is incomplete until `finish` is called again
         self._save_manifest()
         self.doc_ids.update(ids)
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return storage_errors(f"cannot write {self.folder}", kind=WriteFailed)
 
     def finish(self) -> None:
         """Mark the folder as complete, which an index requires, and close it."""
@@ -251,6 +265,7 @@ class VectorsReader:
         Raises:
             NotFound: the folder is not a vectors folder.
             FormatError: unsupported version, or incomplete because encoding was interrupted (resume it).
+            StorageError: the system refuses to read a file; iteration raises it too.
         """
         self.folder = Path(folder)
         self.contract = Contract.load(self.folder)
@@ -279,6 +294,10 @@ class VectorsReader:
             yield from _read_documents(child_path(self.folder, entry["name"]) / DOCUMENTS)
 
     def _read(self, entry: dict[str, Any]) -> Shard:
+        with storage_errors(f"cannot read {self.folder}"):
+            return self._checked(entry)
+
+    def _checked(self, entry: dict[str, Any]) -> Shard:
         folder = child_path(self.folder, entry["name"])
         for name, expected in entry["files"].items():
             path = child_path(folder, name)
@@ -303,7 +322,7 @@ class VectorsReader:
 
 
 def _read_documents(path: Path) -> list[Document]:
-    with path.open("rb") as file:
+    with storage_errors(f"cannot read {path}"), path.open("rb") as file:
         try:
             documents = [Document(**json.loads(line)) for line in file]
         except (ValueError, TypeError, RecursionError) as error:
@@ -320,6 +339,8 @@ def _read_array(folder: Path, name: str) -> npt.NDArray[Any]:
     path, (dtype, n_dims) = folder / f"{name}.npy", ARRAYS[name]
     try:
         mapped = np.load(path, mmap_mode="r")
+    except OSError:
+        raise
     except Exception as error:  # numpy's parser passes on any error of tokenize, ast and mmap
         raise FormatError(f"{path} does not hold an array: {error}; encode into a new folder") from error
     if mapped.dtype != dtype or mapped.ndim != n_dims:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as _Tokenizer
 
-from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.errors import FormatError, InvalidInput, NotFound, StorageError, WriteFailed, storage_errors
 from lightir.kernel.query import ByLibrary
 from lightir.kernel.tokenizer import TextPolicy, TokenizerPath, text_policy, tokenizer_path
 from lightir.vectors import IntArray, Ragged, SparseVectors, TermIds
@@ -159,16 +159,21 @@ class TextTokenizer:
         Raises:
             NotFound: the file does not exist.
             FormatError: the file is not a tokenizer.
+            StorageError: the system refuses to read the file.
         """
         path = Path(path)
         if not path.is_file():
             raise NotFound(f"{path} does not exist; expected a tokenizer.json")
         try:
-            inner = _Tokenizer.from_file(str(path))
+            with storage_errors(f"cannot read {path}"):
+                content = path.read_bytes()
+            inner = _Tokenizer.from_buffer(content)
             ids = inner.get_vocab(with_added_tokens=True).values()
             if (largest := max(ids, default=0)) > MAX_GAP + 2 * len(ids):  # the library iterates over all ids
                 raise ValueError(f"it has {len(ids)} terms, but term id {largest}")
             return cls(inner)
+        except StorageError:
+            raise
         except Exception as error:  # tokenizers raises Exception itself
             raise FormatError(f"{path} is not a tokenizer: {error}") from error
 
@@ -210,8 +215,13 @@ class TextTokenizer:
         return content
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json."""
-        self._tokenizer.save(str(path))
+        """Write a tokenizer.json.
+
+        Raises:
+            WriteFailed: the disk is full or broken.
+        """
+        with storage_errors(f"cannot write {path}", kind=WriteFailed):
+            path.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
 
     def term_ids(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Ragged:
         """Tokenize texts without special tokens, each truncated to max_tokens.

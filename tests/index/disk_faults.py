@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lightir.errors import LightirError, NotFound, OutcomeUnknown
+from lightir.errors import LightirError, NotFound, OutcomeUnknown, StorageError
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.pending import WorkOptions, work
 from lightir.types import Document
@@ -40,6 +40,7 @@ KILL = 0
 FLUSHES_AND_RENAMES = "fr"
 FAULTS = ctypes.CDLL(None)
 FAULTS.faults_start.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+FAULTS.faults_only.argtypes = [ctypes.c_char_p]
 FAULTS.faults_stop.restype = ctypes.c_char_p
 
 State = dict[str, tuple[str, bool]] | None
@@ -228,10 +229,12 @@ def outcome_of(folder: Path, case: Case) -> tuple[str, str]:
             outcome = "done"
         except OutcomeUnknown:
             outcome = "unknown"
-        except LightirError as error:
-            outcome = "unchanged" if "unchanged" in str(error) else "refused"
-        except Exception as error:  # noqa: BLE001 - the report counts the other errors
-            outcome = f"{type(error).__name__}"
+        except StorageError:
+            outcome = "refused" if case.change == "encode" else "unchanged"  # a worker commits several times
+        except LightirError:
+            outcome = "refused"
+        except Exception as error:  # noqa: BLE001 - the case is then broken
+            outcome = repr(error)
         calls = FAULTS.faults_stop().decode()
         os.write(report, json.dumps([outcome, calls]).encode())
 
@@ -256,6 +259,7 @@ def run_case(root: Path, case: Case, states: Mapping[str, tuple[State, State]]) 
     reader = reader_of(folder / "index") if case.with_reader else None
     try:
         outcome, _ = outcome_of(folder, case)
+        assert outcome in OUTCOMES, "neither a result nor an error of lightir"
         allowed = {"done": [after], "unchanged": [before]}.get(outcome, [before, after])
         assert state_after_all_ended(changed) in allowed, "after all processes have ended"
         assert state(changed) in allowed, "for a new reader"
@@ -300,6 +304,8 @@ def states_and_calls(root: Path) -> tuple[dict[str, tuple[State, State]], Calls]
         shutil.rmtree(folder)
     return states, calls
 
+
+OUTCOMES = {"done", "unchanged", "unknown", "refused", "killed"}
 
 MODES = [(errno.EIO, False), (errno.EIO, True), (errno.ENOSPC, False), (errno.ENOSPC, True), (KILL, False)]
 """An errno, and whether all later calls fail too."""

@@ -8,6 +8,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -20,6 +22,7 @@ static char kinds[MAX_CALLS + 1];
 static long n_calls, first_failing, last_failing;
 static int failure; /* an errno; 0 kills the process */
 static int journal = -1; /* open file that gets a line for each call that has succeeded */
+static char counted[32] = "cfrtuwolm"; /* kinds of calls: creating, flushing, renaming, truncating, unlinking, writing, ... */
 
 /* Start counting; let the calls first..last (from 1) fail with an errno. */
 void faults_start(const char *path, long first, long last, int error) {
@@ -29,6 +32,11 @@ void faults_start(const char *path, long first, long last, int error) {
     first_failing = first;
     last_failing = last;
     failure = error;
+}
+
+/* Count and fail only these kinds from now on. */
+void faults_only(const char *only) {
+    snprintf(counted, sizeof counted, "%s", only);
 }
 
 /* Stop, and return one letter for each call. */
@@ -43,7 +51,7 @@ void faults_record(int file) { journal = file; }
 static int is_inside(const char *path) { return folder[0] && strncmp(path, folder, strlen(folder)) == 0; }
 
 static int fails(char kind, const char *path) {
-    if (!is_inside(path)) return 0;
+    if (!is_inside(path) || !strchr(counted, kind)) return 0;
     long call = __atomic_add_fetch(&n_calls, 1, __ATOMIC_SEQ_CST);
     if (call <= MAX_CALLS) kinds[call - 1] = kind;
     if (call < first_failing || call > last_failing) return 0;
@@ -97,6 +105,10 @@ static int opened(int flags, int existed, int file) {
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+static char opening(int at, const char *path, int flags) {
+    return flags & O_CREAT && faccessat(at, path, F_OK, 0) != 0 ? 'c' : 'o';
+}
+
 #define MODE(flags) \
     mode_t mode = 0; \
     if ((flags) & (O_CREAT | O_TMPFILE)) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); }
@@ -107,10 +119,10 @@ static int opened(int flags, int existed, int file) {
     return opened(flags, existed, call)
 #define WRITE(kind, name, file, ...) return fails_at(kind, file, 0) ? -1 : told_at(kind, file, 0, REAL(name)(file, __VA_ARGS__))
 
-int open(const char *path, int flags, ...) { OPEN(AT_FDCWD, path, flags, fails('o', path), REAL(open)(path, flags, mode)); }
-int open64(const char *path, int flags, ...) { OPEN(AT_FDCWD, path, flags, fails('o', path), REAL(open64)(path, flags, mode)); }
-int openat(int at, const char *path, int flags, ...) { OPEN(at, path, flags, fails_at('o', at, path), REAL(openat)(at, path, flags, mode)); }
-int openat64(int at, const char *path, int flags, ...) { OPEN(at, path, flags, fails_at('o', at, path), REAL(openat64)(at, path, flags, mode)); }
+int open(const char *path, int flags, ...) { OPEN(AT_FDCWD, path, flags, fails(opening(AT_FDCWD, path, flags), path), REAL(open)(path, flags, mode)); }
+int open64(const char *path, int flags, ...) { OPEN(AT_FDCWD, path, flags, fails(opening(AT_FDCWD, path, flags), path), REAL(open64)(path, flags, mode)); }
+int openat(int at, const char *path, int flags, ...) { OPEN(at, path, flags, fails_at(opening(at, path, flags), at, path), REAL(openat)(at, path, flags, mode)); }
+int openat64(int at, const char *path, int flags, ...) { OPEN(at, path, flags, fails_at(opening(at, path, flags), at, path), REAL(openat64)(at, path, flags, mode)); }
 ssize_t write(int file, const void *data, size_t n) { WRITE('w', write, file, data, n); }
 ssize_t pwrite(int file, const void *data, size_t n, off_t at) { WRITE('w', pwrite, file, data, n, at); }
 ssize_t pwrite64(int file, const void *data, size_t n, off64_t at) { WRITE('w', pwrite64, file, data, n, at); }
@@ -128,3 +140,25 @@ int link(const char *from, const char *to) { return fails('l', from) ? -1 : told
 int unlink(const char *path) { return fails('u', path) ? -1 : told('u', path, "", REAL(unlink)(path)); }
 int unlinkat(int at, const char *path, int flags) { return fails_at('u', at, path) ? -1 : told_at('u', at, path, REAL(unlinkat)(at, path, flags)); }
 int rmdir(const char *path) { return fails('u', path) ? -1 : told('u', path, "", REAL(rmdir)(path)); }
+
+int flock(int file, int operation) { return fails_at('k', file, 0) ? -1 : (int)syscall(SYS_flock, file, operation); }
+ssize_t read(int file, void *data, size_t n) { return fails_at('i', file, 0) ? -1 : syscall(SYS_read, file, data, n); }
+ssize_t pread(int file, void *data, size_t n, off_t at) { return fails_at('i', file, 0) ? -1 : syscall(SYS_pread64, file, data, n, at); }
+ssize_t pread64(int file, void *data, size_t n, off64_t at) { return fails_at('i', file, 0) ? -1 : syscall(SYS_pread64, file, data, n, at); }
+
+#define FCNTL(name) \
+    int name(int file, int command, ...) { \
+        va_list rest; va_start(rest, command); long argument = va_arg(rest, long); va_end(rest); \
+        int locks = command == F_SETLK || command == F_SETLKW; \
+        return locks && fails_at('k', file, 0) ? -1 : (int)syscall(SYS_fcntl, file, command, argument); \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
+#define MAP(name, offset_type) \
+    void *name(void *at, size_t n, int access_bits, int flags, int file, offset_type from) { \
+        if (file >= 0 && fails_at('p', file, 0)) return MAP_FAILED; \
+        return (void *)syscall(SYS_mmap, at, n, access_bits, flags, file, from); \
+    }
+MAP(mmap, off_t)
+MAP(mmap64, off64_t)

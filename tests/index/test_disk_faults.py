@@ -26,7 +26,7 @@ def failing_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_cases(library: Path, folder: Path, every: int) -> dict[str, Any]:
     report: dict[str, Any] = run_preloaded(library, PROGRAM, folder, every)
-    for kind in "ofrtuw":
+    for kind in "cofrtuw":
         assert sum(counts.get(kind, 0) for counts in report["calls"].values()), f"no call of kind {kind} is intercepted"
     return report
 
@@ -86,7 +86,7 @@ def test_a_failed_commit_that_nothing_overwrites_keeps_both_states_and_the_write
 ) -> None:
     with IndexWriter.open(folder) as writer:
         writer._store._opened = FailingCommits(writer._store._opened, 2)  # type: ignore[assignment]
-        with pytest.raises(OutcomeUnknown, match=r"the outcome of a change of .* is unknown: .* Open the index again"):
+        with pytest.raises(OutcomeUnknown, match=r"the outcome of a change of .* is unknown: .*; open the index again"):
             writer.upsert([Document(f"d{i}", "another cat") for i in range(6)])
         assert len(list((folder / "segments").iterdir())) == 2, "the segments of one of both states were removed"
         with pytest.raises(WriteFailed, match="was not changed: an earlier change failed; open the index again"):

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
-from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards, reader, view
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards, reader, store, view
 from lightir.index.segments import segment_writer
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
@@ -279,9 +279,10 @@ def test_a_full_disk_leaves_nothing_of_an_index_that_was_being_built(folder: Pat
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_store_that_the_system_refuses_is_not_called_damaged(folder: Path) -> None:
-    message = in_a_process_with_files_of(1, lambda: Index.open(folder))  # a reader's shared memory is a file too
-    assert re.search(r"cannot use .*store\.sqlite: .*; check the disk", message)
+def test_a_store_that_the_system_refuses_is_not_called_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "reading_modes", lambda path: ["rw"])  # a reader's shared memory is a file too
+    message = in_a_process_with_files_of(1, lambda: Index.open(folder))
+    assert re.search(r"cannot use .*store\.sqlite: disk I/O error; check the disk", message)
 
 
 def in_a_process_with_files_of(limit: int, act: Callable[[], object]) -> str:

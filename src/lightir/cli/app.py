@@ -216,7 +216,7 @@ def _failed(error: BaseException, args: argparse.Namespace, *, debug: bool) -> i
         args.parser.print_usage(sys.stderr)
         terminal.print_status(f"{args.parser.prog}: error: {error}")
         return MISUSED
-    if isinstance(error, LightirError | OSError | ModuleNotFoundError):
+    if isinstance(error, LightirError | OSError | ModuleNotFoundError | MemoryError):
         if debug:
             traceback.print_exception(error)
         hint = ", or use --overwrite to replace it" if _may_overwrite(args, error) else ""
@@ -234,6 +234,8 @@ def _one_line(error: Exception) -> str:
         return f"{error.name.split('.')[0]} is required: pip install 'lightir[train]'"
     if isinstance(error, OSError) and not isinstance(error, LightirError) and error.strerror:
         return f"cannot access {error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError):
+        return f"out of memory: {str(error) or 'free some, or use smaller batches'}"
     return " ".join(str(error).split())
 
 

@@ -25,10 +25,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from lightir.contract import Contract
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, WriteFailed, storage_errors
 from lightir.files import atomic_folder, write_json
 from lightir.query import CachedExpansions
 from lightir.query.bigrams import Bigrams
@@ -117,12 +118,16 @@ def write_query_encoder(
         InvalidInput: tables of different shapes, two tables of one task, NaN or infinity, or arrays that the query
             policy does not ask for.
         AlreadyExists: the folder exists and overwrite is off.
+        WriteFailed: the disk is full or broken; an existing folder is unchanged.
     """
     tables, bigrams = arrays.tables, arrays.bigrams
     _require_agreement(contract, tokenizer, arrays)
     _require_alike(tables)
     files = [DEFAULT_TABLE_FILE, *(f"table-{i:03d}.safetensors" for i in range(1, len(tables)))]
-    with atomic_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside:
+    with (
+        atomic_folder(Path(folder), overwrite=overwrite, replaces=TABLES_FILE) as aside,
+        storage_errors(f"cannot write {folder}", kind=WriteFailed, also=(SafetensorError,)),
+    ):
         if tables:
             query = dataclasses.replace(contract.query, instruction=tables[0].instruction)
             contract = dataclasses.replace(contract, query=query)

@@ -7,7 +7,7 @@ import itertools
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lightir.addresses import QUERY_ENCODER, resolve_query_encoder
 from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents, to_json
-from lightir.errors import InvalidInput, LightirError, WriteFailed
+from lightir.errors import InvalidInput, WriteFailed, storage_errors
 from lightir.files import checksums_of_files, copy_folder
 from lightir.index.bm25 import mean_length
 from lightir.index.index_options import IndexOptions
@@ -87,7 +87,9 @@ def build_index(
         AlreadyExists: `out` exists and overwrite is off.
         IndexLocked: the index to replace has a writer; the message names its process.
         MissingExtra: dense_graph requires usearch.
-        WriteFailed: the disk is full or broken; nothing is left behind.
+        WriteFailed: the disk is full or broken; nothing is left behind, and an existing index is unchanged.
+        OutcomeUnknown: the new index is in its place, but a power failure may undo that.
+        StorageError: the system refuses to read the vectors or the query encoder.
     """
     options = options or IndexOptions()
     if options.dense_graph:
@@ -106,12 +108,9 @@ def build_index(
         if query_encoder:
             copy_folder(query_encoder, folder / QUERY_ENCODER)
         build = _Build(Path(out), folder, intake)
-        try:
+        with closing(build.store):
             build.run(source, progress)
-        finally:
-            build.store.close()
-    with Index.open(out) as index:
-        return index.info()
+        return build.info()  # before the rename, after which nothing may fail
 
 
 def _warn_of_width(contract: Contract | None, dim: int | None) -> None:
@@ -151,7 +150,8 @@ class _Build:
         self._has: tuple[bool, bool] | None = None
 
     def run(self, shards: Iterable[Shard], progress: bool) -> None:
-        (self.folder / SEGMENTS_FOLDER).mkdir()
+        with self.writing():
+            (self.folder / SEGMENTS_FOLDER).mkdir()
         with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
                 require_shard(shard)
@@ -161,12 +161,17 @@ class _Build:
         if self._has is None and self.intake.analyzer is None and (self.intake.contract is None or self._segments):
             raise InvalidInput("nothing to search: there are no dense vectors, no sparse vectors, and no analyzer")
         if len(self._segments) > 1:
-            with self._writing():
+            with self.writing():
                 self._join(progress)
         for segment in self._segments:
             self.store.add_segment(segment)
         files = checksums_of_files(self.folder / QUERY_ENCODER)
         self.store.finish({**index_record(self.intake), ENCODER_FILES: files})
+
+    def info(self) -> IndexInfo:
+        """Open the complete index in its temporary folder, and return its info."""
+        with self.writing(), Index.open(self.folder) as index:
+            return index.info()
 
     def _add(self, shard: Shard) -> None:
         has = (shard.dense is not None, shard.sparse is not None)
@@ -195,19 +200,15 @@ class _Build:
         number, options = len(self._segments) + 1, self.intake.options
         if self._segments or not last:
             options = dataclasses.replace(options, dense_graph=False)
-        with self._writing():
+        with self.writing():
             written = write_segment(self.folder, documents, number=number, mean=self._mean, options=options)
             self._segments.append(written)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn OSError into WriteFailed; errors of reading the shards stay as they are."""
-        try:
+    def writing(self) -> Iterator[None]:
+        """Turn errors of the system into WriteFailed; errors of reading the shards stay as they are."""
+        with storage_errors(f"cannot write {self.out}", kind=WriteFailed, outcome="it is unchanged"):
             yield
-        except OSError as error:
-            if isinstance(error, LightirError):
-                raise
-            raise WriteFailed(f"cannot write {self.out}: {error}") from error
 
     @property
     def _mean(self) -> float:

@@ -8,19 +8,53 @@ remove the log that the child writes to. A child therefore closes inherited conn
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sqlite3
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, StorageError, storage_error
 
 BUSY_S = 30.0
 """Maximum time to wait for a short lock of another process, such as during a checkpoint."""
 
 FORK_WAIT_S = 2.0
 """Maximum time that a fork waits for a thread that uses a connection. Compaction may take minutes."""
+
+LOG_HEADER_BYTES = 32
+"""Size of the header of SQLite's log; a log without frames is not larger."""
+
+CLOCK_TICK_NS = 20_000_000
+"""Upper bound of the step in which a file system counts the time of changes, in nanoseconds."""
+
+IMMUTABLE = "ro&immutable=1"
+"""Mode of reading a file without locks, whose log is not read."""
+
+OWN_MEMORY = "ro&readonly_shm=1"
+"""Mode of reading a file and its log without changing the shared memory; SQLite uses its own if no writer runs."""
+
+REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM", "PROTOCOL")
+"""SQLite's errors that concern the machine, not the content of the file."""
+
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+
+_SYSTEM_ERRORS = (
+    ("SQLITE_FULL", errno.ENOSPC),
+    ("SQLITE_IOERR_SHMSIZE", errno.ENOSPC),
+    ("SQLITE_IOERR_NOMEM", errno.ENOMEM),
+    ("SQLITE_NOMEM", errno.ENOMEM),
+    ("SQLITE_IOERR_LOCK", errno.ENOLCK),
+    ("SQLITE_IOERR_RDLOCK", errno.ENOLCK),
+    ("SQLITE_IOERR_UNLOCK", errno.ENOLCK),
+    ("SQLITE_IOERR", errno.EIO),
+    ("SQLITE_READONLY", errno.EROFS),
+    ("SQLITE_PERM", errno.EACCES),
+)
 
 File = tuple[int, int]
 """Device and inode of a file, which are unique while the file is open."""
@@ -57,16 +91,21 @@ class Connection(sqlite3.Connection):
         """Whether the path still names this file: its folder was neither removed nor replaced."""
         return self.file is not None and self.file == file_at(self.path)
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether a file that is read without locks is as it was when it was opened."""
+        return self.unlocked is None or self.unlocked == _last_change(self.path)
+
     def check_unchanged(self) -> None:
         """Raise an error if the file was changed while it was read without locks.
 
         Raises:
             InvalidInput: the file has changed since it was opened.
         """
-        if self.unlocked is not None and self.unlocked != _last_change(self.path):
+        if not self.is_unchanged:
             raise InvalidInput(
                 f"{self.path} was changed after it was opened; it is read without locks, because its folder is "
-                "read-only for this process. Refresh, or open the index again"
+                "read-only for this process or its disk was full. Refresh, or open the index again"
             )
 
     def usable(self) -> Connection:
@@ -87,7 +126,7 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
 
     Args:
         path: path of the file.
-        mode: "rw", "rwc", or the result of `read_mode`.
+        mode: "rw", "rwc", or one of `reading_modes`.
         busy_s: maximum time to wait for a lock of another process.
 
     Raises:
@@ -101,7 +140,7 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     while True:
         before = file_at(path)
-        unlocked = _last_change(path) if "immutable" in mode else None
+        unlocked = _settled_change(path) if "immutable" in mode else None
         connection = sqlite3.connect(
             uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s, factory=Connection
         )
@@ -111,6 +150,84 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
             _all.add(connection)
             return connection
         connection.close()
+
+
+def reading_modes(path: Path) -> Iterator[str]:
+    """Yield the modes to read a file in; each is tried if the system refuses the one before.
+
+    A reader shares memory with the writer, in a file that SQLite creates beside the store. On a full disk, without
+    descriptors or in a read-only folder it cannot be created. If the log holds nothing, the store is then read without
+    the log and without locks; `Connection.check_unchanged` tells if a writer changed it meanwhile. Otherwise SQLite
+    reads the log into memory of its own, and holds a lock that keeps writers from moving the log into the store.
+    """
+    if writable(path):
+        yield "rw"
+    elif _log_bytes(path) is not None:
+        yield OWN_MEMORY  # shares the memory of a writer that is running
+    if (_log_bytes(path) or 0) <= LOG_HEADER_BYTES:
+        yield IMMUTABLE
+    elif writable(path):
+        yield OWN_MEMORY
+
+
+def writable(path: Path) -> bool:
+    """Return whether a file and its folder can be changed."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether an error of SQLite concerns the machine, not the content of the file."""
+    name = getattr(error, "sqlite_errorname", "")  # such as SQLITE_IOERR_SHMSIZE
+    return isinstance(error, MemoryError) or name.startswith(tuple(f"SQLITE_{code}" for code in REFUSED))
+
+
+def is_busy(error: StorageError) -> bool:
+    """Return whether another process held the file for too long."""
+    return getattr(error.__cause__, "sqlite_errorname", "").startswith(_BUSY)
+
+
+def refusal(
+    failed: str, error: BaseException, *, kind: type[StorageError] = StorageError, outcome: str = ""
+) -> StorageError:
+    """Return a StorageError for an error of SQLite that concerns the machine; its errno is the likely one.
+
+    Args:
+        failed: beginning of the message, which says what failed.
+        error: error of SQLite, or MemoryError.
+        kind: type of the returned error.
+        outcome: state after the failure.
+    """
+    name, then = getattr(error, "sqlite_errorname", ""), [outcome]
+    number = next((number for code, number in _SYSTEM_ERRORS if name.startswith(code)), None)
+    if name.startswith("SQLITE_CANTOPEN"):
+        number = _refused_descriptor()
+        then.append("" if number else "check that the folder is there and writable, and that its disk has space")
+    if name.startswith("SQLITE_READONLY"):
+        then.append("close readers that this process opened on a full disk")
+    if name.startswith(_BUSY):
+        then.append("another process uses it, or its file system has no locks")
+    return storage_error(failed, error, kind=kind, outcome="; ".join(filter(None, then)), number=number)
+
+
+def _refused_descriptor() -> int | None:
+    """Return the errno of opening as many files as SQLite opens (store, log and shared memory), if that fails now.
+
+    The store itself must not be opened: closing it would release SQLite's locks of this process.
+    """
+    with ExitStack() as opened:
+        try:
+            for _ in range(3):
+                opened.callback(os.close, os.open("/", os.O_RDONLY))
+        except OSError as error:
+            return error.errno
+    return None
+
+
+def _log_bytes(path: Path) -> int | None:
+    try:
+        return path.with_name(f"{path.name}-wal").stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def file_at(path: Path) -> File | None:
@@ -128,6 +245,15 @@ def _last_change(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_size, status.st_mtime_ns
+
+
+def _settled_change(path: Path) -> tuple[int, int] | None:
+    """Return the last change of a file, once any later one has another time."""
+    change = _last_change(path)
+    while change is not None and 0 <= time.time_ns() - change[1] < CLOCK_TICK_NS:
+        time.sleep(CLOCK_TICK_NS / 1e9)
+        change = _last_change(path)
+    return change
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from lightir.errors import IndexLocked, WriteFailed
+from lightir.errors import IndexLocked, WriteFailed, storage_error
 
 LOCK_FILE = "writer.lock"
 BRIEF_WAIT_S = 10.0
@@ -64,7 +64,7 @@ class WriterLock:
                     self._file.close()
                 raise
         except OSError as error:
-            raise WriteFailed(f"cannot write {self._path}: {error}") from error
+            raise storage_error(f"cannot write {self._path}", error, kind=WriteFailed) from error
 
     def _taken(self, deadline: float) -> IO[str]:
         """Return the locked file; if the index is replaced meanwhile, that of the new index."""
@@ -122,7 +122,8 @@ class WriterLock:
             if clean:
                 with contextlib.suppress(OSError):  # the next holder then settles what is not undecided
                     self._describe({**self._description, "closed": True})
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):  # closing unlocks it unless a forked process has it open
+                fcntl.flock(self._file, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):  # closing flushes what could not be written
             self._file.close()
 
@@ -151,6 +152,9 @@ def _locked(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # the file system has no locks
+        file.close()
+        raise
     return True
 
 

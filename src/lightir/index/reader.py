@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightir.addresses import QUERY_ENCODER
 from lightir.contract import Contract
-from lightir.errors import FormatError, InvalidInput, LightirError
+from lightir.errors import FormatError, InvalidInput, LightirError, WriteFailed, storage_errors
 from lightir.files import copy_folder
 from lightir.index.connections import File
 from lightir.index.index_record import checked_record
@@ -95,6 +95,7 @@ class Index:
         Raises:
             NotFound: the folder is not an index.
             FormatError: a file is missing, damaged or of another version; the message names the file.
+            StorageError: the system refuses to open a file: too many open files, no memory, a failing disk.
         """
         folder = Path(folder)
         return cls(folder, _newest(folder, None, skip_damaged, exact), skip_damaged=skip_damaged)
@@ -125,6 +126,9 @@ class Index:
 
         The same holds if the folder was replaced by `build_index(overwrite=True)` or a snapshot. A Searcher keeps its
         query encoder, and refuses an index of another model.
+
+        Raises:
+            FormatError, StorageError: as `open`. The reader keeps its view.
         """
         with self._refreshing:
             before = self._present
@@ -215,7 +219,8 @@ class Index:
 
     def info(self) -> IndexInfo:
         """Return counts, sizes and the contract."""
-        return view_info(self.view)
+        with storage_errors(f"cannot read {self.folder}"):
+            return view_info(self.view)
 
     def verify(self) -> list[str]:
         """Verify the checksums of every document, segment and file of the query encoder, and compare them.
@@ -243,7 +248,8 @@ class Index:
             FormatError: the index is damaged; the message names everything that is, as `verify` does.
             InvalidInput: `out` is the index or a folder inside it, or the index was replaced by another one.
             IndexLocked: the index to replace has a writer; the message names its process.
-            WriteFailed: the disk is full or broken; nothing is left behind.
+            WriteFailed: the disk is full or broken; nothing is left behind, and an existing index is unchanged.
+            OutcomeUnknown: the snapshot is in its place, but a power failure may undo that.
         """
         if Path(out).resolve().is_relative_to(self.folder.resolve()):
             relation = "is" if Path(out).resolve() == self.folder.resolve() else "is inside"
@@ -251,18 +257,23 @@ class Index:
         view = self.view
         require_all_commits(view)
         with new_index(Path(out), overwrite=overwrite) as folder:
-            view.store.backup(folder / STORE_FILE)
-            (folder / SEGMENTS_FOLDER).mkdir()
-            for live in view.segments:
-                live.segment.copy(folder / SEGMENTS_FOLDER / live.segment.folder.name)
-            if (self.folder / QUERY_ENCODER).is_dir():
-                copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
+            with storage_errors(f"cannot write {out}", kind=WriteFailed, outcome="it is unchanged"):
+                self._copy(view, folder)
             if not view.store.is_current:
                 raise InvalidInput(
                     f"{self.folder} was removed or replaced by another index, so its query encoder cannot be copied "
                     "with this view; refresh, or open the index again"
                 )
-            verify_copy(folder, self.folder)
+            with storage_errors(f"cannot verify {out}", kind=WriteFailed, outcome="it is unchanged"):
+                verify_copy(folder, self.folder)
+
+    def _copy(self, view: View, folder: Path) -> None:
+        view.store.backup(folder / STORE_FILE)
+        (folder / SEGMENTS_FOLDER).mkdir()
+        for live in view.segments:
+            live.segment.copy(folder / SEGMENTS_FOLDER / live.segment.folder.name)
+        if (self.folder / QUERY_ENCODER).is_dir():
+            copy_folder(self.folder / QUERY_ENCODER, folder / QUERY_ENCODER)
 
 
 def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool) -> View:
@@ -276,7 +287,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
     attempt = 0
     while True:
         attempt += 1
-        with nullcontext() if attempt == 1 else keeping_segments(folder):
+        with nullcontext() if attempt == 1 else keeping_segments(folder), storage_errors(f"cannot open {folder}"):
             store = Store.open_snapshot(folder / STORE_FILE)
             state = store.file, -1
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,10 +12,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import FormatError, InvalidInput, LightirError, NotFound, OutcomeUnknown, WriteFailed
+from lightir.errors import (
+    FormatError,
+    InvalidInput,
+    LightirError,
+    NotFound,
+    OutcomeUnknown,
+    StorageError,
+    WriteFailed,
+    storage_errors,
+)
 from lightir.files import atomic_folder
 from lightir.index.checksums import document_checksum, state_checksum
-from lightir.index.connections import Connection, File, connect
+from lightir.index.connections import (
+    IMMUTABLE,
+    Connection,
+    File,
+    connect,
+    is_busy,
+    is_refusal,
+    reading_modes,
+    refusal,
+    writable,
+)
 from lightir.index.index_record import INDEX_VERSION
 from lightir.index.lock import WriterLock
 from lightir.index.segments.layout import StoredSegment
@@ -27,9 +45,6 @@ from lightir.types import Document, require_list
 STORE_FILE = "store.sqlite"
 KEYS_AT_ONCE = 50_000
 """Maximum number of keys per SQL statement."""
-
-REFUSED = ("FULL", "IOERR", "CANTOPEN", "BUSY", "LOCKED", "READONLY", "PERM", "NOMEM")
-"""SQLite's errors that concern the machine, not the content of the file."""
 
 # Metadata has its own table, so that a filter reads no texts. Keys are never reused: a tombstoned document of a segment
 # must not be taken for a later one.
@@ -113,22 +128,42 @@ class Store:
         Raises:
             NotFound: the store does not exist.
             FormatError: the file is not a store.
+            StorageError: the system refuses to open or read the file in each of `reading_modes`.
         """
-        while True:
-            _require(path)
-            with _named(path):
-                connection = connect(path, read_mode(path))
+        with storage_errors(f"cannot open {path}"):
+            while True:
+                _require(path)
+                # If the index is replaced after the file is opened and before the first read, that read opens SQLite's
+                # log by its path, so the log may belong to the other file.
+                if (store := cls._present(path)) is not None:
+                    return store
+
+    @classmethod
+    def _present(cls, path: Path) -> Store | None:
+        """Open a snapshot in the first mode that the system allows; return None if the file has changed meanwhile."""
+        refused: StorageError | None = None
+        for mode in reading_modes(path):
+            connection = None
             try:
+                with _named(path):
+                    connection = connect(path, mode)
                 store = cls._snapshot(path, connection)
-            except (FormatError, WriteFailed):
-                if connection.is_current:
+            except (FormatError, StorageError, InvalidInput) as error:
+                if connection is not None and not (connection.is_current and connection.is_unchanged):
+                    return None
+                if not isinstance(error, StorageError) or is_busy(error):
                     raise
+                refused = refused or error
             else:
                 if connection.is_current:
                     return store
-            # The index was replaced after the file was opened and before the first read. That read opens SQLite's log
-            # by its path, so the log may belong to the other file.
-            connection.close()
+                connection.close()
+                return None
+        assert refused is not None  # there is at least one mode
+        try:
+            raise refused
+        finally:
+            del refused  # otherwise this frame and the error keep each other alive
 
     @classmethod
     def open_unshared(cls, path: Path) -> Store:
@@ -139,7 +174,7 @@ class Store:
         """
         _require(path)
         with _named(path):
-            connection = connect(path, "ro&immutable=1")
+            connection = connect(path, IMMUTABLE)
         return cls._snapshot(path, connection)
 
     @classmethod
@@ -165,7 +200,7 @@ class Store:
             WriteFailed: the folder or its medium is read-only.
         """
         require_writable(path)
-        with _named(path):
+        with _named(path, WriteFailed):
             connection = connect(path, "rw")
             try:
                 connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
@@ -214,10 +249,14 @@ class Store:
                 self._count_commit()
             except BaseException as error:
                 self._roll_back()
-                if isinstance(error, sqlite3.OperationalError):
-                    raise WriteFailed(f"cannot change {self.path}: {error}; it is unchanged") from error
-                raise
+                if is_refusal(error):
+                    raise self._unchanged(error) from error
+                with _named(self.path):
+                    raise
             self._commit()
+
+    def _unchanged(self, error: BaseException) -> StorageError:
+        return refusal(f"cannot change {self.path}", error, kind=WriteFailed, outcome="it is unchanged")
 
     def _commit(self) -> None:
         """Commit; if that fails, commit nothing but a new generation, which overwrites the failed commit.
@@ -227,15 +266,14 @@ class Store:
         """
         try:
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, MemoryError) as error:
             self.is_settled = False
             self._roll_back()
             if self.settle():
-                raise WriteFailed(f"cannot change {self.path}: {error}; it is unchanged") from error
-            raise OutcomeUnknown(
-                f"the outcome of a change of {self.path} is unknown: {error}. Open the index again to see whether the "
-                "change was made"
-            ) from error
+                raise self._unchanged(error) from error
+            failed = f"the outcome of a change of {self.path} is unknown"
+            then = "open the index again to see whether the change was made"
+            raise refusal(failed, error, kind=OutcomeUnknown, outcome=then) from error
         self.is_settled = True
 
     def settle(self) -> bool:
@@ -249,7 +287,7 @@ class Store:
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._count_commit()
                 self._connection.execute("COMMIT")
-            except (sqlite3.Error, LightirError):
+            except (sqlite3.Error, MemoryError, LightirError):
                 self._roll_back()
                 return False
             self.is_settled = True
@@ -262,7 +300,7 @@ class Store:
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
-            with suppress(sqlite3.Error):  # the transaction has ended nevertheless
+            with suppress(sqlite3.Error, MemoryError):  # the transaction has ended nevertheless
                 self._connection.execute("ROLLBACK")
 
     # Checksums
@@ -412,11 +450,12 @@ class Store:
     def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """Return the keys of the documents that exist, by id."""
         keys = {}
-        with self._opened.lock:
+        with self._opened.lock, _named(self.path):
             for doc_id in doc_ids:
                 row = self._connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
                 if row is not None:
                     keys[doc_id] = int(row[0])
+            self._opened.check_unchanged()
         return keys
 
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
@@ -478,7 +517,7 @@ class Store:
         """
         if self._opened.unlocked is None and self._select("PRAGMA journal_mode") != [("wal",)]:
             raise FormatError(f"{self.path} is damaged: its header does not ask for a write-ahead log")
-        if _writable(self.path):
+        if writable(self.path):
             _require_writable_header(self.path)
         problems = self._select("PRAGMA integrity_check")
         if problems != [("ok",)]:
@@ -636,16 +675,10 @@ def require_writable(path: Path) -> None:
         NotFound: the store does not exist.
         WriteFailed: the folder or its medium is read-only.
     """
-    _require(path)
-    if not _writable(path):
+    with storage_errors(f"cannot open {path}"):
+        _require(path)
+    if not writable(path):
         raise WriteFailed(f"{path.parent} is read-only; it can be searched but not changed")
-
-
-def read_mode(path: Path) -> str:
-    """Return the mode to read a file in: "rw", which shares memory with the writer, unless the folder is read-only."""
-    if _writable(path):
-        return "rw"
-    return "ro" if path.with_name(f"{path.name}-wal").exists() else "ro&immutable=1"
 
 
 def _require_writable_header(path: Path) -> None:
@@ -660,10 +693,6 @@ def _require_writable_header(path: Path) -> None:
             raise FormatError(f"{path} is damaged: its header forbids changes ({error})") from error
     finally:
         connection.close()
-
-
-def _writable(path: Path) -> bool:
-    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
 
 
 def _is_refused(connection: Connection) -> bool:
@@ -682,23 +711,16 @@ def _is_refused(connection: Connection) -> bool:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: Path, kind: type[StorageError] = StorageError) -> Iterator[None]:
     """Turn SQLite's errors inside the block into errors that name the file."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
-        if _is_refusal(error):
-            raise WriteFailed(
-                f"cannot use {path}: {error}; check the disk, the file is not necessarily damaged"
-            ) from error
+    except (sqlite3.DatabaseError, MemoryError) as error:
+        if is_refusal(error):
+            raise refusal(f"cannot use {path}", error, kind=kind) from error
         raise FormatError(f"{path} is damaged or not an index store: {error}") from error
     except UnicodeDecodeError as error:  # a text, or the name of a table in an error message of SQLite
         raise FormatError(f"{path} is damaged: {error}") from error
-
-
-def _is_refusal(error: sqlite3.DatabaseError) -> bool:
-    name = getattr(error, "sqlite_errorname", "")  # such as SQLITE_IOERR_SHMSIZE
-    return name.startswith(tuple(f"SQLITE_{code}" for code in REFUSED))
 
 
 @contextmanager
@@ -717,8 +739,10 @@ def new_index(out: Path, *, overwrite: bool) -> Iterator[Path]:
             if overwrite and (out / STORE_FILE).is_file():
                 stack.callback(WriterLock(out).release)
             yield stack.enter_context(atomic_folder(out, overwrite=overwrite, replaces=STORE_FILE))
-    except sqlite3.OperationalError as error:
-        raise WriteFailed(f"cannot write {out}: {error}") from error
+    except (sqlite3.DatabaseError, MemoryError) as error:
+        if is_refusal(error) or isinstance(error, sqlite3.OperationalError):
+            raise refusal(f"cannot write {out}", error, kind=WriteFailed, outcome="it is unchanged") from error
+        raise FormatError(f"cannot write {out}: the source is damaged: {error}; run `lightir verify` on it") from error
 
 
 def _pack(deleted: npt.NDArray[np.bool_] | None) -> bytes | None:

@@ -16,7 +16,15 @@ from tqdm import tqdm
 from lightir.addresses import QUERY_ENCODER
 from lightir.analysis import OF_A_MODEL
 from lightir.contract import Contract, Fusion, to_json
-from lightir.errors import InvalidInput, LightirError, OutcomeUnknown, WriteFailed
+from lightir.errors import (
+    InvalidInput,
+    LightirError,
+    OutcomeUnknown,
+    StorageError,
+    WriteFailed,
+    storage_error,
+    storage_errors,
+)
 from lightir.files import checksums_of_files
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
@@ -112,7 +120,11 @@ class IndexWriter:
             progress=False,
             overwrite=overwrite,
         )
-        return cls.open(folder)
+        try:
+            return cls.open(folder)
+        except StorageError as error:
+            failed = f"{folder} was created, but cannot be opened"
+            raise storage_error(failed, error, kind=OutcomeUnknown, outcome="open it again") from error
 
     @classmethod
     def open(cls, folder: Path | str, *, brief: bool = False, wait_s: float = BRIEF_WAIT_S) -> IndexWriter:
@@ -127,9 +139,15 @@ class IndexWriter:
             NotFound: the folder is not an index.
             IndexLocked: another writer has opened the index; the message names its process.
             FormatError: a file is missing, damaged or of another version; the message names the file.
-            WriteFailed: the folder or its medium is read-only.
+            WriteFailed: the folder or its medium is read-only, or the lock cannot be written.
+            StorageError: the system refuses to open a file.
         """
         folder = Path(folder)
+        with storage_errors(f"cannot open {folder}"):
+            return cls._open(folder, brief, wait_s)
+
+    @classmethod
+    def _open(cls, folder: Path, brief: bool, wait_s: float) -> IndexWriter:
         require_writable(folder / STORE_FILE)
         # The lock comes first: replacing the index requires it, so the store opened next is that of this folder.
         lock = WriterLock(folder, brief=brief, wait_s=wait_s)
@@ -435,11 +453,12 @@ class IndexWriter:
                     raise WriteFailed(f"{self.folder} was removed or replaced by another index; open the index again")
                 yield change
                 self._apply(change, progress)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._is_outdated = isinstance(error, OutcomeUnknown)
-            if isinstance(error, LightirError):
+            if isinstance(error, WriteFailed):
                 raise
-            raise WriteFailed(f"cannot change {self.folder}: {error}; the index is unchanged") from error
+            failed = f"cannot change {self.folder}"
+            raise storage_error(failed, error, kind=WriteFailed, outcome="the index is unchanged") from error
         finally:
             if not self._is_outdated:
                 self._renew()
@@ -454,11 +473,10 @@ class IndexWriter:
         self._is_outdated = True
         try:
             self._view = View(self.folder, self._store, before=self._view)
-        except (LightirError, OSError) as error:
-            raise OutcomeUnknown(
-                f"{self.folder} cannot be read after a change: {error}. Open the index again to see whether the change "
-                "was made"
-            ) from error
+        except (LightirError, OSError, MemoryError) as error:
+            failed = f"{self.folder} cannot be read after a change"
+            then = "open the index again to see whether the change was made"
+            raise storage_error(failed, error, kind=OutcomeUnknown, outcome=then) from error
         self._is_outdated = False
         self._lock.note_commits(self._view.generation)
         if self._lock.is_current:

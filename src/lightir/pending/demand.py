@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import FormatError, InvalidInput, WriteFailed
+from lightir.errors import FormatError, InvalidInput, StorageError
+from lightir.index.connections import is_busy
 from lightir.index.view import View
 from lightir.pending.keys import keys_of_pending
 from lightir.pending.queue import Queue
-from lightir.pending.queue_file import is_busy
 
 DEMAND_TOP = 20
 """Number of a query's best documents whose demand it raises: SiDR's m."""
@@ -76,8 +76,8 @@ class Demand:
             with self._counting:
                 counts, self._counts = self._counts, Counter()
             self._open_queue().add_demand(counts)
-        except (WriteFailed, FormatError, InvalidInput) as error:
-            if isinstance(error, WriteFailed) and is_busy(error):
+        except (OSError, FormatError, InvalidInput) as error:
+            if isinstance(error, StorageError) and is_busy(error):
                 with self._counting:
                     self._counts.update(counts)
                 return

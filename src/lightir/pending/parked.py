@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from lightir.contract import Contract
-from lightir.errors import FormatError, WriteFailed
+from lightir.errors import WriteFailed, storage_error
 from lightir.files import atomic_folder, remove_abandoned
 from lightir.shards import Shard, VectorsReader, VectorsWriter
 
@@ -35,7 +35,7 @@ def write_parked(parent: Path, contract: Contract, shard: Shard) -> Path:
             writer.add(shard)
             writer.finish()
     except OSError as error:
-        raise WriteFailed(f"cannot park vectors in {parent}: {error}") from error
+        raise storage_error(f"cannot park vectors in {parent}", error, kind=WriteFailed) from error
     return folder
 
 
@@ -53,13 +53,11 @@ def read_parked(folder: Path) -> tuple[Contract, Shard]:
         The contract of the model that encoded the documents, and the documents with their vectors.
 
     Raises:
-        FormatError, NotFound: a file is damaged, missing or unreadable.
+        FormatError, NotFound: a file is damaged or missing.
+        StorageError: the system refuses to read a file.
     """
-    try:
-        reader = VectorsReader(folder / VECTORS)
-        return reader.contract, Shard.concatenate(list(reader))
-    except OSError as error:
-        raise FormatError(f"cannot read {folder}: {error}") from error
+    reader = VectorsReader(folder / VECTORS)
+    return reader.contract, Shard.concatenate(list(reader))
 
 
 def remove_parked(folder: Path) -> None:
@@ -75,6 +73,6 @@ def remove_parked(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise WriteFailed(f"cannot remove {folder}: {error}") from error
+        raise storage_error(f"cannot remove {folder}", error, kind=WriteFailed) from error
     shutil.rmtree(removed, ignore_errors=True)
     remove_abandoned(folder.parent)

@@ -26,9 +26,9 @@ import numpy as np
 from lightir.contract import Contract
 from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.files import make_folder, remove_abandoned
-from lightir.index.connections import BUSY_S, Connection
+from lightir.index.connections import BUSY_S, Connection, refusal
 from lightir.index.reader import Index
-from lightir.index.store import DocKeys, read_mode
+from lightir.index.store import DocKeys
 from lightir.index.view import View
 from lightir.pending.keys import contains_key, pending_keys
 from lightir.pending.parked import (
@@ -46,6 +46,7 @@ from lightir.pending.queue_file import (
     create_queue_file,
     naming_file,
     open_queue_file,
+    open_queue_to_read,
 )
 from lightir.pending.worker_lock import WORKER_NAME, WORKERS_FOLDER, WorkerLock, remove_if_dead
 from lightir.shards import Shard
@@ -113,8 +114,8 @@ class Queue:
             make_folder(folder / WORKERS_FOLDER)
             if not (folder / QUEUE_FILE).exists():
                 create_queue_file(folder)
-        except (OSError, sqlite3.OperationalError) as error:
-            raise WriteFailed(f"cannot create {folder}: {error}") from error
+        except (OSError, MemoryError, sqlite3.OperationalError) as error:
+            raise refusal(f"cannot create {folder}", error, kind=WriteFailed) from error
         connection = open_queue_file(folder / QUEUE_FILE, "rw", busy_s)
         with naming_file(folder / QUEUE_FILE):
             # After a power failure the file is consistent, but its last second may be lost.
@@ -142,7 +143,7 @@ class Queue:
         """Release this worker's claims and close the file; in a forked process the parent's claims stay."""
         if self.inherited:
             return
-        with self._opened.lock:
+        with self._opened.lock, naming_file(self.folder / QUEUE_FILE):
             if self._worker is not None:
                 with self._transaction() as execute:
                     execute("DELETE FROM claims WHERE holder = ?", [self._worker.name])
@@ -265,11 +266,13 @@ class Queue:
 
     def parked(self) -> list[Path]:
         """Return the folders of the parked batches of all workers, live or dead."""
-        return parked_folders(self.folder / PARKED_FOLDER)
+        with naming_file(self.folder / QUEUE_FILE):
+            return parked_folders(self.folder / PARKED_FOLDER)
 
     def remove_parked(self, batch: Path) -> None:
         """Remove a parked batch and its claims; call it with the writer's lock held."""
-        remove_parked(batch)
+        with naming_file(self.folder / QUEUE_FILE):
+            remove_parked(batch)
         with self._opened.lock, self._transaction() as execute:
             execute("DELETE FROM claims WHERE holder = ?", [batch.name])
 
@@ -302,7 +305,9 @@ class Queue:
 
     def _select(self, statement: str, arguments: Sequence[Any] = ()) -> list[Any]:
         with self._opened.lock, naming_file(self.folder / QUEUE_FILE):
-            return self._connection.execute(statement, arguments).fetchall()
+            rows = self._connection.execute(statement, arguments).fetchall()
+            self._opened.check_unchanged()
+            return rows
 
     @contextmanager
     def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
@@ -326,7 +331,7 @@ def failures_of(view: View) -> list[Failure]:
     path = view.folder / QUEUE_FOLDER / QUEUE_FILE
     if not view.n_pending or not path.is_file():
         return []
-    queue = Queue(path.parent, open_queue_file(path, read_mode(path), BUSY_S))
+    queue = Queue(path.parent, open_queue_to_read(path))
     try:
         return queue.failures(view)
     finally:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lightir.errors import FormatError, WriteFailed
+from lightir.errors import FormatError, StorageError, WriteFailed, storage_errors
 from lightir.files import fsync_path
-from lightir.index.connections import Connection, connect
-from lightir.index.store import read_mode
+from lightir.index.connections import BUSY_S, Connection, connect, is_busy, is_refusal, reading_modes, refusal
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
@@ -66,18 +65,22 @@ def open_queue_file(path: Path, mode: str, busy_s: float) -> Connection:
 
     Args:
         path: the file.
-        mode: "rw", or what `lightir.index.store.read_mode` returns.
+        mode: "rw", or one of `lightir.index.connections.reading_modes`.
         busy_s: seconds to wait for a lock that another process holds.
 
     Raises:
-        WriteFailed: the file cannot be used.
+        WriteFailed: the system refuses to use the file.
         FormatError: the file is damaged or of an unsupported version.
     """
     with naming_file(path):
         connection = connect(path, mode, busy_s=busy_s)
-        version = _version(connection)
-        if version == 1 and mode == "rw":
-            version = _migrate(connection)
+        try:
+            version = _version(connection)
+            if version == 1 and mode == "rw":
+                version = _migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
     if version not in (1, QUEUE_VERSION):
         connection.close()
         raise FormatError(
@@ -95,7 +98,7 @@ def check_queue_file(path: Path) -> None:
         FormatError: the file is damaged.
     """
     with naming_file(path):
-        connection = connect(path, read_mode(path))
+        connection = open_queue_to_read(path)
         try:
             problems = connection.execute("PRAGMA integrity_check").fetchall()
         finally:
@@ -129,20 +132,43 @@ def _migrate(connection: Connection) -> int:
     return _version(connection)
 
 
+def open_queue_to_read(path: Path) -> Connection:
+    """Open the file for reading, in the first mode that the system allows.
+
+    Raises:
+        StorageError: the system refuses to use the file.
+        FormatError: the file is damaged or of an unsupported version.
+    """
+    refused: StorageError | None = None
+    with storage_errors(f"cannot open {path}"):
+        for mode in reading_modes(path):
+            try:
+                return open_queue_file(path, mode, BUSY_S)
+            except StorageError as error:
+                refused = refused or error
+                if is_busy(error):
+                    break
+    assert refused is not None  # there is at least one mode
+    try:
+        raise refused
+    finally:
+        del refused  # otherwise this frame and the error keep each other alive
+
+
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into errors of this package that name the file and say what to do."""
+    """Turn errors of SQLite and of the system into errors of this package that name the file and say what to do."""
     try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise WriteFailed(f"{path} cannot be used: {error}") from error
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise FormatError(
-            f"{path} is damaged: {error}. Remove {path.parent}: the documents and their vectors are elsewhere"
-        ) from error
+        with storage_errors(f"cannot use {path}", kind=WriteFailed):
+            yield
+    except sqlite3.Error as error:
+        if is_refusal(error) or isinstance(error, sqlite3.OperationalError):
+            raise refusal(f"{path} cannot be used", error, kind=WriteFailed) from error
+        raise _damaged(path, error) from error
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from error
 
 
-def is_busy(error: WriteFailed) -> bool:
-    """Return whether a change failed only because another process held the file for too long."""
-    cause = error.__cause__
-    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode == sqlite3.SQLITE_BUSY
+def _damaged(path: Path, error: Exception) -> FormatError:
+    then = f"Remove {path.parent}: the documents and their vectors are elsewhere"
+    return FormatError(f"{path} is damaged: {error}. {then}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lightir.errors import InvalidInput
+from lightir.errors import InvalidInput, storage_errors
 from lightir.index.reader import Index
 from lightir.pending.delivery import Encoded, deliver, encode_documents, require_fit
 from lightir.pending.queue import Queue
@@ -101,9 +101,14 @@ def work(
         ContractMismatch: the encoder is of another model than the index; each differing field with both values.
         InvalidInput: the index has no contract, or was replaced by another one meanwhile, which gets none of the
             vectors; or MOST_FAILURES_IN_A_ROW documents failed.
-        WriteFailed: the folder cannot be written.
+        WriteFailed: the folder cannot be written. Vectors that were committed before stay.
+        StorageError: the system refuses to open a file.
     """
-    with Index.open(folder) as index, Queue.open(folder) as queue:
+    with (
+        storage_errors(f"cannot encode the pending documents of {folder}"),
+        Index.open(folder) as index,
+        Queue.open(folder) as queue,
+    ):
         require_fit(index.view, encoder.contract)
         options = options or WorkOptions()
         if options.retry_failed:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightir.errors import FormatError, InvalidInput, NotFound
+from lightir.errors import FormatError, InvalidInput, NotFound, storage_errors
 from lightir.files import child_path, read_json
 from lightir.query.bigrams import Bigrams
 from lightir.query.expansions import CachedExpansions
@@ -102,11 +102,13 @@ def map_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
         NotFound: the file does not exist.
         FormatError: not a safetensors file, a truncated one, or a dtype other than F16, BF16, F32, I8, U32.
+        StorageError: the system refuses to open or map the file.
     """
     if not path.is_file():
         raise NotFound(f"{path} does not exist")
     try:
-        content = np.memmap(path, dtype=np.uint8, mode="r")
+        with storage_errors(f"cannot map {path}"):
+            content = np.memmap(path, dtype=np.uint8, mode="r")
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:start].tobytes())
         header.pop("__metadata__", None)

@@ -13,11 +13,10 @@ import numpy as np
 from lightir.contract import Contract
 from lightir.errors import InvalidInput, WriteFailed
 from lightir.index import View
-from lightir.index.connections import BUSY_S
+from lightir.index.connections import BUSY_S, is_busy
 from lightir.kernel import DocOrds
 from lightir.kernel.candidates import Candidates
 from lightir.pending import Encoded, Queue, deliver, encode_documents, keys_of_pending, require_fit
-from lightir.pending.queue_file import is_busy
 from lightir.search.late import LateReport, SecondScores
 from lightir.search.search_options import Mode, SearchOptions
 from lightir.search.searcher import Searcher

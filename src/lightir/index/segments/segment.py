@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
-from lightir.errors import FormatError, LightirError
+from lightir.errors import FormatError, LightirError, storage_error, storage_errors
 from lightir.files import child_path
 from lightir.index.segments.columns import Columns
 from lightir.index.segments.dictionary import SortedIds, SortedStrings
@@ -75,7 +75,7 @@ class Segment:
         """
         self.folder = folder
         path = folder / MANIFEST
-        with _opened(path) as file:
+        with storage_errors(f"cannot read {path}"), _opened(path) as file:
             content = file.read()
         if hashlib.sha256(content).hexdigest() != manifest_sha256:
             raise FormatError(f"{path} is damaged: its checksum differs from that in the store")
@@ -321,7 +321,7 @@ def _checked_manifest(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _mapped(path: Path, n_bytes: int) -> mmap.mmap | bytes:
-    with _opened(path) as file:
+    with storage_errors(f"cannot read {path}"), _opened(path) as file:
         actual = os.fstat(file.fileno()).st_size
         if actual != n_bytes:
             raise FormatError(f"{path} has {actual} bytes; expected {n_bytes}")
@@ -336,8 +336,11 @@ def _opened(path: Path) -> BinaryIO:
 
     Raises:
         FormatError: the file is missing.
+        StorageError: the system refuses to open it.
     """
     try:
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise FormatError(f"{path} is missing") from None
+    except OSError as error:
+        raise storage_error(f"cannot read {path}", error) from error

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir import kernel
+from lightir.errors import OutcomeUnknown, WriteFailed, storage_error
 from lightir.files import atomic_folder, sha256_file
 from lightir.index.index_options import IndexOptions
 from lightir.index.segments.graph import LEAST_DOCUMENTS, build_graph
@@ -132,6 +133,15 @@ def write_arrays(
         facts: further entries of the manifest.
         on_bytes: called with numbers of bytes as they are written.
     """
+    try:
+        return _write_folder(folder, arrays, facts, on_bytes)
+    except OutcomeUnknown as error:  # no store lists the segment yet
+        raise storage_error(f"cannot write {folder}", error, kind=WriteFailed) from error
+
+
+def _write_folder(
+    folder: Path, arrays: Mapping[str, AnyArray], facts: Mapping[str, Any], on_bytes: Callable[[int], object]
+) -> str:
     with atomic_folder(folder) as aside:
         entries: dict[str, Any] = {}
         files: dict[str, Any] = {}
