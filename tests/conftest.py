@@ -23,6 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--heavy", action="store_true", help="leave out what --light runs")
 
 
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")
+"""Variables that name folders of compiled code."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep code that the tests compile in pytest's cache, instead of a folder that all programs share."""
+    if (cache := getattr(config, "cache", None)) is not None:
+        for name in CACHES:
+            os.environ[name] = str(cache.mkdir("compiled") / name.lower())  # torch may have set its own by now
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests that take minutes, unless LIGHTIR_LONG is set."""
     if not os.environ.get("LIGHTIR_LONG"):
