@@ -127,7 +127,7 @@ def peer(address: str, dtype: torch.dtype) -> SentenceTransformer:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     with tempfile.TemporaryDirectory() as folder:
-        for path in Path(model_files(address)[0]).iterdir():  # of a GGUF file: the folder that it was unpacked to
+        for path in Path(model_files(address).folder).iterdir():  # of a GGUF file: the folder that it was unpacked to
             if path.name != "chat_template.jinja":
                 (Path(folder) / path.name).symlink_to(path.resolve())
         transformer = Transformer(folder, max_seq_length=MAX_TOKENS, model_kwargs={"dtype": dtype})

@@ -135,7 +135,7 @@ class Bench:
             task = data.sparse_task(self._documents(), self.args.n_queries)
         makers: list[tuple[str, Maker]] = [
             ("", lambda: peers.lightir_sparse(task)),
-            ("bm25s", lambda: peers.bm25s_numba(task)),
+            ("bm25s numba", lambda: peers.bm25s_numba(task)),
             ("scipy", lambda: peers.scipy_columns(task)),
         ]
         if self._slow("Qdrant Edge and seismic", len(task.documents)):
@@ -158,7 +158,7 @@ class Bench:
             task = data.bm25_task(counts, queries)
         makers: list[tuple[str, Maker]] = [
             ("", lambda: peers.lightir_sparse(task)),
-            ("bm25s", lambda: peers.bm25s_numba(task)),
+            ("bm25s numba", lambda: peers.bm25s_numba(task)),
             ("scipy", lambda: peers.scipy_columns(task)),
         ]
         if self._slow("tantivy", len(task.documents)):

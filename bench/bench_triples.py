@@ -97,8 +97,8 @@ def ours(args: argparse.Namespace, triples: Path, work: Path, *, packed_tokens: 
     )
     timed: list[Timed] = []
 
-    def make(device: str) -> Any:
-        timed.append(Timed(Contrastive(recipe, work / "negatives", device)))
+    def make(pinned: ContrastiveRecipe, device: str) -> Any:
+        timed.append(Timed(Contrastive(pinned, work / "negatives", device)))
         return timed[0]
 
     run_stage(recipe, work / "model", make, device="cpu")

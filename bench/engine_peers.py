@@ -74,10 +74,10 @@ def installed(makers: Sequence[tuple[str, Maker]]) -> Iterator[Engine]:
     """One engine after the other, each gone before the next is made; says which packages are not installed.
 
     Args:
-        makers: package and function; "" for what needs none.
+        makers: required packages, separated by spaces, and function.
     """
     for package, make in makers:
-        if package and not is_installed(package):
+        if not is_installed(*package.split()):
             continue
         gc.collect()
         yield make()

@@ -217,9 +217,10 @@ def test_gguf_files_of_one_name_are_unpacked_apart(tmp_path: Path, monkeypatch: 
     folders = []
     for content in (b"one", b"another", b"one"):
         path.write_bytes(content)
-        folder, weights_hash = module.model_files(str(path))
+        files = module.model_files(str(path))
+        folder = files.folder
         assert (Path(folder) / "config.json").read_bytes() == content
-        assert weights_hash == hashlib.sha256(content).hexdigest()[:16]
+        assert files.weights_hash == hashlib.sha256(content).hexdigest()[:16]
         folders.append(folder)
     assert folders[0] == folders[2] != folders[1]
 

@@ -206,7 +206,7 @@ class Store:
                 connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
                 # If the system refuses to open a file for writing, SQLite opens it for reading without an error. Then
                 # this statement, which changes nothing, fails.
-                connection.execute("UPDATE generation SET number = number WHERE FALSE")
+                connection.execute("UPDATE record SET value = value WHERE FALSE")
             except BaseException:
                 connection.close()
                 raise

@@ -29,7 +29,7 @@ from lightir.files import checksums_of_files
 from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
 from lightir.index.index_options import IndexOptions
-from lightir.index.index_record import ENCODER_FILES
+from lightir.index.index_record import ENCODER_FILES, checked_record
 from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, selected, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.merging import (
@@ -154,6 +154,7 @@ class IndexWriter:
         try:
             store = Store.open_for_writing(folder / STORE_FILE)
             try:
+                checked_record(store.path, store.record())  # before anything is written to another version's store
                 lock.note_commits(store.generation())  # before settling, which is a commit too
                 if lock.was_abandoned:
                     store.settle()
