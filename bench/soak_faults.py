@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightir.provenance import SOURCE_ROOT
-
-SOURCE = SOURCE_ROOT / "tests" / "index" / "failing_calls.c"
+SOURCE = Path(__file__).resolve().parents[1] / "tests" / "index" / "failing_calls.c"
 LIBRARY = "failing_calls.so"
 KILL = 0
 """The injector's errno that kills the process."""

@@ -22,6 +22,7 @@ RANKINGS = "every ranking is the k best of one committed state, by definition"
 OUTCOMES = "a change that was acknowledged is there, one that was refused is not, an interrupted one is whole or absent"
 ERRORS = "every error is one of lightir's, and has a cause"
 HOLDINGS = "a closed index leaves no file open and none mapped"
+GROWTH = "memory, open files and mapped files of a process do not grow"
 ALIVE = "no process hangs or crashes"
 END = "in the end nothing is lost and nothing is left behind"
 
@@ -36,15 +37,22 @@ def soak(*options: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler named cc is needed to let file-system calls fail")
 def test_a_short_soak_breaks_no_promise() -> None:
-    _, report = soak("--minutes", "0.25", "--seed", "1")
-    # Some system errors of failing calls still reach the caller as OSError, see docs/reliability.md.
-    assert [violation for violation in report["violations"] if violation["promise"] != ERRORS] == []
-    for promise, counts in report["promises"].items():
-        assert counts["checks"] > 0, promise
+    for seed in range(1, 5):  # until all has happened: faults are random, and a loaded machine has few in 15 s
+        _, report = soak("--minutes", "0.25", "--seed", str(seed))
+        # 15 s cannot tell growth from views that wait for garbage collection; a soak of minutes does.
+        assert [violation for violation in report["violations"] if violation["promise"] != GROWTH] == []
+        if not (missing := missing_events(report)):
+            return
+    raise AssertionError(f"the soak is blind: {missing}")
+
+
+def missing_events(report: dict[str, Any]) -> list[str]:
+    """Return what a soak should have met and has not."""
     counts = report["counts"]
-    assert counts["changes acknowledged"] > 0
-    assert counts["processes killed"] > 0
-    assert any(name.startswith("operations with the fault") for name in counts), "nothing failed: the soak is blind"
+    missing = [name for name in ("changes acknowledged", "processes killed") if not counts.get(name)]
+    if not any(name.startswith("operations with the fault") for name in counts):
+        missing.append("operations with a fault")
+    return missing + [promise for promise, checked in report["promises"].items() if not checked["checks"]]
 
 
 # Each planted fault, and the promises of which it breaks one first.

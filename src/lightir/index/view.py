@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
+from lightir.index.shared_property import shared_property
 from lightir.index.store import STORE_FILE, DocKeys, Store
 from lightir.index.token_queries import TokenQueries
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
@@ -128,7 +128,7 @@ class View:
         """Number of documents."""
         return sum(live.n_live for live in self.segments)
 
-    @cached_property
+    @shared_property
     def branches(self) -> tuple[Branch, ...]:
         """The branches that can be searched: those with vectors of at least one document, and tokens."""
         branches = [branch for branch in BRANCHES if any(_fills(live, branch) for live in self.segments)]
@@ -146,28 +146,28 @@ class View:
         """Whether the tokens branch holds bags of the model's terms, for queries weighted by the encoder."""
         return self.analyzer is not None and self.analyzer.name == BAG
 
-    @cached_property
+    @shared_property
     def dense_dim(self) -> int | None:
         """Width of the dense rows; None without dense rows."""
         widths = [live.segment.dense[0].shape[1] for live in self.segments if live.segment.dense is not None]
         return int(widths[0]) if widths else None
 
-    @cached_property
+    @shared_property
     def n_pending(self) -> int:
         """Number of pending documents."""
         return sum(live.n_pending for live in self.segments)
 
-    @cached_property
+    @shared_property
     def is_whole(self) -> bool:
         """Whether no document of any segment is deleted or pending, so that every branch may return each of them."""
         return self.n_pending == 0 and all(live.deleted is None for live in self.segments)
 
-    @cached_property
+    @shared_property
     def waits(self) -> Mask:
         """(n,) bool by doc_ord, whether a document is pending, deleted documents included."""
         return np.concatenate([np.zeros(0, np.bool_), *(live.segment.pending for live in self.segments)])
 
-    @cached_property
+    @shared_property
     def _pending_terms(self) -> list[tuple[int, frozenset[int]]]:
         """Number of each segment with pending documents, and their terms' positions in its dictionary."""
         held = []
@@ -179,7 +179,7 @@ class View:
                     held.append((number, frozenset(stored.term_ids[entries].tolist())))
         return held
 
-    @cached_property
+    @shared_property
     def mean_length(self) -> float:
         """Mean number of terms per document."""
         return mean_length(sum(live.total_length for live in self.segments), len(self))
@@ -191,18 +191,18 @@ class View:
 
     # Rows, for the scores of given documents
 
-    @cached_property
+    @shared_property
     def dense_rows(self) -> DenseSegments:
         """The dense rows of all segments."""
         return DenseSegments([_dense_rows(live.segment) for live in self.segments], self._sizes)
 
-    @cached_property
+    @shared_property
     def graphless_rows(self) -> DenseSegments | None:
         """The dense rows of the segments without a graph; None if every segment has one."""
         rows = [None if live.segment.graph is not None else _dense_rows(live.segment) for live in self.segments]
         return DenseSegments(rows, self._sizes) if any(dense is not None for dense in rows) else None
 
-    @cached_property
+    @shared_property
     def sparse_rows(self) -> SparseSegments:
         """The learned sparse rows of all segments."""
         branches = [live.segment.sparse for live in self.segments]
@@ -212,7 +212,7 @@ class View:
         ]
         return SparseSegments(rows, self._sizes)
 
-    @cached_property
+    @shared_property
     def token_rows(self) -> SparseSegments:
         """The term counts, or bags, of all segments."""
         rows: list[SparseRows | None] = []
@@ -287,13 +287,13 @@ class View:
             return np.arange(len(doc_ords))
         return self.ids.order(doc_ords, scores)
 
-    @cached_property
+    @shared_property
     def ids_ascend(self) -> bool:
         """Whether ids ascend with doc_ords across all segments, so that ties in doc_ord order are in id order."""
         ends = [live.segment.doc_ids.ends() for live in self.segments]
         return all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
-    @cached_property
+    @shared_property
     def ids(self) -> DocumentIds:
         """The ids of all documents, deleted ones included."""
         return DocumentIds([live.segment.doc_ids.arrays for live in self.segments])
