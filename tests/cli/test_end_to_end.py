@@ -306,7 +306,7 @@ def test_a_plain_corpus_accepts_a_model_and_vectors_refuse_one(model: Path, data
 
 HEAVY_POINTS = [
     ("encode", "import:torch._C"),
-    ("encode", "import:transformers.modeling_utils"),
+    ("encode", "import:transformers"),
     ("encode", "open:model.safetensors"),
     ("worker", "open:model.safetensors"),
     ("train", "import:peft"),
