@@ -105,9 +105,7 @@ def test_a_signal_ends_a_command_cleanly(name: str, point: str, home: Path) -> N
 
 @pytest.mark.parametrize("number", CODES, ids=["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("wait_ms", [0, 5, 10, 40, 160])
-def test_a_signal_in_the_first_moments_ends_the_process(
-    number: signal.Signals, wait_ms: int, home: Path
-) -> None:
+def test_a_signal_in_the_first_moments_ends_the_process(number: signal.Signals, wait_ms: int, home: Path) -> None:
     """Until lightir handles the signals, Python does: SIGTERM ends it, Ctrl-C may show a traceback."""
     command = [sys.executable, "-m", "lightir", *COMMANDS["search"]]
     process = subprocess.Popen(
