@@ -84,6 +84,7 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
         errno.EPERM: "check the permissions",
     }
 )
+_EXHAUSTED = frozenset(_REMEDIES) - {errno.EIO, errno.EROFS}
 _RUST_ERRNO = re.compile(r"(?:os error|code:) (\d+)")
 
 
@@ -127,6 +128,11 @@ class _StorageErrors(contextlib.AbstractContextManager[None]):
         )
         if isinstance(error, self._refusals) and not is_own:
             raise storage_error(self._failed, error, kind=self._kind, outcome=self._outcome) from error
+
+
+def is_exhaustion(error: OSError) -> bool:
+    """Return whether the process lacks a resource or a permission, so that the error is no sign of a damaged file."""
+    return error.errno in _EXHAUSTED
 
 
 def storage_error(

@@ -24,6 +24,7 @@ from lightir.errors import (
     OutcomeUnknown,
     StorageError,
     WriteFailed,
+    is_exhaustion,
     storage_error,
     storage_errors,
 )
@@ -227,16 +228,14 @@ def checksums_of_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return size and checksum of every file in a folder and its subfolders, by relative path; empty without a folder.
 
     Raises:
-        FormatError: a file cannot be read.
+        StorageError: the system refuses to read a file.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    try:
+    with storage_errors(f"cannot read {folder}"):
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
         return {
             path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
             for path in paths
         }
-    except OSError as error:
-        raise FormatError(f"cannot read {folder}: {error}") from error
 
 
 def damaged_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -247,6 +246,9 @@ def damaged_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> li
     Args:
         folder: folder, which may be missing.
         expected: result of `checksums_of_files` when the folder was written.
+
+    Raises:
+        StorageError: the process lacks a resource or a permission to read a file.
     """
     if not expected and folder.exists():
         return [f"{folder} is unexpected: it was not written with the folder around it"]
@@ -254,14 +256,17 @@ def damaged_files(folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> li
     for name, recorded in expected.items():
         path, entry = folder / name, recorded if isinstance(recorded, Mapping) else {}  # the record may be damaged
         try:
-            if not path.is_file():
-                problems.append(f"{path} is missing")
-            elif (n_bytes := path.stat().st_size) != entry.get("bytes"):
-                problems.append(f"{path} has {n_bytes} bytes; expected {entry.get('bytes')}")
-            elif sha256_file(path) != entry.get("sha256"):
-                problems.append(f"{path} is damaged: its checksum differs from that in the store")
-        except OSError as error:
-            problems.append(f"{path} cannot be read: {error}")
+            with storage_errors(f"cannot read {path}"):
+                if not path.is_file():
+                    problems.append(f"{path} is missing")
+                elif (n_bytes := path.stat().st_size) != entry.get("bytes"):
+                    problems.append(f"{path} has {n_bytes} bytes; expected {entry.get('bytes')}")
+                elif sha256_file(path) != entry.get("sha256"):
+                    problems.append(f"{path} is damaged: its checksum differs from that in the store")
+        except StorageError as error:
+            if is_exhaustion(error):
+                raise
+            problems.append(str(error))
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from format_fixtures import RELEASES, unpack
+from lightir import files
 from lightir.cli import main
-from lightir.errors import FormatError
+from lightir.errors import FormatError, StorageError
 from lightir.index import Index, IndexWriter, build_index, document_shards
 from lightir.index.verification import NAMED
 from lightir.types import Document
@@ -131,6 +133,19 @@ def test_a_query_encoder_that_was_put_into_an_index_without_one_is_told(tmp_path
     build_index(document_shards(documents(3)), tmp_path / "index", progress=False)
     write_folder(tmp_path / "index" / "query-encoder", word_contract(), {"search": {"embeddings": word_table()}})
     assert "query-encoder is unexpected" in message_of(lambda: verified(tmp_path / "index"))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EMFILE, StorageError), (errno.EIO, FormatError)])
+def test_a_file_that_the_process_cannot_open_is_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(path: Path) -> str:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with Index.open(folder) as index:
+        monkeypatch.setattr(files, "sha256_file", refuse)
+        with pytest.raises(kind, match=os.strerror(number)):
+            index.verify()
 
 
 def test_all_damage_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

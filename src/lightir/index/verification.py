@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lightir.addresses import QUERY_ENCODER
-from lightir.errors import FormatError, LightirError
+from lightir.errors import FormatError, LightirError, StorageError, is_exhaustion
 from lightir.files import damaged_files
 from lightir.index.index_record import ENCODER_FILES
 from lightir.index.lock import LOCK_FILE, noted_commits
@@ -29,6 +29,7 @@ def verify_view(view: View) -> list[str]:
 
     Raises:
         FormatError: names everything that is damaged.
+        StorageError: the process lacks a resource or a permission to read the index.
     """
     problems, gaps = view.problems(), []
     for live in view.segments:
@@ -104,10 +105,16 @@ def verify_copy(folder: Path, original: Path) -> None:
 
 
 def _problems_of(check: Callable[[], object]) -> list[str]:
-    """Return the message of a failing check as a list; an empty list if it succeeds."""
+    """Return the message of a failing check as a list; an empty list if it succeeds.
+
+    Raises:
+        StorageError: the process lacks a resource or a permission.
+    """
     try:
         check()
     except LightirError as error:
+        if isinstance(error, StorageError) and is_exhaustion(error):
+            raise
         return [str(error)]
     return []
 
