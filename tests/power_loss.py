@@ -56,6 +56,8 @@ class Journal:
                 self._unlisted.add(path)
             case "m":
                 self._unlisted.add(path)
+            case "t" if path.endswith("-wal"):  # a power failure only brings back what the flushed database has
+                self._check_database(path)
             case "w" | "t":
                 self._check_database(path)
                 self._unflushed.add(path)

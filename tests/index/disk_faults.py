@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from tqdm import tqdm
 
 from lightir.errors import LightirError, NotFound, OutcomeUnknown, StorageError
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexWriter, build_index, document_shards, write_ahead_log
 from lightir.pending import WorkOptions, work
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents
@@ -94,6 +95,11 @@ def update(folder: Path, closes: bool) -> None:
         writer.upsert([Document(f"d{i:04d}", f"the dog {i}") for i in range(4, 12)])
 
 
+def update_and_empty_log(folder: Path, closes: bool) -> None:
+    with patch.multiple(write_ahead_log, LOG_BYTES=1, WAIT_S=0.0):
+        update(folder, closes)
+
+
 def delete(folder: Path, closes: bool) -> None:
     with writing(folder / "index", closes) as writer:
         writer.delete(["d0003", "d0018", "d0019"])  # one of many, and all of a segment
@@ -130,6 +136,7 @@ def restore(folder: Path, closes: bool) -> None:
 CHANGES: Mapping[str, tuple[Callable[[Path, bool], None], str]] = {
     "add": (add, "index"),
     "update": (update, "index"),
+    "update_and_empty_log": (update_and_empty_log, "index"),
     "delete": (delete, "index"),
     "compact": (compact, "index"),
     "encode": (encode, "index"),

@@ -24,7 +24,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 def test_what_is_named_is_flushed_first_and_what_is_acknowledged_is_flushed(journals: dict[str, list[str]]) -> None:
-    assert len(journals) == 15
+    assert len(journals) == 16
     problems = {name: Journal().replay(lines) for name, lines in journals.items()}
     assert {name: told for name, told in problems.items() if told} == {}
 
@@ -32,6 +32,7 @@ def test_what_is_named_is_flushed_first_and_what_is_acknowledged_is_flushed(jour
 NEEDED = {
     "add": [r"/segments/\.[^/]+/tokens\.bin", r"/segments/\.[^/]+/manifest\.json", r"/segments/\.[^/]+", r"/segments"],
     "update": [r"/store\.sqlite-wal"],
+    "update_and_empty_log": [r"/store\.sqlite-wal", r"/store\.sqlite"],
     "delete": [r"/store\.sqlite-wal", r"/store\.sqlite"],
     "encode": [r"/queue/queue\.sqlite-wal", r"/queue/queue\.sqlite"],
     "build": [r"/\.new[^/]+/store\.sqlite", r"/\.new[^/]+/query-encoder/tables\.json", r"/\.new[^/]+", r"/build"],

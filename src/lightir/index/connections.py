@@ -65,6 +65,7 @@ class Connection(sqlite3.Connection):
 
     Attributes:
         path: path of the file.
+        mode: "rw", "rwc", or one of `reading_modes`.
         file: device and inode of the file when it was opened.
         unlocked: size and time of the last change of a file that is read without locks (SQLite's "immutable").
         lock: lock held while the connection is used.
@@ -74,6 +75,7 @@ class Connection(sqlite3.Connection):
     """
 
     path: Path
+    mode: str
     file: File | None
     unlocked: tuple[int, int] | None = None
     lock: threading.RLock
@@ -145,7 +147,7 @@ def connect(path: Path, mode: str, *, busy_s: float = BUSY_S) -> Connection:
             uri, uri=True, check_same_thread=False, isolation_level=None, timeout=busy_s, factory=Connection
         )
         connection.path, connection.file, connection.lock = path, file_at(path), threading.RLock()
-        connection.unlocked = unlocked
+        connection.mode, connection.unlocked = mode, unlocked
         if before in (None, connection.file):  # otherwise the file was replaced meanwhile
             _all.add(connection)
             return connection
@@ -162,9 +164,9 @@ def reading_modes(path: Path) -> Iterator[str]:
     """
     if writable(path):
         yield "rw"
-    elif _log_bytes(path) is not None:
+    elif log_bytes(path) is not None:
         yield OWN_MEMORY  # shares the memory of a writer that is running
-    if (_log_bytes(path) or 0) <= LOG_HEADER_BYTES:
+    if (log_bytes(path) or 0) <= LOG_HEADER_BYTES:
         yield IMMUTABLE
     elif writable(path):
         yield OWN_MEMORY
@@ -223,7 +225,8 @@ def _refused_descriptor() -> int | None:
     return None
 
 
-def _log_bytes(path: Path) -> int | None:
+def log_bytes(path: Path) -> int | None:
+    """Return the size of the log of a file; None without a log."""
     try:
         return path.with_name(f"{path.name}-wal").stat().st_size
     except FileNotFoundError:

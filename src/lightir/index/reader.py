@@ -294,7 +294,7 @@ def _newest(folder: Path, current: View | None, skip_damaged: bool, exact: bool)
                 checked_record(store.path, store.record())
                 state = store.file, store.generation()
                 if current is not None and _shows(current, store, state[1]):
-                    store.close()
+                    current.store.renew(store)
                     return current
                 skip = skip_damaged and state == failed_state
                 view = View(folder, store, before=current, skip_damaged=skip, exact=exact)

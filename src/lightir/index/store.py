@@ -31,6 +31,7 @@ from lightir.index.connections import (
     connect,
     is_busy,
     is_refusal,
+    log_bytes,
     reading_modes,
     refusal,
     writable,
@@ -39,6 +40,7 @@ from lightir.index.index_record import INDEX_VERSION
 from lightir.index.lock import WriterLock
 from lightir.index.segments.layout import StoredSegment
 from lightir.index.store_row import StoreRow
+from lightir.index.write_ahead_log import limit_log, shorten_log
 from lightir.text import check_text
 from lightir.types import Document, require_list
 
@@ -204,6 +206,7 @@ class Store:
             connection = connect(path, "rw")
             try:
                 connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power failure
+                limit_log(connection)
                 # If the system refuses to open a file for writing, SQLite opens it for reading without an error. Then
                 # this statement, which changes nothing, fails.
                 connection.execute("UPDATE record SET value = value WHERE FALSE")
@@ -226,6 +229,29 @@ class Store:
         """Return whether both stores have the same file open."""
         return self.file == other.file
 
+    def renew(self, newer: Store) -> None:
+        """Take over the connection of another snapshot of the same state, so that the writer can shorten the log.
+
+        The connections differ only in the part of SQLite's log that the writer has to keep for them.
+        """
+        before = self._opened
+        if newer._opened.mode != before.mode:  # another mode may depend on an empty log, or keep the writer from it
+            newer.close()
+            return
+        with before.lock:
+            self._opened = newer._opened
+            before.close()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Connection]:
+        """Hold the connection, which `renew` may replace until then."""
+        while True:
+            connection = self._opened
+            with connection.lock:
+                if connection is self._opened:
+                    yield connection.usable()
+                    return
+
     def finish(self, record: dict[str, Any]) -> None:
         """Store the record of the index, and switch to the mode in which readers and a writer share the file."""
         self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
@@ -241,6 +267,7 @@ class Store:
             WriteFailed: the disk is full or broken; nothing has changed.
             OutcomeUnknown: the disk failed while the changes were committed, and nothing can be committed now.
         """
+        logged = log_bytes(self.path) or 0
         with self._opened.lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -254,6 +281,7 @@ class Store:
                 with _named(self.path):
                     raise
             self._commit()
+        shorten_log(self._opened, logged)
 
     def _unchanged(self, error: BaseException) -> StorageError:
         return refusal(f"cannot change {self.path}", error, kind=WriteFailed, outcome="it is unchanged")
@@ -450,12 +478,12 @@ class Store:
     def keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """Return the keys of the documents that exist, by id."""
         keys = {}
-        with self._opened.lock, _named(self.path):
+        with self._in_use() as connection, _named(self.path):
             for doc_id in doc_ids:
-                row = self._connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
+                row = connection.execute("SELECT doc_key FROM documents WHERE doc_id = ?", (doc_id,)).fetchone()
                 if row is not None:
                     keys[doc_id] = int(row[0])
-            self._opened.check_unchanged()
+            connection.check_unchanged()
         return keys
 
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
@@ -525,11 +553,11 @@ class Store:
 
     def backup(self, path: Path) -> None:
         """Write the state that this connection sees to another file, in a block of `new_index`."""
-        with self._opened.lock:
+        with self._in_use() as connection:
             target = sqlite3.connect(path)
             try:
-                self._connection.backup(target)
-                self._opened.check_unchanged()
+                connection.backup(target)
+                connection.check_unchanged()
             finally:
                 target.close()
 
@@ -628,9 +656,9 @@ class Store:
             self._opened.close()
 
     def _select(self, statement: str, arguments: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
-        with self._opened.lock, _named(self.path):
-            rows = self._connection.execute(statement, arguments).fetchall()
-            self._opened.check_unchanged()
+        with self._in_use() as connection, _named(self.path):
+            rows: list[Any] = connection.execute(statement, arguments).fetchall()
+            connection.check_unchanged()
             return rows
 
 
