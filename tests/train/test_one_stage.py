@@ -163,7 +163,10 @@ def test_vectors_of_a_dot_product_model_are_stored_and_searched_without_normaliz
         run = Searcher(index, FullQueryEncoder(model)).search(texts, 5, SearchOptions(mode="dense"))
     for row in range(len(texts)):
         np.testing.assert_allclose(run[str(row)].scores, np.sort(scores[row])[::-1][:5], rtol=5e-3)
-        assert run[str(row)].doc_ids[0] == documents[int(scores[row].argmax())].doc_id
+        by_id = {document.doc_id: score for document, score in zip(documents, scores[row].tolist(), strict=True)}
+        # Two steps leave near ties, which the rounding of float16 rows may exchange.
+        own = [by_id[doc_id] for doc_id in run[str(row)].doc_ids]
+        np.testing.assert_allclose(own, run[str(row)].scores, rtol=5e-3)
     with pytest.raises(InvalidInput, match="compared by dot product"):
         build_index(
             vectors,
