@@ -7,7 +7,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,11 +32,14 @@ from lightir.files import (
     sha256_file,
     write_json,
 )
-from lightir.types import Document
+from lightir.types import Cells, Document
 from lightir.vectors import SparseVectors
 
 MANIFEST, DOCUMENTS = "manifest.json", "documents.jsonl"
 FORMAT_VERSION = 1
+CELLS = "cells"
+"""Key of a shard in the manifest whose metadata come from a table without types, see `lightir.types.Cells`."""
+
 ARRAYS = {"dense": (np.float16, 2), "indptr": (np.int64, 1), "term_ids": (np.uint32, 1), "impacts": (np.uint8, 1)}
 """Dtype and number of dimensions of a shard's .npy files."""
 
@@ -212,7 +215,10 @@ class VectorsWriter:
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
                 for path in sorted(folder.iterdir())
             }
-        self._manifest["shards"].append({"name": name, "documents": len(ids), "files": files})
+        entry = {"name": name, "documents": len(ids), "files": files}
+        if any(isinstance(document.metadata, Cells) for document in shard.documents):
+            entry[CELLS] = True
+        self._manifest["shards"].append(entry)
         self._manifest["complete"] = False  # a folder that grows is incomplete until `finish` is called again
         self._save_manifest()
         self.doc_ids.update(ids)
@@ -291,7 +297,7 @@ class VectorsReader:
     def documents(self) -> Iterator[Document]:
         """Iterate over all documents in order, without vectors and without verifying checksums."""
         for entry in self.manifest["shards"]:
-            yield from _read_documents(child_path(self.folder, entry["name"]) / DOCUMENTS)
+            yield from _read_documents(child_path(self.folder, entry["name"]) / DOCUMENTS, cells=CELLS in entry)
 
     def _read(self, entry: dict[str, Any]) -> Shard:
         with storage_errors(f"cannot read {self.folder}"):
@@ -307,7 +313,7 @@ class VectorsReader:
                 or sha256_file(path) != expected["sha256"]
             ):
                 raise FormatError(f"{path} is damaged or missing; encode into a new folder")
-        documents = _read_documents(folder / DOCUMENTS)
+        documents = _read_documents(folder / DOCUMENTS, cells=CELLS in entry)
         if len(documents) != int(entry["documents"]):
             raise FormatError(f"{folder} has {len(documents)} documents; the manifest says {entry['documents']}")
         dense = _read_array(folder, "dense") if "dense.npy" in entry["files"] else None
@@ -321,7 +327,7 @@ class VectorsReader:
             raise FormatError(f"{folder} is damaged: {error}; encode into a new folder") from error
 
 
-def _read_documents(path: Path) -> list[Document]:
+def _read_documents(path: Path, *, cells: bool) -> list[Document]:
     with storage_errors(f"cannot read {path}"), path.open("rb") as file:
         try:
             documents = [Document(**json.loads(line)) for line in file]
@@ -331,6 +337,8 @@ def _read_documents(path: Path) -> list[Document]:
         texts = (document.doc_id, document.title, document.text)
         if not all(isinstance(text, str) for text in texts) or not isinstance(document.metadata, dict):
             raise FormatError(f"{path} does not hold documents: {str(document)[:80]}; encode into a new folder")
+    if cells:
+        documents = [replace(document, metadata=Cells(document.metadata)) for document in documents]
     return documents
 
 

@@ -36,6 +36,12 @@ def require_list(values: object, name: str) -> None:
         raise InvalidInput(f"{name} is {type(values).__name__}; expected a list")
 
 
+class Cells(dict[str, Any]):
+    """Metadata from a table without types (CSV, TSV): strings that may stand for numbers and booleans, "" for none."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A document.

@@ -643,8 +643,8 @@ def test_a_corpus_with_custom_field_names_is_indexed_and_added(tmp_path, capsys)
     assert main(["search", index, "boils", "--json"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert [(hit["doc_id"], hit["title"], hit["metadata"]) for hit in hits] == [
-        ("7", "Kettle", {"price": "5"}),
-        ("8", "Cooker", {"price": "9"}),
+        ("7", "Kettle", {"price": 5}),
+        ("8", "Cooker", {"price": 9}),
     ]
     for wrong in ("sku", "id=", "id=a,id=b", "=sku"):
         with pytest.raises(SystemExit, match="2"):

@@ -141,8 +141,8 @@ def add_filter(parser: Arguments) -> None:
         type=json_filter,
         metavar="JSON",
         help='metadata filter; non-matching documents are ignored. Example: {"lang": "en", "year": {"gte": 2000}}. '
-        "Tests: gt, gte, lt, lte, in, exists; combine with and, or, not. Numbers never equal strings, and "
-        "all CSV values are strings",
+        "Tests: gt, gte, lt, lte, in, exists; combine with and, or, not. Fields are compared by the types that "
+        "lightir info shows: numbers with numbers, dates with ISO 8601 dates, other fields with strings",
     )
 
 

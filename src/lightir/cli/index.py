@@ -4,6 +4,10 @@ An index of vectors (written by `lightir encode`) is searched by dense vectors, 
 index of a plain corpus is searched by BM25, without any model. With --model, a plain corpus is searched by BM25 at
 once, and `lightir worker` encodes it in the background, so that results improve while the index is in use.
 
+The types of metadata fields are inferred from the first 65,536 documents: number, boolean, date, keyword or text. The
+strings of a CSV or TSV file become numbers and booleans; "00123" stays a string, and an empty cell is a missing value.
+A later value of another type is an error that names document and field; declare the field's type then.
+
 Memory holds 65,536 documents at a time, whatever the size of the corpus, plus one segment's graph with --dense-graph.
 """
 
@@ -15,13 +19,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightir.cli.add import print_pending
-from lightir.cli.arguments import CORPUS_HELP, MODEL_HELP, add_corpus_options, add_json, add_overwrite, positive
-from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, are_vectors, index_vectors
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    MODEL_HELP,
+    Arguments,
+    add_corpus_options,
+    add_json,
+    add_overwrite,
+    positive,
+)
+from lightir.cli.info import fields_in_words
+from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, are_vectors, index_vectors, read_vectors
 from lightir.cli.terminal import Misuse, format_size, print_json, print_status
+from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
-    from lightir.index import IndexInfo, IndexOptions
+    from lightir.index import Field, IndexInfo, IndexOptions
 
 HELP = "build an index of vectors or plain documents"
 EXAMPLES = """
@@ -29,7 +43,7 @@ EXAMPLES = """
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out index --model minilm
   lightir index corpus.jsonl --out bm25-index --analyzer german
-  lightir index products.csv --out index --fields id=sku,title=name,text=description
+  lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
 """
 NO_ANALYZER = "none"
@@ -50,8 +64,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
     )
-    branches = parser.add_argument_group("branches")
-    branches.add_argument(
+    add_field_types(parser.add_argument_group("metadata fields"))
+    _add_branches(parser.add_argument_group("branches"))
+    parser.add_argument(
+        "--segment-documents",
+        type=positive,
+        metavar="N",
+        help="maximum number of documents per segment (default 1048576); few large segments are searched fastest",
+    )
+
+
+def add_field_types(group: Arguments) -> None:
+    """Declare --type and --schema."""
+    group.add_argument(
+        "--type",
+        type=field_types,
+        action="extend",
+        default=[],
+        metavar="NAME=TYPE,...",
+        help="types of metadata fields instead of the inferred ones: number, boolean, date, keyword (a string that is "
+        "compared as a whole), text (words), or key (a keyword that names one document). Example: price=number,ean=key",
+    )
+    group.add_argument(
+        "--schema",
+        metavar="FILE",
+        help='JSON file with the types of metadata fields, such as {"price": "number", "ean": {"type": "keyword", '
+        '"key": true}}; fields that it does not name are inferred',
+    )
+
+
+def _add_branches(group: Arguments) -> None:
+    group.add_argument(
         "--analyzer",
         default="english",
         metavar="NAME",
@@ -60,40 +103,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model's tokens a document contains instead, to search with the query encoder's sparse weights (SiDR) "
         "(default %(default)s)",
     )
-    branches.add_argument(
+    group.add_argument(
         "--dense-dim",
         type=positive,
         metavar="N",
         help="number of dense dimensions to keep, for models trained with Matryoshka, with a warning for other widths "
         "(default: all)",
     )
-    branches.add_argument(
+    group.add_argument(
         "--dense-dtype",
         choices=("fp16", "int8", "fp16+int8"),
         help="number format of dense vectors (default fp16). int8 halves the space; fp16+int8 gives the results of "
         "fp16 faster, in 1.5 times the space",
     )
-    branches.add_argument(
+    group.add_argument(
         "--dense-graph",
         action="store_true",
         help="build an HNSW graph per large segment: dense search is faster and approximate; needs lightir[ann]",
     )
-    branches.add_argument(
+    group.add_argument(
         "--sparse-top-k",
         type=positive,
         metavar="N",
         help="maximum number of learned sparse terms per document, strongest first (default: all)",
     )
-    branches.add_argument(
+    group.add_argument(
         "--query-encoder",
         metavar="DIR",
         help="query encoder or model folder to store in the index instead of the one beside the vectors",
-    )
-    parser.add_argument(
-        "--segment-documents",
-        type=positive,
-        metavar="N",
-        help="maximum number of documents per segment (default 1048576); few large segments are searched fastest",
     )
 
 
@@ -106,6 +143,8 @@ def run(args: argparse.Namespace) -> None:
     branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
     print_status(f"{args.out}: {info.documents:,} documents indexed ({branches}), {size}")
     print_pending(args.out, info)
+    if info.fields:
+        print_status(f"fields: {fields_in_words(info.fields)}")
     if (graph := info.dense_graph) is not None:
         print_status(
             f"dense graphs: {graph['documents']:,} documents, recall@10 {graph['recall_at_10']:.1%} of exact search"
@@ -113,8 +152,21 @@ def run(args: argparse.Namespace) -> None:
     print_status(f'next: lightir search {args.out} "your question"')
 
 
+def field_types(text: str) -> list[tuple[str, Field]]:
+    """Parse `price=number,ean=key` (argparse type)."""
+    from lightir.index.schema import declared_field
+
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    if not all(name.strip() and kind for name, _, kind in pairs):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not of the form price=number,released=date,ean=key")
+    try:
+        return [(name.strip(), declared_field(name.strip(), kind.strip(), "--type")) for name, _, kind in pairs]
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def index_options(args: argparse.Namespace) -> IndexOptions:
-    """Return the options among the arguments."""
+    """Return the options among the arguments, without the schema."""
     from lightir.index import IndexOptions
     from lightir.index.index_options import SEGMENT_DOCUMENTS
 
@@ -132,15 +184,19 @@ def build(args: argparse.Namespace) -> IndexInfo:
     """Build the index of vectors folders or of a plain corpus."""
     from lightir.data import read_documents
     from lightir.index import build_index, document_shards
+    from lightir.index.schema import infer_from_first, read_schema
 
     folders = [Path(path) for path in args.vectors]
     options = index_options(args)
+    declared = {**(read_schema(args.schema) if args.schema else {}), **dict(args.type)}
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model requires a plain corpus; vectors already name their model")
         if args.fields or args.follow_links or args.limits:
             raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
         own = args.query_encoder and Path(args.query_encoder)
+        inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
+        options = dataclasses.replace(options, schema=inferred.with_fields(declared))
         return index_vectors(folders, Path(args.out), options=options, query_encoder=own, overwrite=args.overwrite)
     contract, query_encoder = None, args.query_encoder
     if args.model:
@@ -151,8 +207,10 @@ def build(args: argparse.Namespace) -> IndexInfo:
             "--dense-dim, --dense-dtype, --dense-graph and --sparse-top-k require vectors; "
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
+    inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
+    options = dataclasses.replace(options, schema=inferred.with_fields(declared))
     return build_index(
-        document_shards(read_documents(args.vectors, fields=args.fields)),
+        document_shards(documents),
         args.out,
         options=options,
         contract=contract,

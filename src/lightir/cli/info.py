@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,14 @@ def run(args: argparse.Namespace) -> None:
         print(f"{name:<18} {_in_words(name, value)}")
 
 
+def fields_in_words(fields: Mapping[str, str]) -> str:
+    """Return the types of metadata fields in a line, such as "price (number), brand (keyword)"."""
+    return ", ".join(f"{printable(name)} ({known})" for name, known in fields.items())
+
+
 def _in_words(name: str, value: Any) -> str:
+    if name == "fields" and value:
+        return fields_in_words(value)
     if name in ("bytes", "bytes_per_document"):
         return ", ".join(f"{part} {format_size(n_bytes)}" for part, n_bytes in value.items())
     if name == "failures":

@@ -23,7 +23,7 @@ from lightir.data.records import (
 from lightir.errors import InvalidInput, NotFound
 from lightir.lines import ReadOptions, count_lines, limit_error, read_nonblank_lines, read_options, read_text
 from lightir.text import check_text
-from lightir.types import Document, Qrels, Query, unescape_id
+from lightir.types import Cells, Document, Qrels, Query, unescape_id
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ def read_documents(
     """Iterate over the documents of a source, in order; they are read lazily.
 
     Id, title and text are read from the first of their usual fields (DOC_ID_FIELDS, "title", TEXT_FIELDS). An object in
-    a field "metadata" and all other fields become metadata. CSV (quoted) and TSV (unquoted) have a header line and only
-    string values. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other folder each text file
-    (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside the folder. Symbolic
-    links in it are skipped, and a log message says how many, unless the options follow them. Stdin holds JSON lines, or
-    plain lines whose ids are the line numbers. Blank lines are skipped.
+    a field "metadata" and all other fields become metadata. CSV (quoted) and TSV (unquoted) have a header line and
+    strings, whose types an index infers. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other
+    folder each text file (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside
+    the folder. Symbolic links in it are skipped, and a log message says how many, unless the options follow them. Stdin
+    holds JSON lines, or plain lines whose ids are the line numbers. Blank lines are skipped.
 
     Args:
         source: folder, files, or "-" for stdin.
@@ -360,7 +360,7 @@ def _queries(parts: Sequence[_Part], options: ReadOptions) -> Iterator[Query]:
 
 
 def _document(record: Mapping[str, Any], fields: _Fields, where: str) -> Document:
-    rest = dict(record)
+    rest = Cells(record) if isinstance(record, Cells) else dict(record)
     doc_id = _take_id(rest, fields.id, where, HINT)
     text = _take_text(rest, fields.text, where, HINT)
     name = fields.title[0] if fields.title is TITLE_FIELDS else _first_field(rest, fields.title, "title", where, "")

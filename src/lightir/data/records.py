@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from lightir.errors import InvalidInput, MissingExtra
 from lightir.lines import ReadOptions, limit_error, read_lines, read_options, read_stdin_lines
+from lightir.types import Cells
 
 Record: TypeAlias = tuple[int, dict[str, Any]]
 """A line or row number, from 1, and the fields by name."""
@@ -87,7 +88,7 @@ def table_records(path: Path, kind: str, options: ReadOptions | None = None) -> 
         elif len(row) != len(header):
             raise InvalidInput(f"{path}, line {number}: {len(row)} fields; the header has {len(header)}")
         else:
-            yield number, dict(zip(header, row, strict=True))
+            yield number, Cells(zip(header, row, strict=True))
 
 
 class _LinesOfRow:

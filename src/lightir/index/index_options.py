@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lightir.errors import InvalidInput
+from lightir.index.schema import Schema
 
 DenseDtype = Literal["fp16", "int8", "fp16+int8"]
 
@@ -31,6 +32,8 @@ class IndexOptions:
         analyzer: name of the analyzer of title and text for the tokens branch, see `lightir.analysis.Analyzer`; None
             for an index without tokens branch.
         segment_documents: maximum number of documents per segment, at least 1.
+        schema: types of the metadata fields, by which values are checked and filters compare; None to store any values
+            and compare by JSON types. See `lightir.index.schema.infer`.
     """
 
     dense_dim: int | None = None
@@ -39,6 +42,7 @@ class IndexOptions:
     dense_graph: bool = False
     analyzer: str | None = "english"
     segment_documents: int = SEGMENT_DOCUMENTS
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         if self.dense_dtype not in get_args(DenseDtype):

@@ -60,6 +60,17 @@ class Intake:
         self.options = options
         self._encoder = encoder
 
+    def typed(self, shard: Shard) -> Shard:
+        """Return a shard whose documents have the types of the schema.
+
+        Raises:
+            InvalidInput: a value of another type; the message names document and field.
+        """
+        schema = self.options.schema
+        if schema is None:
+            return shard
+        return dataclasses.replace(shard, documents=[schema.typed(document) for document in shard.documents])
+
     def rows(self, shard: Shard) -> DocumentRows:
         """Return the rows of a shard. Documents without vectors are pending if the index has a contract.
 

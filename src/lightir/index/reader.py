@@ -20,6 +20,7 @@ from lightir.files import copy_folder
 from lightir.index.connections import File
 from lightir.index.index_record import checked_record
 from lightir.index.removal import keeping_segments
+from lightir.index.schema import Schema
 from lightir.index.segments.graph import mean_recall
 from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
@@ -51,6 +52,7 @@ class IndexInfo:
         dense_dim: width of the dense rows; None without dense rows.
         dense_graph: number of documents in the graphs over dense rows, and recall of the exact top ten for queries that
             are documents' own vectors; None without graphs.
+        fields: type of each metadata field, such as "number" or "keyword, key"; None for an index without a schema.
     """
 
     documents: int
@@ -65,6 +67,7 @@ class IndexInfo:
     analyzer: str | None
     dense_dim: int | None
     dense_graph: Mapping[str, float] | None = None
+    fields: Mapping[str, str] | None = None
 
 
 class Index:
@@ -183,6 +186,11 @@ class Index:
     def holds_bags(self) -> bool:
         """Whether the tokens branch holds bags of the model's terms, for queries weighted by the encoder."""
         return self.view.holds_bags
+
+    @property
+    def schema(self) -> Schema | None:
+        """The types of the metadata fields; None for an index without a schema."""
+        return self.view.schema
 
     def query_encoder(self, *, threads: int = 1) -> CachedQueryEncoder | None:
         """Load the query encoder that is stored in the index; None without one.
@@ -347,6 +355,7 @@ def view_info(view: View) -> IndexInfo:
         analyzer=view.analyzer.name if view.analyzer else None,
         dense_dim=view.dense_dim,
         dense_graph=_graph_info(segments),
+        fields=None if view.schema is None else {name: str(known) for name, known in view.schema.fields.items()},
     )
 
 

@@ -19,6 +19,7 @@ from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import checked_record
 from lightir.index.metadata_filters import Filter
+from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
@@ -135,6 +136,11 @@ class View:
         if self.analyzer is not None and "tokens" not in branches:
             branches.append("tokens")
         return tuple(branches)
+
+    @property
+    def schema(self) -> Schema | None:
+        """The types of the metadata fields; None for an index without a schema."""
+        return self.options.schema
 
     @property
     def counts_model_terms(self) -> bool:
@@ -308,7 +314,7 @@ class View:
         """
         if wanted is None:
             return None
-        tree = metadata_filters.parse(wanted)
+        tree = metadata_filters.parse(wanted, self.schema)
         masks = self._matching.get(tree)
         if masks is None:
             source = MetadataSource(self.store.values_of, self.store.described(), self.generation)
@@ -399,6 +405,7 @@ def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:
         raise FormatError(f"{where} is damaged: its sizes are {type(sizes).__name__}, not an object")
     name = None if analyzer is None else analyzer["name"]
     values = {**sizes, "analyzer": name, "segment_documents": record["segment_documents"]}
+    values["schema"] = record.get("schema")  # earlier releases have none
     options: IndexOptions = from_json(IndexOptions, values, where)
     return options
 

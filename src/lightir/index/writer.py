@@ -394,6 +394,7 @@ class IndexWriter:
 
     def _put(self, shard: Shard, *, replace: bool) -> int:
         refuse_repeated(shard)
+        shard = self._intake.typed(shard)
         stored = [store_row(document) for document in shard.documents]
         with self._threads:
             _require_same_kinds(self._view, shard)

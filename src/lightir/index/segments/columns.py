@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.index.metadata_filters import AllOf, Among, Compared, Exists, FieldTest, Node, Not
+from lightir.index.schema import Span, span
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Value: TypeAlias = tuple[int, str, Any]
@@ -33,6 +34,9 @@ KINDS = ("null", "true", "false", "integer", "real", "text", "array", "object")
 
 LARGE = "integer beyond 64 bits"
 """Type of integers that no array holds; they are compared one by one."""
+
+NO_TIME, LAST_TIME = -(2**63), 2**63 - 1
+"""Times in microseconds since 1970 before and after all dates, whose years have four digits."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "gt": operator.gt,
@@ -81,6 +85,23 @@ class Column:
         ranks[[self._codes[term] for term in terms]] = np.arange(len(terms))
         return terms, ranks
 
+    @cached_property
+    def _times(self) -> npt.NDArray[np.int64]:
+        """Start of each text's span of time; NO_TIME for texts that are no dates."""
+        spans = [span(text) for text in self._codes]
+        starts = np.array([NO_TIME if known is None else known.start for known in spans], dtype=np.int64)
+        return starts[self._texts[1]]
+
+    def _times_between(self, start: int, end: int) -> Mask:
+        mask: Mask = (self._times >= start) & (self._times < end)
+        return mask
+
+    def _times_compared(self, name: str, wanted: Span) -> Mask:
+        """Compare times with a span: after it, from its start on, before it, or up to its end."""
+        if name in ("gt", "gte"):
+            return self._times_between(wanted.end if name == "gt" else wanted.start, LAST_TIME)
+        return self._times_between(NO_TIME + 1, wanted.start if name == "lt" else wanted.end)
+
     def matching(self, test: Among | Compared) -> Mask:
         """Return the (n_documents,) mask of the documents with a value that passes a test."""
         mask = np.zeros(len(self.exists), dtype=np.bool_)
@@ -89,6 +110,10 @@ class Column:
                 mask[self._constants[name]] = True
             self._mark_numbers(test.numbers, mask)
             self._mark_texts(test.texts, mask)
+            for wanted in test.spans:
+                mask[self._texts[0][self._times_between(wanted.start, wanted.end)]] = True
+        elif isinstance(test.value, Span):
+            mask[self._texts[0][self._times_compared(test.operator, test.value)]] = True
         elif isinstance(test.value, str):
             rows, codes = self._texts
             mask[rows[self._texts_compared(test.operator, test.value)[codes]]] = True
