@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lightir.encode.vocabulary import cache_vocabulary
     from lightir.errors import LightirError
     from lightir.eval import evaluate
-    from lightir.index import Index, IndexOptions, IndexWriter, build_index
+    from lightir.index import Field, Index, IndexOptions, IndexWriter, Schema, build_index
     from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
-    from lightir.search import LateOptions, LateSearcher, Searcher, SearchOptions
+    from lightir.search import LateOptions, LateSearcher, PageOptions, Searcher, SearchOptions
     from lightir.search.index_evaluation import evaluate_index
     from lightir.shards import VectorsReader
     from lightir.train.distill.distillation import distill
@@ -35,6 +35,7 @@ __all__ = [
     "CachedQueryEncoder",
     "Dataset",
     "Document",
+    "Field",
     "FullQueryEncoder",
     "Hit",
     "Index",
@@ -43,8 +44,10 @@ __all__ = [
     "LateOptions",
     "LateSearcher",
     "LightirError",
+    "PageOptions",
     "Query",
     "ReadOptions",
+    "Schema",
     "SearchOptions",
     "Searcher",
     "VectorsReader",
@@ -66,6 +69,7 @@ _LIGHT = {
     "CachedQueryEncoder": "lightir.query",
     "Dataset": "lightir.data",
     "Document": "lightir.types",
+    "Field": "lightir.index",
     "Hit": "lightir.types",
     "Index": "lightir.index",
     "IndexOptions": "lightir.index",
@@ -73,8 +77,10 @@ _LIGHT = {
     "LateOptions": "lightir.search",
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
+    "PageOptions": "lightir.search",
     "Query": "lightir.types",
     "ReadOptions": "lightir.lines",
+    "Schema": "lightir.index",
     "SearchOptions": "lightir.search",
     "Searcher": "lightir.search",
     "VectorsReader": "lightir.shards",

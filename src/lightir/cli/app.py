@@ -20,8 +20,8 @@ from lightir.lines import reading_with
 from lightir.version import __version__
 
 GROUPS = {
-    "search": ("demo", "search", "rerank"),
-    "documents": ("encode", "index", "add", "delete", "worker", "expand"),
+    "search": ("demo", "search", "get", "rerank"),
+    "documents": ("encode", "index", "add", "set", "delete", "worker", "expand"),
     "models": ("cache", "distill", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),

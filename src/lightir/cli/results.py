@@ -38,6 +38,7 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
         "pending": hit.pending,
         "title": hit.title,
         "snippet": hit.snippet,
+        "highlights": [list(span) for span in hit.highlights],
         "metadata": dict(hit.metadata),
         "branches": branches,
     }
@@ -87,7 +88,7 @@ def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, e
         print(f"\n{rank:>3} {_head(hit)}")
         if hit.snippet:
             print(highlight(wrap(hit.snippet, indent=INDENT), _words(hit), BOLD, YELLOW))
-        if explain:
+        if explain and hit.branches:
             print(paint(f"{INDENT}= {score_line(hit.branches)}", DIM))
         if explain and hit.terms:
             print(INDENT + paint(shorten(terms_line(_terms_json(hit.terms)), output_width() - len(INDENT)), DIM))
@@ -153,7 +154,9 @@ def _head(hit: Hit) -> str:
 
 
 def _score(score: float, branches: Mapping[Branch, BranchScore]) -> str:
-    """Return a score as text; "pending" if it only says the place of a pending document."""
+    """Return a score as text; "pending" if it only says the place of a pending document, "" without branches."""
+    if not branches:
+        return ""
     return f"{score:.4f}" if all(map(_is_known, branches.values())) else "pending"
 
 

@@ -32,6 +32,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.filter_hints import why_nothing
+from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
 
@@ -47,6 +48,8 @@ EXAMPLES = """
   lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
+  lightir search shop "steel kettle" --facet brand --facet color:5 --sort price --offset 10
+  lightir search shop "" --filter '{"price": {"lt": 20}}' --sort price:desc
   lightir search bags "who wrote the iliad" --mode beta --model sidr-model
   lightir search index "who wrote the iliad" --mode late --late-m 20 --model sidr-model
   lightir search index "vaccine safety" --mode late --first-stage tokens --rerank-model minilm --budget-ms 300
@@ -63,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_index(parser)
     parser.add_argument(
-        "query", nargs="?", metavar="QUERY", help="text of the query, or - to read one per line from stdin"
+        "query",
+        nargs="?",
+        metavar="QUERY",
+        help='text of the query, or - to read one per line from stdin; "" lists the documents that pass the filter',
     )
     parser.add_argument(
         "-k", type=positive, default=10, metavar="N", help="maximum number of hits per query (default %(default)s)"
@@ -78,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_limits(parser)
     add_json(parser)
+    add_page(parser.add_argument_group("pages"))
     _add_ranking(parser.add_argument_group("ranking"))
     queries = parser.add_argument_group("queries from a file")
     queries.add_argument(
@@ -172,6 +179,7 @@ def run(args: argparse.Namespace) -> None:
             "--doc-id and --run cannot be combined: --doc-id explains one document, --run writes rankings"
         )
     check_model_arguments(args)
+    check_page_arguments(args)
     from lightir.files import check_writable
     from lightir.index import Index
     from lightir.pending import Demand
@@ -233,6 +241,17 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         args.parser.error("--doc-id and --mode late cannot be combined; explain the document with --mode beta or full")
 
 
+def check_page_arguments(args: argparse.Namespace) -> None:
+    """Refuse options of a page where there is none."""
+    if args.mode == "late" and args.text != "snippet":
+        args.parser.error("--text and --mode late cannot be combined")
+    if asks_for_page(args) and (args.mode == "late" or args.doc_id is not None or args.run_file is not None):
+        args.parser.error(
+            "--offset, --facet, --sort, --group, --total and an empty query cannot be combined with --mode late, "
+            "--doc-id and --run"
+        )
+
+
 def load_model_search(index: Index, args: argparse.Namespace) -> Searcher:
     """Load the index's model and return a searcher whose queries go through it."""
     from lightir.encode.model_search import model_searcher
@@ -285,9 +304,13 @@ def print_answer(
     searcher: Searcher, late: LateSearcher | None, query: str, options: SearchOptions, args: argparse.Namespace
 ) -> None:
     """Search one query and print its hits."""
-    start, report = time.perf_counter(), None
-    if late is None:
-        hits = searcher.hits(query, args.k, options, explain=args.explain)
+    start, report, page = time.perf_counter(), None, None
+    if asks_for_page(args):
+        full_text = args.text == "full"
+        page = searcher.page(query, page_options(args), options, explain=args.explain, full_text=full_text)
+        hits = page.hits
+    elif late is None:
+        hits = searcher.hits(query, args.k, options, explain=args.explain, full_text=args.text == "full")
     else:
         hits, report = late.hits(query, args.k, options, explain=args.explain)
     took_s = time.perf_counter() - start
@@ -295,9 +318,12 @@ def print_answer(
         print_why_nothing(searcher, args)
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
     if args.json:
-        print_answer_json(result_json(query, mode, took_s, hits, explain=args.explain, late=report), args)
+        answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
+        print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
     print_result(query, mode, took_s, hits, explain=args.explain)
+    if page is not None:
+        print_page(page, args)
     if report is not None:
         print_status(late_line(report))
 

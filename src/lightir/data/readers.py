@@ -84,6 +84,37 @@ def read_queries(source: Source, *, options: ReadOptions | None = None) -> Itera
     return _queries([_Part.of(path, "queries", chosen) for path in _as_list(source)], chosen)
 
 
+def read_changes(
+    path: str | Path, *, id_field: str | None = None, options: ReadOptions | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate over changes of metadata: the id of a document and the values of fields, of each record in order.
+
+    Args:
+        path: data file (JSONL, CSV, TSV, Parquet), or "-" for stdin.
+        id_field: name of the field that holds the id; None for the first of DOC_ID_FIELDS.
+        options: limits of sizes; None for the default of the present block.
+
+    Raises:
+        NotFound, InvalidInput: as `read_documents`; also a folder or a text file.
+    """
+    chosen = read_options(options)
+    part = _Part.of(path, "changes", chosen)
+    if part.kind in ("folder", "text"):
+        raise InvalidInput(f"{path} has no fields; expected a JSONL, CSV, TSV or Parquet file of changes")
+    return _changes(part, DOC_ID_FIELDS if id_field is None else (id_field,))
+
+
+def _changes(part: _Part, id_fields: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    seen = _SeenIds()
+    for number, record in part.records(id_fields[0], "text"):
+        where = record_location(part.name, number)
+        values = Cells(record) if isinstance(record, Cells) else dict(record)
+        doc_id = _take_id(values, id_fields, where, HINT)
+        _check_sizes(doc_id, "", values, where, part.options)
+        seen.add(doc_id, part.name, number)
+        yield doc_id, values
+
+
 def count_documents(source: Source, *, options: ReadOptions | None = None) -> int | None:
     """Return the number of documents in a source, for a progress bar; None for CSV, TSV and stdin.
 

@@ -19,6 +19,8 @@ from lightir.errors import FormatError, InvalidInput, LightirError, WriteFailed,
 from lightir.files import copy_folder
 from lightir.index.connections import File
 from lightir.index.index_record import checked_record
+from lightir.index.listing import Listing
+from lightir.index.metadata_filters import Filter
 from lightir.index.removal import keeping_segments
 from lightir.index.schema import Schema
 from lightir.index.segments.graph import mean_recall
@@ -28,7 +30,8 @@ from lightir.index.store import STORE_FILE, Store, new_index
 from lightir.index.verification import require_all_commits, verify_copy, verify_view
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
-from lightir.types import BRANCHES, Branch, Document
+from lightir.text import check_text
+from lightir.types import BRANCHES, Branch, Document, require_list
 
 OPEN_TRIES = 10
 
@@ -224,6 +227,48 @@ class Index:
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return the documents with the given ids, in that order; NotFound if one does not exist."""
         return self.view.documents(doc_ids)
+
+    def count(self, filter: Filter | None = None) -> int:
+        """Return the number of documents that match a filter; None for all.
+
+        Raises:
+            InvalidInput: the filter is malformed.
+        """
+        return len(Listing.of(self.view, filter))
+
+    def ids(
+        self,
+        filter: Filter | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[str]:
+        """Return the ids of the documents that match a filter, ascending by code point.
+
+        To list an index in parts, pass the last id of a part as `after` for the next one.
+
+        Args:
+            filter: condition on the metadata, see lightir.index.metadata_filters; None for all documents.
+            after: id above which the list begins, whether a document has it or not; None for all.
+            limit: maximum number of ids; None for all.
+
+        Raises:
+            InvalidInput: the filter is malformed, or the limit is below 1.
+        """
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise InvalidInput(f"limit is {limit!r}; expected a whole number of at least 1")
+        view = self.view
+        return view.doc_ids(Listing.of(view, filter).first(len(view) if limit is None else limit, after=after))
+
+    def get(self, doc_ids: Sequence[str]) -> dict[str, Document]:
+        """Return the documents with the given ids, by id, in that order; ids without a document are omitted.
+
+        Raises:
+            InvalidInput: an id is not a string.
+        """
+        require_list(doc_ids, "doc_ids")
+        known = self.view.store.keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
+        return {document.doc_id: document for document in self.view.documents(list(known))}
 
     def info(self) -> IndexInfo:
         """Return counts, sizes and the contract."""

@@ -120,6 +120,11 @@ class Schema:
             raise InvalidInput(f"the field {name!r} has no type; the fields with one: {known}")
         return self.fields[name]
 
+    def value(self, name: str, value: Any, doc_id: str) -> Any:
+        """Return a value of a field with the field's type, as `typed` does; unchanged if the field has none."""
+        known = self.fields.get(name)
+        return value if known is None else _typed(value, known, name, doc_id)
+
     def typed(self, document: Document) -> Document:
         """Return a document whose metadata have the types of the schema.
 
@@ -294,14 +299,19 @@ def read_schema(path: Path | str) -> dict[str, Field]:
     return {name: declared_field(name, value, str(path)) for name, value in content.items()}
 
 
+def require_name(name: Any, where: str) -> None:
+    """Raise InvalidInput unless a field is one key or several joined by dots; the message begins with `where`."""
+    if not isinstance(name, str) or not all(name.split(".")) or re.search(r'["\0]', name):
+        raise InvalidInput(f"{where}: the field {name!r} is not one key or several joined by dots, without quotes")
+
+
 def declared_field(name: str, value: Any, where: str) -> Field:
     """Return the field that a type's name, or an object with the attributes of `Field`, declares.
 
     Raises:
         InvalidInput: a malformed name or type; the message begins with `where`.
     """
-    if not all(name.split(".")) or re.search(r'["\0]', name):
-        raise InvalidInput(f"{where}: the field {name!r} is not one key or several joined by dots, without quotes")
+    require_name(name, where)
     try:
         if value == KEY:
             return Field("keyword", key=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from lightir.contract import Contract, Fusion, to_json
 from lightir.errors import (
     InvalidInput,
     LightirError,
+    NotFound,
     OutcomeUnknown,
     StorageError,
     WriteFailed,
@@ -38,6 +40,7 @@ from lightir.index.merging import (
     packed,
     with_tombstones,
 )
+from lightir.index.metadata_changes import with_changes
 from lightir.index.metadata_filters import Filter
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.removal import free_number, remove_unlisted
@@ -294,6 +297,40 @@ class IndexWriter:
         """
         with self._threads:
             return self._remove(self._view.matching_keys(wanted))
+
+    def set_metadata(self, changes: Mapping[str, Mapping[str, Any]], *, skip_missing: bool = False) -> int:
+        """Change metadata fields of documents in one change, and return the number of documents that changed.
+
+        Titles, texts, vectors and words stay as they are, so nothing is encoded again. Values are checked and converted
+        as those of added documents (`Schema.typed`).
+
+        Args:
+            changes: doc_id -> field -> new value. None removes the field. "author.name" is the field "name" of the
+                object "author", which is made if it is missing. Of `Cells`, empty values change nothing.
+            skip_missing: skip ids that the index does not have; otherwise they are an error.
+
+        Raises:
+            NotFound: the index does not have an id.
+            InvalidInput: a value of another type, a malformed field, or a field inside a value that is no object.
+        """
+        wanted = {check_text(doc_id, "a doc_id"): values for doc_id, values in changes.items()}
+        with self._threads:
+            keys = self._store.keys(wanted)
+            if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in keys]):
+                raise NotFound(
+                    f"there is no document {missing[0]!r} in {self.folder} ({len(missing):,} of {len(wanted):,} ids "
+                    "are missing); nothing was changed. Skip such ids with --skip-missing (skip_missing=True)"
+                )
+            rows = {}
+            for doc_id, key in keys.items():
+                (document,) = self._store.documents_of([key]).values()
+                metadata = with_changes(document, wanted[doc_id], self._view.schema)
+                if metadata != document.metadata:
+                    rows[key] = store_row(dataclasses.replace(document, metadata=metadata))
+            if rows:
+                with self._changing():
+                    self._store.describe(rows)
+            return len(rows)
 
     def set_vectors(
         self,

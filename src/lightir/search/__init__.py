@@ -2,6 +2,7 @@
 
 from lightir.kernel.candidates import BranchColumn, Candidates
 from lightir.search.late import LateOptions, LateReport, LateSearcher, SecondStage
+from lightir.search.pages import Page, PageOptions
 from lightir.search.prepared import PreparedSearch
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
@@ -16,6 +17,8 @@ __all__ = [
     "LateSearcher",
     "OtherStage",
     "OwnStage",
+    "Page",
+    "PageOptions",
     "PreparedSearch",
     "SearchOptions",
     "Searcher",

@@ -33,6 +33,9 @@ from lightir.search.word_likelihood import WordLikelihood
 from lightir.types import Branch
 from lightir.vectors import Floats, SparseVectors, row_entries
 
+RUN_DOCUMENTS = 65_536
+"""Number of documents of a block of postings, see `lightir.kernel.Postings`."""
+
 TermRow: TypeAlias = tuple[npt.NDArray[np.uint32], kernel.Weights]
 """Term ids, ascending, and their weights."""
 
@@ -143,6 +146,19 @@ class BranchSearch:
             return None
         limited = [self._allowed(branch, position) for position in range(len(self.view.segments))]
         return None if all(bitmap is None for bitmap in limited) else limited
+
+    def containing(self, query: int = 0) -> list[Mask]:
+        """Return for each segment the mask of the documents that contain a term of a query; requires tokens."""
+        masks = []
+        for position, live in enumerate(self.view.segments):
+            stored = live.segment.tokens
+            if stored is None:
+                masks.append(np.zeros(len(live.segment), dtype=np.bool_))
+                continue
+            term_ids, weights = self._terms_of_segment("tokens", position).row(query)
+            with live.segment.naming_damage():
+                masks.append(_documents_with(stored.postings, term_ids[weights > 0]))
+        return masks
 
     def term_rows(
         self, branch: Branch, doc_ord: int, query: int
@@ -267,6 +283,20 @@ class BranchSearch:
             assert self.encoded.tokens is not None
             self._token_terms[position] = self.encoded.tokens.of_segment(position)
         return self._token_terms[position]
+
+
+def _documents_with(postings: kernel.Postings, term_ids: npt.NDArray[np.uint32]) -> Mask:
+    """Return the (n_docs,) mask of the documents that have one of some terms."""
+    mask = np.zeros(postings.n_docs, dtype=np.bool_)
+    terms = np.searchsorted(postings.term_ids, term_ids)
+    for term, term_id in zip(terms.tolist(), term_ids.tolist(), strict=True):
+        if term == len(postings.term_ids) or postings.term_ids[term] != term_id:
+            continue
+        first, last = postings.term_indptr[term : term + 2].tolist()
+        starts = postings.run_indptr[first : last + 1]
+        blocks = np.repeat(postings.run_blocks[first:last].astype(np.int64), np.diff(starts))
+        mask[blocks * RUN_DOCUMENTS + postings.offsets[starts[0] : starts[-1]]] = True
+    return mask
 
 
 def documents(view: View, branch: Branch) -> DenseSegments | SparseSegments:

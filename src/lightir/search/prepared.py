@@ -17,6 +17,7 @@ import numpy.typing as npt
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.index import View
+from lightir.index.segments.columns import Mask
 from lightir.kernel import DocOrds
 from lightir.kernel.candidates import (
     BoundBranch,
@@ -222,6 +223,25 @@ class PreparedSearch:
         """Return all candidates of one query, and some other documents that no branch needs to list."""
         request = Request(MAX_COUNT, self.depth, self.threads, also=also)
         return self.rank_encoded(encoded, request)[0]
+
+    def rank_all(self, encoded: EncodedQueries, depth: int) -> Candidates:
+        """Return all candidates of one query, of which each branch lists `depth`, without the excluded ones.
+
+        The query_id, which a mapping of exclusions is asked for, is "".
+        """
+        k = depth if len(self.plan.branches) == 1 else MAX_COUNT
+        return self.rank_encoded(encoded, Request(k, depth, self.threads, excluded=self._excluded([""])))[0]
+
+    def selectable(self) -> list[Mask]:
+        """Return for each segment the mask of the documents that the search may find: live, matching, not excluded."""
+        masks = [live.live for live in self.view.segments] if self.matching is None else self.matching
+        masks = [mask.copy() for mask in masks]
+        for doc_id in self.options.excluded("") if self.options.excludes else ():
+            doc_ord = self.view.doc_ord(doc_id)
+            if doc_ord is not None:
+                at, rows = self.view.locate(np.array([doc_ord], dtype=np.uint32))
+                masks[int(at[0])][int(rows[0])] = False
+        return masks
 
     def rank_given(self, encoded: EncodedQueries, doc_ords: Sequence[DocOrds]) -> list[Candidates]:
         """Return given documents of each query, ranked as if there were no others.

@@ -17,13 +17,14 @@ from lightir.index.segments.columns import Mask
 from lightir.kernel.candidates import Candidates, Request
 from lightir.pending.demand import DEMAND_TOP, Demand
 from lightir.query import CachedQueryEncoder
-from lightir.search.branches import BranchSearch
-from lightir.search.encoding import QueryCoding
+from lightir.search.branches import BranchSearch, EncodedQueries
+from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
+from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
 from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
-from lightir.search.snippets import snippets
+from lightir.search.snippets import full_texts, snippets
 from lightir.search.through_model import branch_mode
 from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
@@ -32,6 +33,7 @@ MAX_BOUND_PLANS = 64
 """Maximum number of plans cached per view."""
 
 BATCH_QUERIES = 256
+DEFAULT_PAGE = PageOptions()
 _NUMBERS = itertools.count()
 
 
@@ -60,7 +62,8 @@ class Searcher:
             ContractMismatch: the encoder is of another model than the index.
             InvalidInput: a task without an encoder, or an index that is not open.
         """
-        if isinstance(index, str | Path):
+        given: object = index
+        if isinstance(given, str | Path):
             raise InvalidInput(f"the index is {str(index)!r}; open it first: Searcher(Index.open({str(index)!r}))")
         if not is_count(threads):
             raise InvalidInput(f"threads is {threads!r}; expected a whole number of at least 1")
@@ -114,7 +117,13 @@ class Searcher:
         return run
 
     def hits(
-        self, query: str, k: int = 10, options: SearchOptions = DEFAULT_OPTIONS, *, explain: bool = False
+        self,
+        query: str,
+        k: int = 10,
+        options: SearchOptions = DEFAULT_OPTIONS,
+        *,
+        explain: bool = False,
+        full_text: bool = False,
     ) -> list[Hit]:
         """Return the k best documents of one query with titles, snippets, metadata and each branch's scores.
 
@@ -127,25 +136,68 @@ class Searcher:
             options: mode, fusion, filter and so on.
             explain: fill in the hits' terms: the matched terms of the sparse branch, then of the tokens branch (with a
                 smoothing all of the query's), strongest first. Their scores add up to these branches' raw scores.
+            full_text: return the whole text of each document as its snippet.
 
         Raises:
             InvalidInput: bad arguments, a branch that the index lacks, a malformed filter.
         """
+        prepared, asked = self.prepare(options), [Query("", query)]
+        encoded = prepared.encode(asked) if explain else None
+        (candidates,) = prepared.rank(asked, k, encoded=encoded)
+        return self._hits(query, candidates, prepared, explained_by=encoded, full_text=full_text)
+
+    def page(
+        self,
+        query: str,
+        page: PageOptions = DEFAULT_PAGE,
+        options: SearchOptions = DEFAULT_OPTIONS,
+        *,
+        explain: bool = False,
+        full_text: bool = False,
+    ) -> Page:
+        """Return a page of the results of one query, with the number of all matches and counts of fields' values.
+
+        A query of white space alone lists the documents that pass the filter (browsing). See lightir.search.pages for
+        the documents that match a query. The hits are those of `hits` in the same order, unless `page` names another
+        order. Pages of a fused search are parts of one ranking up to the depth of the options; a page beyond it is that
+        of a search of its depth.
+
+        Args:
+            query: text of the query.
+            page: the part of the results, the fields to count, the order and the groups.
+            options: mode, fusion, filter and so on.
+            explain: fill in the hits' terms, as `hits` does.
+            full_text: return the whole text of each document as its snippet.
+
+        Raises:
+            InvalidInput: bad arguments, a branch that the index lacks, a malformed filter, or a field without a type.
+        """
         prepared = self.prepare(options)
-        view, asked = prepared.view, [Query("", query)]
-        searched = None
-        if explain:
-            encoded = prepared.encode(asked)
-            searched = prepared.branches(encoded)
-            (candidates,) = prepared.rank(asked, k, encoded=encoded)
-        else:
-            (candidates,) = prepared.rank(asked, k)
+        is_empty = not checked_text("", query).strip()
+        encoded = None if is_empty else prepared.encode([Query("", query)])
+        search = PageSearch(prepared, encoded, page)
+        shown = search.shown()
+        hits = self._hits(query, shown, prepared, explained_by=encoded if explain else None, full_text=full_text)
+        return Page(hits, len(search.matches), search.facets())
+
+    def _hits(
+        self,
+        query: str,
+        candidates: Candidates,
+        prepared: PreparedSearch,
+        *,
+        explained_by: EncodedQueries | None,
+        full_text: bool,
+    ) -> list[Hit]:
+        """Return candidates as hits; with the encoded query also their matched terms."""
+        view = prepared.view
         if self.demand is not None:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
+        searched = None if explained_by is None else prepared.branches(explained_by)
         analyzer = self._snippet_analyzer(view)
         hits = []
         documents = view.documents(view.doc_ids(candidates.doc_ords))
-        passages = snippets([document.text for document in documents], query, analyzer)
+        passages = (full_texts if full_text else snippets)([document.text for document in documents], query, analyzer)
         for i, (document, passage) in enumerate(zip(documents, passages, strict=True)):
             doc_ord = int(candidates.doc_ords[i])
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)

@@ -59,6 +59,16 @@ def snippets(
     return shown
 
 
+def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer) -> list[Snippet]:
+    """Return whole texts, unchanged, with the matches of a query; terms match as in `snippets`."""
+    wanted = frozenset(analyzer.terms([query])[0])
+    shown = []
+    for text in texts:
+        matches = analyzer.occurrences(text, wanted) if wanted else []
+        shown.append(Snippet(text, tuple((match.start, match.end) for match in matches)))
+    return shown
+
+
 @cache
 def _finder(analyzer: Analyzer) -> PassageFinder:
     return PassageFinder(analyzer.terms, analyzer.character_classes, han_terms=analyzer.name == "chinese")

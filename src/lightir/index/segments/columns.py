@@ -1,4 +1,5 @@
-"""The metadata of a segment's documents as columns, one per field, on which filters are array operations.
+"""The metadata of a segment's documents as columns, one per field, on which filters, facets and sorting are array
+operations.
 
 A column is read from the store when a filter first names its field. It is kept with the segment, so a later view reads
 only the columns of new segments. A value takes at most twelve bytes; each distinct text is kept once as a string.
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightir.index.metadata_filters import AllOf, Among, Compared, Exists, FieldTest, Node, Not
-from lightir.index.schema import Span, span
+from lightir.index.schema import FieldType, Span, span
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Value: TypeAlias = tuple[int, str, Any]
@@ -35,6 +36,9 @@ KINDS = ("null", "true", "false", "integer", "real", "text", "array", "object")
 LARGE = "integer beyond 64 bits"
 """Type of integers that no array holds; they are compared one by one."""
 
+EXACT_INT = 2**53
+"""Largest integer up to which float64 represents all integers."""
+
 NO_TIME, LAST_TIME = -(2**63), 2**63 - 1
 """Times in microseconds since 1970 before and after all dates, whose years have four digits."""
 
@@ -44,6 +48,50 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "lt": operator.lt,
     "lte": operator.le,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TypedValues:
+    """The values of one type in a column, as ranks among their distinct values.
+
+    Attributes:
+        distinct: distinct values, ascending: numbers, False and True, strings, or microseconds since 1970 of dates.
+        rows: (n_entries,) int32, row number of each entry, ascending; a document has one entry per distinct value.
+        ranks: (n_entries,) int32, position of each entry's value in `distinct`.
+        least: (n_documents,) int32, rank of a document's least value; -1 without values.
+        greatest: (n_documents,) int32, rank of a document's greatest value; -1 without values.
+    """
+
+    distinct: Sequence[Any]
+    rows: npt.NDArray[np.int32]
+    ranks: npt.NDArray[np.int32]
+    least: npt.NDArray[np.int32]
+    greatest: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, n: int, rows: npt.NDArray[Any], ranks: npt.NDArray[Any], distinct: Sequence[Any]) -> TypedValues:
+        """Sort entries by row and rank, and remove repeated ones.
+
+        Args:
+            n: number of documents.
+            rows: (n_entries,) row number of each entry.
+            ranks: (n_entries,) rank of its value.
+            distinct: distinct values, ascending.
+        """
+        width = max(len(distinct), 1)
+        entries = rows.astype(np.int64) * width + ranks
+        if np.any(entries[1:] <= entries[:-1]):
+            entries = np.unique(entries)
+        rows, ranks = (part.astype(np.int32) for part in np.divmod(entries, width))
+        starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]][: len(rows)])
+        least, greatest = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+        least[rows[starts]] = ranks[starts]
+        greatest[rows] = ranks  # the last assignment to a row holds
+        return cls(distinct, rows, ranks, least, greatest)
+
+    def counts(self, mask: Mask) -> npt.NDArray[np.int64]:
+        """Return for each distinct value the number of documents of a mask that have it."""
+        return np.bincount(self.ranks[mask[self.rows]], minlength=len(self.distinct))
 
 
 class Column:
@@ -76,6 +124,30 @@ class Column:
         self._codes: dict[str, int] = {}
         codes = [self._codes.setdefault(text, len(self._codes)) for text in arrays["text"][1]]
         self._texts = arrays["text"][0], np.array(codes, dtype=np.int32)
+        self._typed: dict[FieldType, TypedValues] = {}
+
+    def typed(self, kind: FieldType) -> TypedValues:
+        """Return the values of a type; those of other types are ignored."""
+        values = self._typed.get(kind)
+        if values is None:
+            values = self._typed[kind] = self._values_of(kind)
+        return values
+
+    def _values_of(self, kind: FieldType) -> TypedValues:
+        n = len(self.exists)
+        if kind == "boolean":
+            no, yes = self._constants["false"], self._constants["true"]
+            return TypedValues.of(n, np.concatenate([no, yes]), np.repeat([0, 1], [len(no), len(yes)]), [False, True])
+        if kind in ("keyword", "text"):
+            terms, ranks = self._ranked
+            return TypedValues.of(n, self._texts[0], ranks[self._texts[1]], terms)
+        if kind == "date":
+            known = self._times != NO_TIME
+            times, codes = np.unique(self._times[known], return_inverse=True)
+            return TypedValues.of(n, self._texts[0][known], codes, times.tolist())
+        rows = np.concatenate([self._ints[0], self._floats[0]])
+        numbers, codes = _ranked_numbers(self._ints[1], self._floats[1])
+        return TypedValues.of(n, rows, codes, numbers)
 
     @cached_property
     def _ranked(self) -> tuple[list[str], npt.NDArray[np.int32]]:
@@ -150,6 +222,32 @@ class Column:
         return ranks >= first_above if name in ("gt", "gte") else ranks < first_above
 
 
+def _ranked_numbers(
+    ints: npt.NDArray[np.int64], floats: npt.NDArray[np.float64]
+) -> tuple[list[int | float], npt.NDArray[Any]]:
+    """Return the distinct numbers, ascending and whole ones as int, and the rank of each int and then each float."""
+    if not len(floats):
+        whole, codes = np.unique(ints, return_inverse=True)
+        return whole.tolist(), codes
+    if not len(ints) or max(-int(ints.min()), int(ints.max())) <= EXACT_INT:
+        distinct, codes = np.unique(np.concatenate([ints.astype(np.float64), floats]), return_inverse=True)
+        return [int(number) if number.is_integer() else number for number in distinct.tolist()], codes
+    every = [*ints.tolist(), *floats.tolist()]
+    exact = sorted({int(number) if number == math.floor(number) else number for number in every})  # ints are exact
+    rank_of = {number: rank for rank, number in enumerate(exact)}
+    return exact, np.array([rank_of[number] for number in every], dtype=np.int64)
+
+
+def least(keys: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the n smallest keys, smallest first; ties go to the smaller position."""
+    positions = np.arange(len(keys))
+    if 0 < n < len(keys):
+        last = np.partition(keys, n - 1)[n - 1]
+        below = np.flatnonzero(keys < last)
+        positions = np.sort(np.concatenate([below, np.flatnonzero(keys == last)[: n - len(below)]]))
+    return positions[np.argsort(keys[positions], kind="stable")][:n]
+
+
 def _is_int64(number: int | float) -> bool:
     return -(2**63) <= number < 2**63
 
@@ -209,7 +307,7 @@ class Columns:
         if isinstance(tree, Not):
             return ~self.matching(tree.part, source)
         if isinstance(tree, FieldTest):
-            column = self._column(tree.path, source)
+            column = self.column(tree.path, source)
             if isinstance(tree.test, Exists):
                 return column.exists if tree.test.exists else ~column.exists
             return column.matching(tree.test)
@@ -221,8 +319,15 @@ class Columns:
                 mask |= self.matching(part, source)
         return mask
 
-    def _column(self, path: str, source: MetadataSource) -> Column:
-        """Return the kept column, unless metadata were replaced or documents deleted since; or read a new one."""
+    def column(self, path: str, source: MetadataSource) -> Column:
+        """Return the column of a field.
+
+        The kept one is returned unless metadata were replaced or documents deleted since.
+
+        Args:
+            path: JSON path of the field.
+            source: reader of the metadata.
+        """
         with self._lock:
             described, generation, column = self._kept.get(path, (-1, -1, None))
             if column is not None and described == source.described and generation <= source.generation:

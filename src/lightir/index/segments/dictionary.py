@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -53,6 +53,10 @@ class SortedStrings:
         wanted = string.encode(errors="surrogatepass")
         position = bisect_left(range(len(self)), wanted, key=self._bytes)
         return position if position < len(self) and self._bytes(position) == wanted else None
+
+    def first_above(self, string: str) -> int:
+        """Return the position of the first string above another one; the length if there is none."""
+        return bisect_right(range(len(self)), string.encode(errors="surrogatepass"), key=self._bytes)
 
     def _bytes(self, position: int) -> bytes:
         return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])
