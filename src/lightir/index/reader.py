@@ -115,10 +115,12 @@ class Index:
         Raises:
             InvalidInput: the index was closed.
         """
-        if self._present.store.inherited:
+        view = self._present
+        if view.store.inherited:
             self._refreshing = threading.Lock()  # another thread of the parent may have held the lock
             self.refresh()
-        return self._present
+            view = self._present
+        return view
 
     @property
     def _present(self) -> View:

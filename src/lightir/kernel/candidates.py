@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,6 @@ from lightir.kernel import DocOrds, Scores, _native
 from lightir.kernel.query import TextEncoder
 from lightir.kernel.segments import Allowed, BranchQueries, DenseSegments, DocumentIds, SparseSegments
 from lightir.types import Ranking
-
-Part = TypeVar("Part")
 
 Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
 """How a branch's scores are normalized, see the module's doc string."""
@@ -231,8 +229,8 @@ class CandidateSearch:
         queries: Sequence[BranchQueries | None],
         request: Request,
         *,
-        lists: Sequence[GivenLists | None] | None = None,
-        allowed: Sequence[Allowed] | None = None,
+        lists: list[GivenLists | None] | None = None,
+        allowed: list[Allowed] | None = None,
     ) -> list[Candidates]:
         """Return each query's k best candidates.
 
@@ -246,7 +244,7 @@ class CandidateSearch:
         Raises:
             InvalidInput: queries for other documents, batches of different sizes, or a negative number.
         """
-        return self._candidates(self._native.search(list(queries), _listed(lists), _listed(allowed), request, None))
+        return self._candidates(self._native.search(list(queries), lists, allowed, request, None))
 
     def rankings(
         self,
@@ -254,17 +252,17 @@ class CandidateSearch:
         query_ids: Sequence[str],
         request: Request,
         *,
-        lists: Sequence[GivenLists | None] | None = None,
-        allowed: Sequence[Allowed] | None = None,
+        lists: list[GivenLists | None] | None = None,
+        allowed: list[Allowed] | None = None,
     ) -> list[Ranking]:
         """Return each query's k best documents by their ids; see `search` for the arguments."""
-        return self._native.search(list(queries), _listed(lists), _listed(allowed), request, list(query_ids))
+        return self._native.search(list(queries), lists, allowed, request, list(query_ids))
 
     def search_texts(
-        self, texts: Sequence[str], request: Request, *, allowed: Sequence[Allowed] | None = None
+        self, texts: Sequence[str], request: Request, *, allowed: list[Allowed] | None = None
     ) -> list[Candidates]:
         """Return each text's k best candidates: what `search` returns for the texts' vectors, to the bit."""
-        return self._candidates(self._native.search_texts(tuple(texts), _listed(allowed), request, None))
+        return self._candidates(self._native.search_texts(tuple(texts), allowed, request, None))
 
     def rankings_of_texts(
         self,
@@ -272,14 +270,14 @@ class CandidateSearch:
         query_ids: Sequence[str],
         request: Request,
         *,
-        allowed: Sequence[Allowed] | None = None,
+        allowed: list[Allowed] | None = None,
     ) -> list[Ranking]:
         """Return each text's k best documents by their ids.
 
         The call goes from the texts to the finished rankings: a scan of dense rows empties the caches, so each Python
         object that is used after it costs a wait for memory.
         """
-        return self._native.search_texts(tuple(texts), _listed(allowed), request, list(query_ids))
+        return self._native.search_texts(tuple(texts), allowed, request, list(query_ids))
 
     def _candidates(self, rankings: _native.Rankings) -> list[Candidates]:
         indptr, doc_ords, scores, arrays = rankings
@@ -306,7 +304,3 @@ def normalize(
         rrf_k: constant of "rrf".
     """
     return _native.normalize(scores, listed, ranks, scale, rrf_k)
-
-
-def _listed(parts: Sequence[Part] | None) -> list[Part] | None:
-    return None if parts is None else list(parts)

@@ -189,7 +189,8 @@ class PreparedSearch:
             InvalidInput: a text that is no str, or k is no count.
         """
         require_count(k)
-        excluded, bound = self._excluded(query_ids), self._bound
+        bound = self._bound
+        excluded = self._excluded(query_ids)
         request = Request(k, max(k, self.depth), self.threads, False, excluded)
         if bound.takes_texts or self._matches_encoded_only(query_ids, texts):
             by_texts = bound.encoded or bound.kernel
@@ -266,7 +267,7 @@ class PreparedSearch:
 
             return GivenLists.join([ordered(branch, query) for query in range(encoded.n)], score)
 
-        lists = [listed(branch) for branch in self.plan.searched]
+        lists: list[GivenLists | None] = [listed(branch) for branch in self.plan.searched]
         request = Request(MAX_COUNT, MAX_COUNT, self.threads)
         return self._bound.kernel.search([None] * len(lists), request, lists=lists)
 

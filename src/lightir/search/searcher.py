@@ -22,7 +22,7 @@ from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.explain import Explanation, dense_terms, explained, make_hit, matched_terms, with_words
 from lightir.search.pages import Page, PageOptions, PageSearch
 from lightir.search.plan import Plan, plan
-from lightir.search.prepared import BoundPlan, PreparedSearch, bind, require_count
+from lightir.search.prepared import BoundPlan, PreparedSearch, bind
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
 from lightir.search.snippets import full_texts, snippets
 from lightir.search.through_model import branch_mode
@@ -89,7 +89,17 @@ class Searcher:
             InvalidInput: a branch that the index or the encoder lacks, weights of other branches, a malformed filter,
                 or a smoothing over an index that counts no words.
         """
-        return self._prepare(self.index.view, options)
+        view = self.index.view
+        weights = None if options.weights is None else tuple(options.weights.items())
+        key = self._number, options.mode, options.fusion, weights, options.smoothing, options.overlap
+        bound: BoundPlan | None = view.prepared.get(key)
+        if bound is None:
+            coding = QueryCoding(self.encoder, self.task, options.smoothing, options.overlap)
+            bound = bind(view, self._plan(view, options), coding)
+            if len(view.prepared) >= MAX_BOUND_PLANS:
+                view.prepared.clear()
+            view.prepared[key] = bound
+        return PreparedSearch(view, bound, options, threads=self.threads)
 
     def search(self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS) -> Run:
         """Return the k best documents of each query: score down, then doc_id up.
@@ -103,11 +113,10 @@ class Searcher:
         Raises:
             InvalidInput: bad arguments, a repeated query_id, a branch that the index lacks, a malformed filter.
         """
-        require_count(k)
         prepared = self.prepare(options)
         query_ids, texts = _ids_and_texts(queries)
         run: Run = {}
-        for start in range(0, len(texts), BATCH_QUERIES):
+        for start in range(0, len(texts) or 1, BATCH_QUERIES):  # no queries are a batch, too, whose k is checked
             batch = slice(start, start + BATCH_QUERIES)
             for ranking in prepared.rankings(query_ids[batch], texts[batch], k):
                 run[ranking.query_id] = ranking
@@ -249,18 +258,6 @@ class Searcher:
             for candidates in prepared.rank_encoded(prepared.encode(batch), request):
                 yield prepared.view.doc_ids(candidates.doc_ords), candidates
 
-    def _prepare(self, view: View, options: SearchOptions) -> PreparedSearch:
-        weights = None if options.weights is None else tuple(options.weights.items())
-        key = self._number, options.mode, options.fusion, weights, options.smoothing, options.overlap
-        bound: BoundPlan | None = view.prepared.get(key)
-        if bound is None:
-            coding = QueryCoding(self.encoder, self.task, options.smoothing, options.overlap)
-            bound = bind(view, self._plan(view, options), coding)
-            if len(view.prepared) >= MAX_BOUND_PLANS:
-                view.prepared.clear()
-            view.prepared[key] = bound
-        return PreparedSearch(view, bound, options, threads=self.threads)
-
     def _plan(self, view: View, options: SearchOptions) -> Plan:
         smoothing = options.smoothing
         if options.overlap and not self.index.holds_bags:
@@ -329,9 +326,10 @@ def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]
     Raises:
         InvalidInput: one str, a dict, an item of another type, or a repeated query_id.
     """
-    require_list(queries, "queries")
-    if isinstance(queries, dict):
-        raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
+    if not isinstance(queries, list):
+        require_list(queries, "queries")
+        if isinstance(queries, dict):
+            raise InvalidInput("queries is a dict; expected a list of texts or of Query(query_id, text)")
     query_ids: list[str] = []
     texts: list[str] = []
     for query in queries:
@@ -343,7 +341,7 @@ def _ids_and_texts(queries: Iterable[Query | str]) -> tuple[list[str], list[str]
             texts.append(query.text)
         else:
             raise InvalidInput(f"a query is {type(query).__name__}; expected str or Query")
-    if len(set(query_ids)) < len(query_ids):
+    if len(query_ids) > 1 and len(set(query_ids)) < len(query_ids):
         raise InvalidInput("a query_id is repeated; each query needs its own")
     return query_ids, texts
 
