@@ -121,13 +121,13 @@ lock: $(UV)
 		--no-emit-package torch --all-extras -o requirements/dev.lock pyproject.toml
 	$(LOCK) --python-version 3.11 --python-platform linux --find-links $(TORCH_LINKS) -c requirements/torch.lock \
 		-c requirements/dev.lock --no-emit-package torch -o requirements/bench.lock requirements/bench.in
-	$(LOCK) --universal --python-version 3.12 --extra eval --extra parquet -o requirements/light.lock \
+	$(LOCK) --universal --python-version 3.12 --extra eval --extra files --extra parquet -o requirements/light.lock \
 		pyproject.toml requirements/tests.in
 	$(call lock_lowest,requirements/lowest.txt,)
 	$(call lock_lowest,requirements/lowest-train.txt,--extra train)
 
 define lock_lowest
-	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra parquet $(2) \
+	$(LOCK) --resolution lowest-direct --python-version 3.11 --python-platform linux --extra eval --extra files --extra parquet $(2) \
 		-o $(1) pyproject.toml requirements/tests.in
 endef
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +21,31 @@ MAX_BYTES = 1_000_000_000
 _PARTS = {"line": "max_line_bytes", "document": "max_document_bytes", "field": "max_field_bytes"}
 
 
+@dataclass(slots=True)
+class SkippedFiles:
+    """Files of folders that were not read.
+
+    Attributes:
+        unreadable: doc_id -> the reason why the file could not be read.
+        other_types: suffix in lower case -> number of files of a type that is not read.
+        n_links: number of symbolic links that were not followed.
+        n_excluded: number of files and folders that patterns exclude.
+    """
+
+    unreadable: dict[str, str] = field(default_factory=dict)
+    other_types: dict[str, int] = field(default_factory=dict)
+    n_links: int = 0
+    n_excluded: int = 0
+
+    def add(self, others: SkippedFiles) -> None:
+        """Add the files of another folder."""
+        self.unreadable |= others.unreadable
+        for suffix, count in others.other_types.items():
+            self.other_types[suffix] = self.other_types.get(suffix, 0) + count
+        self.n_links += others.n_links
+        self.n_excluded += others.n_excluded
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options of reading files, folders and stdin.
@@ -30,13 +55,21 @@ class ReadOptions:
         max_document_bytes: maximum number of bytes of a document: of a text file, of all fields of a table's row, and
             of a document's text in UTF-8.
         max_field_bytes: maximum number of bytes in UTF-8 of an id, a title, and a metadata value written as JSON.
-        follow_links: read the files and folders that symbolic links inside a folder of text files lead to.
+        follow_links: read the files and folders that symbolic links inside a folder lead to.
+        exclude: patterns, in the syntax of .gitignore, of files and subfolders of a folder to leave out.
+        ignore_files: also leave out what a folder's .gitignore, .ignore and .lightirignore files name.
+        strict: a file of a folder that cannot be read is an error; otherwise it is skipped, and a log message says so.
+        skipped: counts the skipped files, if it is given.
     """
 
     max_line_bytes: int = 64_000_000
     max_document_bytes: int = 64_000_000
     max_field_bytes: int = 16_000_000
     follow_links: bool = False
+    exclude: tuple[str, ...] = ()
+    ignore_files: bool = True
+    strict: bool = False
+    skipped: SkippedFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing could pass or that the index could not store."""
@@ -107,14 +140,14 @@ def read_stdin_lines(options: ReadOptions | None = None) -> Iterator[tuple[int, 
     return _without_blank(_decoded(lines, "stdin"))
 
 
-def read_text(path: Path, options: ReadOptions | None = None) -> str:
-    """Return the whole content of a file.
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Return the whole content of a file of at most `limit` bytes, decompressed if its name ends in .gz.
 
     Raises:
-        InvalidInput: the file is too large, invalid UTF-8, or a damaged gzip stream.
+        InvalidInput: the file is too large, or a damaged gzip stream.
+        StorageError: the system refuses to read the file.
     """
-    raw_lines = _raw_lines(path, read_options(options).max_document_bytes, "document")
-    return "".join(line for _, line in _decoded(raw_lines, str(path)))
+    return b"".join(_raw_lines(path, limit, "document"))
 
 
 def count_lines(path: Path, options: ReadOptions | None = None) -> int:

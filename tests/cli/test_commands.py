@@ -345,6 +345,9 @@ def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
     (notes / "b.md").write_text("changed")
     (notes / "d.md").write_text("new")
     mirror = ["add", str(index), str(notes), "--mirror"]
+    assert main([*mirror, "--dry-run", "--json"]) == 0
+    preview = json.loads(capsys.readouterr().out)
+    assert [preview[name] for name in ("dry_run", "added", "replaced", "unchanged", "removed")] == [True, 1, 1, 1, 1]
     assert main([*mirror, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert {name: output[name] for name in ("added", "unchanged", "removed", "documents")} == {
@@ -354,13 +357,12 @@ def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
         "documents": 3,
     }
     with Index.open(index) as opened:
-        assert opened.documents(["b.md", "c.md", "d.md"]) == [
-            Document("b.md", "changed"),
-            Document("c.md", "all about ccc"),
-            Document("d.md", "new"),
-        ]
-        assert opened.doc_ord("a.md") is None
+        documents = opened.documents(["notes/b.md", "notes/c.md", "notes/d.md"])
+        assert [document.text for document in documents] == ["changed", "all about ccc", "new"]
+        assert opened.doc_ord("notes/a.md") is None
         (notes / "d.md").unlink()
+        assert main([*mirror, "--dry-run"]) == 0
+        assert "would add 0 documents, replace 0, leave 2 unchanged and delete 1" in capsys.readouterr().err
         assert main(mirror) == 0
         assert "0 documents added, 2 unchanged, 1 deleted; 2 in total" in capsys.readouterr().err
         assert main(["add", str(index), os.devnull, "--mirror"]) != 0
@@ -369,6 +371,50 @@ def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
         assert "--mirror would delete all documents" in capsys.readouterr().err
         assert opened.refresh()
         assert len(opened) == 2
+
+
+def test_mirror_of_a_wrong_folder_changes_nothing(tmp_path, capsys):
+    notes, other, index = tmp_path / "notes", tmp_path / "other", tmp_path / "index"
+    for folder, n_files in ((notes, 20), (other, 3)):
+        folder.mkdir()
+        for i in range(n_files):
+            (folder / f"{i}.txt").write_text(f"note {i}")
+    assert main(["index", str(notes), "--out", str(index)]) == 0
+    assert main(["add", str(index), str(other), "--mirror"]) == 1
+    message = "--mirror would delete 20 of 20 documents, and nothing was changed. Check the paths (--dry-run"
+    assert message in capsys.readouterr().err
+    assert main(["add", str(index), str(other), "--yes"]) == 2
+    assert main(["add", str(index), "-", "--mirror"]) == 2
+    assert "to mirror stdin give --yes" in capsys.readouterr().err
+    for i in range(10):
+        (notes / f"{i}.txt").unlink()
+    assert main(["add", str(index), str(notes), "--mirror"]) == 0  # ten may go whatever their share
+    with Index.open(index) as opened:
+        assert len(opened) == 10
+        assert main(["add", str(index), str(other), "--mirror", "--yes"]) == 0
+        opened.refresh()
+        assert sorted(document.doc_id for document in opened.documents([f"other/{i}.txt" for i in range(3)])) == [
+            f"other/{i}.txt" for i in range(3)
+        ]
+        assert len(opened) == 3
+
+
+def test_mirror_keeps_the_document_of_a_file_that_can_not_be_read_now(tmp_path, capsys):
+    notes, index = tmp_path / "notes", tmp_path / "index"
+    notes.mkdir()
+    for name in "abc":
+        (notes / f"{name}.txt").write_text(f"all about {name * 3}")
+    assert main(["index", str(notes), "--out", str(index)]) == 0
+    (notes / "a.txt").write_bytes(b"cut \0 off")
+    (notes / "b.txt").unlink()
+    assert main(["add", str(index), str(notes), "--mirror", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert [output[name] for name in ("added", "unchanged", "removed")] == [0, 1, 1]
+    assert list(output["skipped"]["unreadable"]) == ["notes/a.txt"]
+    with Index.open(index) as opened:
+        assert opened.documents(["notes/a.txt"])[0].text == "all about aaa"
+    assert main(["add", str(index), str(notes), "--mirror", "--strict"]) == 1
+    assert "a.txt: the file contains zero bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [[], ["--doc-id", "d-bread"]], ids=["hits", "explanations"])
@@ -673,7 +719,7 @@ def test_limits_and_links_are_options_of_the_commands_that_read_text(tmp_path, c
     (notes / "link.txt").symlink_to(tmp_path / "ids")
     assert main(["add", index, str(notes)]) == 0
     assert "1 documents added; 2 in total" in (message := capsys.readouterr().err)
-    assert f"{notes}: symbolic links skipped: 1; read them with --follow-links" in message
+    assert f"{notes}: skipped symbolic links: 1 (read them with --follow-links" in message
     assert main(["add", index, str(notes), "--replace", "--follow-links"]) == 0
     message = capsys.readouterr().err
     assert "3 in total" in message

