@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from lightir.errors import OutcomeUnknown, WriteFailed
 from lightir.index import Index, IndexWriter, build_index, connections, document_shards, store
 from lightir.index.segments import segment
+from lightir.pending import Queue
 from lightir.types import Document
 from preloaded import compiled, run_preloaded
 
@@ -124,6 +126,30 @@ def test_a_writer_whose_store_sqlite_opened_for_reading_is_refused(
             IndexWriter.open(folder)
     with IndexWriter.open(folder, wait_s=0) as writer:
         assert writer.delete(["d0"]) == 1
+
+
+class ShyConnection(connections.Connection):
+    """A connection that stays in its mode, which SQLite tells by the mode that it returns, if a write fails."""
+
+    def execute(self, statement: str, *arguments: Any) -> Any:
+        return super().execute(statement.replace("PRAGMA journal_mode = WAL", "PRAGMA journal_mode"), *arguments)
+
+
+def test_an_index_whose_header_could_not_be_written_is_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "Connection", ShyConnection)
+    with pytest.raises(WriteFailed, match="cannot write the header of"):
+        build_index(document_shards(DOCUMENTS), folder.with_name("new"), progress=False)
+    assert os.listdir(folder.parent) == [folder.name]
+
+
+def test_a_queue_whose_header_could_not_be_written_is_not_created(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, factory=ShyConnection))
+    with pytest.raises(WriteFailed, match="cannot write the header of"):
+        Queue.open(folder)
+    assert os.listdir(folder / "queue") == ["workers"]
 
 
 def test_a_segment_that_could_not_be_removed_does_not_take_the_number_of_a_new_one(folder: Path) -> None:

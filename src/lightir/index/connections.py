@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from lightir.errors import InvalidInput, StorageError, storage_error
+from lightir.errors import InvalidInput, StorageError, WriteFailed, storage_error
 
 BUSY_S = 30.0
 """Maximum time to wait for a short lock of another process, such as during a checkpoint."""
@@ -170,6 +170,17 @@ def reading_modes(path: Path) -> Iterator[str]:
         yield IMMUTABLE
     elif writable(path):
         yield OWN_MEMORY
+
+
+def use_log(connection: sqlite3.Connection, path: Path) -> None:
+    """Switch a file to the mode in which readers and a writer share it by a log.
+
+    Raises:
+        WriteFailed: the file's header could not be written, which SQLite only tells by the mode that it returns.
+    """
+    ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if mode != "wal":
+        raise WriteFailed(f"cannot write the header of {path}; check that its disk has space and works")
 
 
 def writable(path: Path) -> bool:

@@ -34,6 +34,7 @@ from lightir.index.connections import (
     log_bytes,
     reading_modes,
     refusal,
+    use_log,
     writable,
 )
 from lightir.index.index_record import INDEX_VERSION
@@ -253,11 +254,15 @@ class Store:
                     return
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Store the record of the index, and switch to the mode in which readers and a writer share the file."""
+        """Store the record of the index, and switch to the mode in which readers and a writer share the file.
+
+        Raises:
+            WriteFailed: the mode could not be changed.
+        """
         self._connection.execute("INSERT INTO record VALUES (?)", (json.dumps(record, ensure_ascii=False),))
         self._renew_state_checksum()
         self._connection.execute("COMMIT")
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        use_log(self._connection, self.path)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lightir.errors import FormatError, StorageError, WriteFailed, storage_errors
 from lightir.files import fsync_path
-from lightir.index.connections import BUSY_S, Connection, connect, is_busy, is_refusal, reading_modes, refusal
+from lightir.index.connections import BUSY_S, Connection, connect, is_busy, is_refusal, reading_modes, refusal, use_log
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
@@ -44,13 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 def create_queue_file(folder: Path) -> None:
-    """Create the file under another name and link it: others see it complete, and an existing one stays."""
+    """Create the file under another name and link it: others see it complete, and an existing one stays.
+
+    Raises:
+        WriteFailed: its header could not be written.
+    """
     unfinished = folder / f".{QUEUE_FILE}.{secrets.token_hex(8)}"
     connection = sqlite3.connect(unfinished)
     try:
         connection.execute("PRAGMA synchronous = OFF")  # flushed once, when it is complete
         connection.executescript(SCHEMA)
-        connection.execute("PRAGMA journal_mode = WAL")
+        use_log(connection, unfinished)
         connection.close()
         fsync_path(unfinished)
         with contextlib.suppress(FileExistsError):
