@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index import Index, IndexWriter, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.pending import Queue, WorkOptions, failures_of, work
 from lightir.search import LateOptions, LateSearcher, OtherStage, OwnStage, Searcher, SearchOptions
 from lightir.search.late import LateReport, SecondScores, joined
 from lightir.types import Document
 from pending_documents import POISON, FakeEncoder, documents, pending_index, require_right_vectors, vector
-from small_collections import GivenVectors, word_contract
+from small_collections import GivenVectors, word_contract, word_table, write_folder
 
 QUERY = np.array([4, 3, 2, 1], np.float32)
 
@@ -112,6 +112,23 @@ def test_the_best_documents_are_encoded_once_and_ordered_by_the_inner_product(se
     assert sorted(encoder.encoded) == sorted(expected[:7])
     with Index.open(searcher.index.folder) as other:
         assert other.info().pending == 33
+
+
+def test_over_bags_the_first_stage_is_beta_search(tmp_path: Path) -> None:
+    encoder = write_folder(tmp_path / "encoder", word_contract(), {"search": {"embeddings": word_table()}})
+    texts = ["the cat runs", "a dog", "cat and dog run", "the dog runs", "cat", "a bird"]
+    shards = document_shards([Document(f"d{i}", text) for i, text in enumerate(texts)])
+    options = IndexOptions(analyzer="bag")
+    build_index(shards, tmp_path / "index", query_encoder=encoder, options=options, progress=False)
+    with Index.open(tmp_path / "index") as index:
+        late = late_search(Searcher(index, AnyQuery()), FakeEncoder(), LateOptions(m=2))
+        assert late.first_mode == "beta"
+        first = list(late.searcher.search(["any"], 10, SearchOptions(mode="beta"))["0"].doc_ids)
+        hits, report = late.hits("any", 10)
+    assert len(first) > 2
+    assert set(report.encoded) == set(first[:2])
+    assert {hit.doc_id for hit in hits} == set(first)
+    assert [hit.doc_id for hit in hits[2:]] == first[2:]
 
 
 def test_late_search_of_everything_is_full_search(searcher: Searcher) -> None:
