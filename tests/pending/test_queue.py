@@ -429,6 +429,7 @@ def test_damage_found_during_a_change_is_reported_by_name(folder: Path, index: I
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"queue\.sqlite is damaged.*Remove .*queue"), Queue.open(folder) as queue:
         claimed(queue, index, 3)
+    assert not list((folder / "queue" / "workers").iterdir()), "the lock of the worker outlives it"
 
 
 def test_others_wait_for_a_brief_writer_but_not_for_a_long_one(folder: Path) -> None:

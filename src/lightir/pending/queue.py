@@ -16,7 +16,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,16 +140,19 @@ class Queue:
         return self._opened.usable()
 
     def close(self) -> None:
-        """Release this worker's claims and close the file; in a forked process the parent's claims stay."""
+        """Release this worker's claims and close the file; in a forked process the parent's claims stay.
+
+        If the claims cannot be deleted they are stale, because the worker's lock is released in any case.
+        """
         if self.inherited:
             return
-        with self._opened.lock, naming_file(self.folder / QUEUE_FILE):
+        with self._opened.lock, naming_file(self.folder / QUEUE_FILE), ExitStack() as closing:
+            closing.callback(self._opened.close)
             if self._worker is not None:
+                worker, self._worker = self._worker, None
+                closing.callback(worker.release)
                 with self._transaction() as execute:
-                    execute("DELETE FROM claims WHERE holder = ?", [self._worker.name])
-                self._worker.release()
-                self._worker = None
-            self._opened.close()
+                    execute("DELETE FROM claims WHERE holder = ?", [worker.name])
 
     def __enter__(self) -> Queue:
         return self

@@ -45,8 +45,10 @@ class WorkerLock:
 
     def release(self) -> None:
         """Remove the file and release the lock."""
-        self._path.unlink(missing_ok=True)
-        self._file.close()
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            self._file.close()
 
 
 def remove_if_dead(path: Path) -> bool:
@@ -70,5 +72,8 @@ def _locked(path: Path) -> IO[bytes] | None:
             return file
     except (BlockingIOError, FileNotFoundError):
         pass
+    except BaseException:  # the file system has no locks
+        file.close()
+        raise
     file.close()
     return None
