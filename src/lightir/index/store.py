@@ -41,7 +41,7 @@ from lightir.index.index_record import INDEX_VERSION
 from lightir.index.lock import WriterLock
 from lightir.index.segments.layout import StoredSegment
 from lightir.index.store_row import StoreRow
-from lightir.index.write_ahead_log import limit_log, shorten_log
+from lightir.index.write_ahead_log import limit_log, move_log, shorten_log
 from lightir.text import check_text
 from lightir.types import Document, require_list
 
@@ -187,6 +187,7 @@ class Store:
         try:
             with _named(path):
                 connection.execute("PRAGMA query_only = ON")
+                move_log(connection)
                 connection.execute("BEGIN")
                 store.record()  # the first read takes the snapshot
         except BaseException:
