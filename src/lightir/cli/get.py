@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import add_index, add_json
+from lightir.cli.results import value_text
 from lightir.cli.terminal import BOLD, CYAN, DIM, paint, print_json, print_json_line, printable
 
 if TYPE_CHECKING:
@@ -52,6 +52,5 @@ def _text(document: Document) -> str:
     name = paint(printable(document.title or document.doc_id), BOLD, CYAN)
     lines = [f"{name}  [{printable(document.doc_id)}]" if document.title else name]
     for key, value in document.metadata.items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(paint(f"    {printable(key)}: {printable(shown)}", DIM))
+        lines.append(paint(f"    {printable(key)}: {printable(value_text(value))}", DIM))
     return "\n".join([*lines, *(printable(line) for line in document.text.splitlines())])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import Arguments
+from lightir.cli.results import value_text
 from lightir.cli.terminal import BOLD, DIM, output_width, paint, printable, shorten
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ def page_options(args: argparse.Namespace) -> PageOptions:
     return PageOptions(args.offset, args.k, dict(args.facet), args.sort, args.group)
 
 
+def shown_fields(args: argparse.Namespace) -> list[str]:
+    """Return the fields to show of each hit: those that it is sorted and grouped by."""
+    sort = (args.sort or "").removesuffix(":asc").removesuffix(":desc")
+    return list(dict.fromkeys(filter(None, [sort, args.group])))
+
+
 def page_json(page: Page, args: argparse.Namespace) -> dict[str, Any]:
     """Return the part of `search --json` that a page adds to its hits."""
     facets = {
@@ -99,8 +106,3 @@ def facet_lines(facets: Mapping[str, Any]) -> list[str]:
         values = " · ".join(f"{printable(value_text(counted.value))} {counted.count:,}" for counted in counts)
         lines.append(paint(printable(name), BOLD) + "  " + shorten(values or "-", output_width() - len(name) - 2))
     return lines
-
-
-def value_text(value: Any) -> str:
-    """Return a value as text; booleans as in JSON."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +78,17 @@ def late_line(late: LateReport) -> str:
     return "; ".join([*parts, f"{format_duration(late.seconds)} in all"])
 
 
-def print_result(query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool) -> None:
+def print_result(
+    query: str, mode: str, took_s: float, hits: Sequence[Hit], *, explain: bool, fields: Sequence[str] = ()
+) -> None:
     """Print one query's hits: rank, title, score, branches, snippet, and with `explain` the matched terms.
 
-    A pending document shows "pending" in place of the scores that it does not have.
+    A pending document shows "pending" in place of the scores that it does not have. `fields` are shown of each hit.
     """
     counted = f"{len(hits)} hit{'' if len(hits) == 1 else 's'}, mode {mode}, {format_duration(took_s)}"
-    print(f"{paint(shorten(query, output_width()), BOLD)}  {paint(counted, DIM)}")
+    print(f"{paint(shorten(query.strip() or '(no query)', output_width()), BOLD)}  {paint(counted, DIM)}")
     for rank, hit in enumerate(hits, 1):
-        print(f"\n{rank:>3} {_head(hit)}")
+        print(f"\n{rank:>3} {_head(hit, fields)}")
         if hit.snippet:
             print(highlight(wrap(hit.snippet, indent=INDENT), _words(hit), BOLD, YELLOW))
         if explain and hit.branches:
@@ -143,20 +146,36 @@ def terms_line(terms: Sequence[Mapping[str, Any]]) -> str:
     return "  ".join(f"{term['word'] or term['term'].strip()} {term['score']:.3g}" for term in terms[:TERMS_SHOWN])
 
 
-def _head(hit: Hit) -> str:
+def _head(hit: Hit, fields: Sequence[str]) -> str:
     name = shorten(hit.title or hit.doc_id, 60)
     if hit.title and not hit.title.startswith(hit.doc_id):
         name = f"{name}  [{printable(hit.doc_id)}]"
     scored = {name: part for name, part in hit.branches.items() if part.score is not None}
     parts = [f"{branch} {part.score:.3g}{_rank(part.rank)}" for branch, part in scored.items()]
     parts += ["late"] * hit.late + ["pending"] * (hit.pending and len(scored) == len(hit.branches))
-    return f"{paint(name, BOLD, CYAN)}  {_score(hit.score, hit.branches)}  {paint(' · '.join(parts), DIM)}"
+    values = ((field, value_at(hit.metadata, field)) for field in fields)
+    shown = [f"{printable(field)} {printable(value_text(value))}" for field, value in values if value is not None]
+    if hit.branches:
+        shown += [_score(hit.score, hit.branches), paint(" · ".join(parts), DIM)]
+    return "  ".join([paint(name, BOLD, CYAN), *shown])
+
+
+def value_at(metadata: Any, field: str) -> Any:
+    """Return the value of a field, such as "author.name"; None if it is missing."""
+    for key in field.split("."):
+        if not isinstance(metadata, Mapping):
+            return None
+        metadata = metadata.get(key)
+    return metadata
+
+
+def value_text(value: Any) -> str:
+    """Return a metadata value as text: a string as it is, another value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _score(score: float, branches: Mapping[Branch, BranchScore]) -> str:
-    """Return a score as text; "pending" if it only says the place of a pending document, "" without branches."""
-    if not branches:
-        return ""
+    """Return a score as text; "pending" if it only says the place of a pending document."""
     return f"{score:.4f}" if all(map(_is_known, branches.values())) else "pending"
 
 

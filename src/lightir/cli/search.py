@@ -32,7 +32,7 @@ from lightir.cli.arguments import (
     search_options,
 )
 from lightir.cli.filter_hints import why_nothing
-from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page
+from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
 
@@ -321,7 +321,7 @@ def print_answer(
         answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
         print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
-    print_result(query, mode, took_s, hits, explain=args.explain)
+    print_result(query, mode, took_s, hits, explain=args.explain, fields=shown_fields(args))
     if page is not None:
         print_page(page, args)
     if report is not None:

@@ -186,9 +186,9 @@ def number(text: str) -> int | float | None:
     """Return the number that a text reads as; None if it is none, has leading zeros or more than 15 digits."""
     if _NUMBER.fullmatch(text) is None or len(re.sub(r"[eE].*|[^0-9]", "", text)) > _DIGITS:
         return None
-    if text.lstrip("+-").isdigit():
-        return int(text)
     value = float(text)
+    if value.is_integer() and abs(value) < 10**_DIGITS:
+        return int(value)  # 24.00 is 24
     return value if abs(value) < float("inf") else None
 
 
