@@ -18,7 +18,7 @@ import numpy as np
 from lightir.errors import InvalidInput
 from lightir.index.metadata_filters import Filter, json_path
 from lightir.index.schema import Field
-from lightir.index.segments.columns import Mask, MetadataSource, TypedValues, least
+from lightir.index.segments.columns import Mask, TypedValues, least
 from lightir.index.view import View
 from lightir.kernel import DocOrds
 
@@ -175,8 +175,7 @@ class Listing:
             InvalidInput: the field has no type.
         """
         known, view = self._known(field), self._view
-        source = MetadataSource(view.store.values_of, view.store.described(), view.generation)
-        column = view.segments[position].segment.columns.column(json_path(field, field), source)
+        column = view.segments[position].segment.columns.column(json_path(field, field), view.metadata_source)
         return column.typed("keyword" if as_text else known.type)
 
     def _known(self, field: str) -> Field:

@@ -317,12 +317,17 @@ class View:
         tree = metadata_filters.parse(wanted, self.schema)
         masks = self._matching.get(tree)
         if masks is None:
-            source = MetadataSource(self.store.values_of, self.store.described(), self.generation)
-            masks = [live.segment.columns.matching(tree, source) & live.live for live in self.segments]
+            masks = [live.segment.columns.matching(tree, self.metadata_source) & live.live for live in self.segments]
             self._matching[tree] = masks
             while len(self._matching) > FILTERS_KEPT:
                 self._matching.popitem(last=False)
         return masks
+
+    @property
+    def metadata_source(self) -> MetadataSource:
+        """The reader of the metadata of this state."""
+        store = self.store
+        return MetadataSource(store.values_of, store.described(), self.generation, store.metadata_hashes)
 
     def matching_keys(self, wanted: Filter) -> DocKeys:
         """Return the keys of the documents that match a filter, ascending.

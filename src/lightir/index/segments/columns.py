@@ -8,6 +8,7 @@ only the columns of new segments. A value takes at most twelve bytes; each disti
 from __future__ import annotations
 
 import bisect
+import copy
 import math
 import operator
 import threading
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,14 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Value: TypeAlias = tuple[int, str, Any]
 """Row number of a document, SQLite's name for the type of a value, and the value."""
 
+Rows: TypeAlias = npt.NDArray[np.int32]
+Values = TypeVar("Values", npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64])
+
 COLUMNS_KEPT = 16
 """Maximum number of columns kept with a segment."""
+
+HASHES_KEPT = 4
+"""Maximum number of states of which a segment keeps the hashes of its documents' metadata."""
 
 KINDS = ("null", "true", "false", "integer", "real", "text", "array", "object")
 """JSON types by SQLite's names."""
@@ -126,6 +133,36 @@ class Column:
         self._texts = arrays["text"][0], np.array(codes, dtype=np.int32)
         self._typed: dict[FieldType, TypedValues] = {}
 
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether most of the texts that the column keeps are no longer values, after many patches."""
+        return len(self._codes) > 2 * len(self._texts[0]) + 1000
+
+    def patched(self, rows: npt.NDArray[np.int64], fresh: Column) -> Column:
+        """Return the column with other values of some documents.
+
+        Args:
+            rows: row numbers of documents.
+            fresh: column that has values of these documents alone.
+        """
+        kept = np.ones(len(self.exists), dtype=np.bool_)
+        kept[rows] = False
+        column = copy.copy(fresh)
+        column._typed, column._codes = {}, dict(self._codes)
+        column.exists = (self.exists & kept) | fresh.exists
+        column._constants = {
+            kind: np.concatenate([old[kept[old]], fresh._constants[kind]]) for kind, old in self._constants.items()
+        }
+        column._ints = _replaced(self._ints, kept, fresh._ints)
+        column._floats = _replaced(self._floats, kept, fresh._floats)
+        codes = np.array([column._codes.setdefault(text, len(column._codes)) for text in fresh._codes], dtype=np.int32)
+        column._texts = _replaced(self._texts, kept, (fresh._texts[0], codes[fresh._texts[1]]))
+        large_rows, large = self._large
+        still = kept[large_rows]
+        values = [value for value, keep in zip(large, still.tolist(), strict=True) if keep]
+        column._large = np.concatenate([large_rows[still], fresh._large[0]]), values + fresh._large[1]
+        return column
+
     def typed(self, kind: FieldType) -> TypedValues:
         """Return the values of a type; those of other types are ignored."""
         values = self._typed.get(kind)
@@ -222,6 +259,12 @@ class Column:
         return ranks >= first_above if name in ("gt", "gte") else ranks < first_above
 
 
+def _replaced(old: tuple[Rows, Values], kept: Mask, fresh: tuple[Rows, Values]) -> tuple[Rows, Values]:
+    """Return the entries of the kept documents, and then the fresh ones."""
+    keep = kept[old[0]]
+    return np.concatenate([old[0][keep], fresh[0]]), np.concatenate([old[1][keep], fresh[1]])
+
+
 def _ranked_numbers(
     ints: npt.NDArray[np.int64], floats: npt.NDArray[np.float64]
 ) -> tuple[list[int | float], npt.NDArray[Any]]:
@@ -282,11 +325,13 @@ class MetadataSource:
         values: returns the values of a field, given its path and the keys of documents.
         described: number of times that the metadata of stored documents were replaced.
         generation: number of changes of any kind, deletions included.
+        hashes: returns a hash of the metadata of each document, given their keys; None to read whole columns always.
     """
 
     values: Callable[[str, npt.NDArray[np.int64]], Iterable[Value]]
     described: int
     generation: int
+    hashes: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
 
 
 class Columns:
@@ -300,6 +345,7 @@ class Columns:
         """
         self._keys = doc_keys
         self._kept: OrderedDict[str, tuple[int, int, Column]] = OrderedDict()
+        self._hashes: dict[int, npt.NDArray[np.int64]] = {}
         self._lock = threading.Lock()
 
     def matching(self, tree: Node, source: MetadataSource) -> Mask:
@@ -333,9 +379,24 @@ class Columns:
             if column is not None and described == source.described and generation <= source.generation:
                 self._kept.move_to_end(path)
                 return column
-            column = Column(len(self._keys), source.values(path, self._keys))
+            column = self._read(path, source, described, column if generation < source.generation else None)
             if generation < source.generation:
                 self._kept[path] = source.described, source.generation, column
                 while len(self._kept) > COLUMNS_KEPT:
                     self._kept.popitem(last=False)
             return column
+
+    def _read(self, path: str, source: MetadataSource, described: int, earlier: Column | None) -> Column:
+        """Read a column, or only the documents that have changed since an earlier one was read."""
+        if source.hashes is None:
+            return Column(len(self._keys), source.values(path, self._keys))
+        before, now = self._hashes.get(described), self._hashes.get(source.described)
+        if now is None:
+            now = self._hashes[source.described] = source.hashes(self._keys)
+            for other in sorted(self._hashes)[:-HASHES_KEPT]:
+                del self._hashes[other]
+        if earlier is None or before is None or earlier.is_wasteful:
+            return Column(len(self._keys), source.values(path, self._keys))
+        changed = np.flatnonzero(before != now)
+        values = ((int(changed[i]), kind, value) for i, kind, value in source.values(path, self._keys[changed]))
+        return earlier.patched(changed, Column(len(self._keys), values))
