@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import Stemmer
 
 from lightir import kernel
 from lightir.errors import FormatError, InvalidInput
 from lightir.kernel import passages
 from lightir.text import check_text
 from lightir.vectors import Ragged
+from lightir.words import scripts
+from lightir.words.languages import FUNCTION_WORDS
+from lightir.words.scripts import HAN
+from lightir.words.stems import ENGLISH_STOP_WORDS, languages, stem
 
 ANALYSIS_VERSION = 1
 """Version of the analysis code, increased when any analyzer changes its terms. An index requires its version."""
@@ -30,18 +33,16 @@ BAG = "bag"
 OF_A_MODEL = (MODEL, BAG)
 """Names of the analyzers that require a model's tokenizer."""
 
-# Lucene's English stop set.
-ENGLISH_STOP_WORDS = frozenset(
-    """a an and are as at be but by for if in into is it no not of on or such that the their then there these they
-    this to was will with""".split()  # noqa: SIM905
-)
+AUTO = "auto"
+"""Name of the analyzer that treats each script by its own rules. An index of it detects the main language of its Latin
+words when it is built, and stores the name with it: "auto-german"."""
 
-_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 # Words of two or more characters, as in scikit-learn and bm25s; this reproduces published BM25 figures.
 _WORD = re.compile(r"\b\w\w+\b")
-_HAN_OR_WORD = re.compile(rf"([{_HAN}]+)|[^\W{_HAN}]+")
-_WORD_CHARACTER, _HAN_CHARACTER = re.compile(r"\w"), re.compile(f"[{_HAN}]")
-_WORD_BESIDE_HAN = re.compile(rf"[^\W{_HAN}]+")
+_HAN_OR_WORD = re.compile(rf"([{HAN}]+)|[^\W{HAN}]+")
+_WORD_CHARACTER, _HAN_CHARACTER = re.compile(r"\w"), re.compile(f"[{HAN}]")
+_WORD_BESIDE_HAN = re.compile(rf"[^\W{HAN}]+")
+_AUTO_LANGUAGE = {AUTO: "english", **{f"{AUTO}-{language}": language for language in FUNCTION_WORDS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,11 @@ class Analyzer:
     """A named method of splitting text into terms.
 
     Attributes:
-        name: "english" (stop words, Snowball stems), "words" (neither), the name of another Snowball language (stems,
-            no stop words), "chinese" (single Han characters and pairs of adjacent ones, words elsewhere), "model" (term
-            ids of the index's query encoder), or "bag" (the set of these ids, for queries whose terms the query encoder
-            weights).
+        name: "auto-german" and the like (`lightir.words.scripts`, with that language's stems for Latin words; English
+            has stop words too), "auto" ("auto-english"; building an index of it detects the language), "english" (stop
+            words, Snowball stems), "words" (neither), the name of another Snowball language (stems, no stop words),
+            "chinese" (single Han characters and pairs of adjacent ones, words elsewhere), "model" (term ids of the
+            index's query encoder), or "bag" (the set of these ids, for queries whose terms the query encoder weights).
         version: version of the analysis code.
     """
 
@@ -117,39 +119,47 @@ class Analyzer:
     def _of_words(self, words: Sequence[str]) -> tuple[dict[str, int], npt.NDArray[np.int64]]:
         """Return the terms of words with their indices, and each word's index; -1 for a stop word."""
         terms: dict[str, int] = {}
-        stops = ENGLISH_STOP_WORDS if self.name == "english" else frozenset()
-        stems = words if self.name == "words" else [_stem(self.name, word) for word in words]
-        pairs = zip(words, stems, strict=True)
-        indices = [-1 if word in stops else terms.setdefault(term, len(terms)) for word, term in pairs]
+        term_lists = [self._terms(word) for word in words]
+        indices = [terms.setdefault(of_word[0], len(terms)) if of_word else -1 for of_word in term_lists]
         return terms, np.array(indices, dtype=np.int64)
 
     def occurrences(self, text: str, wanted: frozenset[str]) -> list[Occurrence]:
         """Return the spans of a text that have any of the wanted terms, in text order, without overlap.
 
-        In a run of Han characters, wanted pairs take precedence over single characters.
+        In a run of Han characters, or of an unspaced script, wanted pairs take precedence over single characters.
         """
-        words = _WORD_BESIDE_HAN if self.name == "chinese" else _WORD
+        words = _word_pattern(self.cuts_pairs, self.name in _AUTO_LANGUAGE)
         distinct = list(set(words.findall(text)))
         matched = zip(distinct, self.terms(distinct), strict=True)
         terms_of = {word: common for word, terms in matched if (common := frozenset(wanted.intersection(terms)))}
         spans = [(m.start(), m.end(), terms_of[m.group()]) for m in words.finditer(text) if m.group() in terms_of]
-        han = sorted((term for term in wanted if not _WORD_BESIDE_HAN.match(term)), key=len, reverse=True)
-        if self.name == "chinese" and han:
+        han = sorted((term for term in wanted if not words.match(term)), key=len, reverse=True)
+        if self.cuts_pairs and han:
             han_matches = re.finditer("|".join(map(re.escape, han)), text)
-            spans += [(m.start(), m.end(), frozenset(wanted.intersection(_chinese_terms(m[0])))) for m in han_matches]
+            spans += [(m.start(), m.end(), frozenset(wanted.intersection((m[0], *m[0])))) for m in han_matches]
         return [Occurrence(*span) for span in sorted(spans, key=lambda span: span[0])]
+
+    @property
+    def cuts_pairs(self) -> bool:
+        """Whether pairs of adjacent characters are terms where no blanks separate words."""
+        return self.name == "chinese" or self.name in _AUTO_LANGUAGE
 
     def character_classes(self, block: int) -> bytes:
         """Return the classes (`lightir.kernel.passages`) of the 256 characters from 256 * block on."""
         characters = [chr(256 * block + i) for i in range(256)]
+        by_script = self.name in _AUTO_LANGUAGE
+        word = _word_pattern(True, True) if by_script else _WORD_CHARACTER
+        pair = scripts.UNSPACED_CHARACTER if by_script else _HAN_CHARACTER
         return bytes(
-            passages.WORD * bool(_WORD_CHARACTER.match(character))
+            passages.WORD * bool(word.match(character))
             | passages.BLANK * character.isspace()
-            | passages.HAN * bool(_HAN_CHARACTER.match(character))
+            | passages.HAN * bool(pair.match(character))
             for character in characters
         )
 
     def _terms(self, text: str) -> list[str]:
+        if (language := _AUTO_LANGUAGE.get(self.name)) is not None:
+            return [term for run in scripts.runs(text) for term in scripts.terms_of_run(language, run)]
         if self.name == "chinese":
             return _chinese_terms(text)
         words = _WORD.findall(text)
@@ -157,7 +167,7 @@ class Analyzer:
             return words
         if self.name == "english":
             words = [word for word in words if word not in ENGLISH_STOP_WORDS]
-        return [_stem(self.name, word) for word in words]
+        return [stem(self.name, word) for word in words]
 
 
 def _numbered(terms: dict[str, int], rows: Sequence[Sequence[str]]) -> tuple[list[str], Ragged]:
@@ -179,7 +189,9 @@ def _merge_rows(rows: Ragged, others: Ragged, at: npt.NDArray[np.int64]) -> Ragg
 
 def analyzer_names() -> tuple[str, ...]:
     """Return the names of all analyzers."""
-    return ("english", "words", "chinese", *OF_A_MODEL, *sorted(set(Stemmer.algorithms()) - {"english"}))
+    stemmed = {*languages()}
+    automatic = sorted(name for name, language in _AUTO_LANGUAGE.items() if language in stemmed)
+    return (*automatic, "english", "words", "chinese", *OF_A_MODEL, *sorted(stemmed - {"english"}))
 
 
 def _chinese_terms(text: str) -> list[str]:
@@ -190,12 +202,8 @@ def _chinese_terms(text: str) -> list[str]:
     return terms
 
 
-@lru_cache(maxsize=2**18)
-def _stem(language: str, word: str) -> str:
-    stem: str = _stemmer(language).stemWord(word)
-    return stem
-
-
 @cache
-def _stemmer(language: str) -> Stemmer.Stemmer:
-    return Stemmer.Stemmer(language, 0)  # 0 disables its own cache, which costs more than it saves
+def _word_pattern(cuts_pairs: bool, by_script: bool) -> re.Pattern[str]:
+    if by_script:
+        return scripts.word_pattern()
+    return _WORD_BESIDE_HAN if cuts_pairs else _WORD

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightir.analysis import ANALYSIS_VERSION, OF_A_MODEL, Analyzer, analyzer_names
 from lightir.errors import FormatError, InvalidInput
+from lightir.index import Index, build_index, document_shards
+from lightir.search import Searcher
+from lightir.types import Document
+from lightir.words.languages import main_language
 
 
 @pytest.mark.parametrize(
@@ -15,11 +23,66 @@ from lightir.errors import FormatError, InvalidInput
         ("english", "a b c vitamin-D p53's x-ray", ["vitamin", "p53", "ray"]),
         ("words", "The cats were", ["the", "cats", "were"]),
         ("german", "Die Häuser", ["die", "haus"]),
+        ("auto", "The cats WERE running, to and fro", ["cat", "were", "run", "fro"]),
+        ("auto", "naïve cafés, cafe\u0301 Straße", ["naiv", "cafe", "cafe", "strass"]),
+        ("auto", "战国3 KOEI。水", ["战", "国", "战国", "koei", "水"]),
+        ("auto", "食べる ｶﾅ Ｆｕｌｌ", ["食", "食べ", "べる", "カナ", "full"]),
+        ("auto", "한국어 검색", ["한국", "국어", "검색"]),
+        ("auto", "ไปหา", ["ไป", "ปห", "หา"]),
+        ("auto", "किताब किताबें", ["किताब", "किताब"]),
+        ("auto", "مكتبة مكتبه المكتبة كِتَابٌ أحمد احمد کتاب", ["مكتب", "مكتب", "مكتب", "كتاب", "احمد", "احمد", "كتاب"]),
+        ("auto", "שָׁלוֹם שלום", ["שלומ", "שלומ"]),
+        ("auto", "ёлка елки ΌΛΟΣ όλος", ["елк", "елк", "ολ", "ολ"]),
+        ("auto", "m² ١٢٣ ½ a", ["m2", "123"]),
+        ("auto-german", "Die Häuser schön schon", ["die", "haus", "schon", "schon"]),
+        ("auto-swedish", "för", ["för"]),
+        ("auto-turkish", "İstanbul", ["istanbul"]),
         ("chinese", "战国无双3 by KOEI。水", ["战", "国", "无", "双", "战国", "国无", "无双", "3", "by", "koei", "水"]),
     ],
 )
 def test_terms(name: str, text: str, terms: list[str]) -> None:
     assert Analyzer(name).terms([text]) == [terms]
+
+
+@given(st.lists(st.text(st.characters(codec="ascii")), max_size=3))
+def test_auto_cuts_plain_english_as_english_does(texts: list[str]) -> None:
+    assert Analyzer("auto").terms(texts) == Analyzer("english").terms(texts)
+
+
+@given(st.text(st.characters(categories=["Lo"], min_codepoint=0x4E00, max_codepoint=0x9FFF)))
+def test_auto_cuts_chinese_as_chinese_does(text: str) -> None:
+    assert sorted(Analyzer("auto").terms([text])[0]) == sorted(Analyzer("chinese").terms([text])[0])
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        ([], "english"),
+        (["你好世界", "Nike Air Max 90", "XR-2000"], "english"),
+        (["The man who was in the house"], "english"),
+        (["Der Hund ist im Haus, und die Katze ist nicht da", "The dog"], "german"),
+        (["Le chat est dans la maison et il ne sort pas"], "french"),
+        (["El perro está en la casa y no sale por las noches"], "spanish"),
+        (["Il cane non è nella casa ma nel giardino della nonna"], "italian"),
+        (["De hond zit niet in het huis maar in de tuin"], "dutch"),
+        (["Hunden är inte i huset utan på gården med katten"], "swedish"),
+        (["Köpek evde değil ve bu bahçe çok büyük"], "turkish"),
+        (["Koira ei ole talossa, mutta se on pihalla ja kissa myös"], "finnish"),
+        (["O cão não está em casa, mas no jardim com uma bola"], "portuguese"),
+    ],
+)
+def test_the_main_language_is_that_of_the_function_words(texts: list[str], language: str) -> None:
+    assert main_language(texts) == language
+
+
+def test_an_index_of_auto_stores_the_language_of_its_first_documents(tmp_path: Path) -> None:
+    documents = [Document("1", "Der Hund ist im Haus und nicht im Garten"), Document("2", "我在北京大学")]
+    info = build_index(document_shards(documents), tmp_path / "index", progress=False)
+    assert info.analyzer == "auto-german"
+    with Index.open(tmp_path / "index") as index:
+        searcher = Searcher(index)
+        for query, found in [("Gärten", "1"), ("Häuser", "1"), ("北京", "2"), ("大学", "2"), ("zebra", None)]:
+            assert [*searcher.search([query])["0"].doc_ids] == ([] if found is None else [found]), query
 
 
 @pytest.mark.parametrize("name", sorted({*analyzer_names()} - {*OF_A_MODEL}))

@@ -73,7 +73,7 @@ def test_a_width_that_was_not_trained_is_warned_of(tmp_path: Path, caplog: pytes
 def test_info_counts_documents_branches_and_bytes(tmp_path: Path) -> None:
     info = build(tmp_path / "index", dense_dim=2)
     assert (info.documents, info.segments, info.branches, info.dense_dim) == (3, 1, ("dense", "sparse", "tokens"), 2)
-    assert info.analyzer == "english"
+    assert info.analyzer == "auto-english"
     assert info.contract is not None
     assert info.contract["fingerprint"] == word_contract().fingerprint
     on_disk = sum(map(len, contents(tmp_path / "index").values()))

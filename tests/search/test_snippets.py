@@ -120,7 +120,7 @@ def test_of_a_huge_document_the_first_million_characters_are_looked_at() -> None
     assert marked(snippet("filler " * 100_000 + "cat", "cat", ENGLISH)) == ["cat"]
 
 
-@pytest.mark.parametrize("name", ["english", "words", "chinese", "german"])
+@pytest.mark.parametrize("name", ["english", "words", "chinese", "german", "auto"])
 def test_occurrences_are_the_analyzers_terms(name: str) -> None:
     analyzer = Analyzer(name)
     text = "Cats, the catalog: cat-nap 中国 CATS çat a中b"
@@ -140,7 +140,28 @@ pieces = st.one_of(
         ["cat", "Cats", "catalog", "dog", "the", "a", "x_y", "don't", "naïve", "Über", "STRASSE", "straße"]
     ),
     st.sampled_from(
-        ["中国", "中", "国人", "中中", "𠀀𠀁", "İstanbul", "ﬁsh", "ΣΊΣΥΦΟΣ", "😀", "…", "_", "1", "x" * 70]
+        [
+            "中国",
+            "中",
+            "国人",
+            "中中",
+            "𠀀𠀁",
+            "İstanbul",
+            "ﬁsh",
+            "ΣΊΣΥΦΟΣ",
+            "😀",
+            "…",
+            "_",
+            "1",
+            "x" * 70,
+            "食べる",
+            "ｶﾅ",
+            "한국어",
+            "การค้นหา",
+            "e\u0301",
+            "किताबें",
+            "שָׁלוֹם",
+        ]
     ),
     st.sampled_from([" ", "  ", "\n\n", "\t", "\u00a0", "\u2003", "\x1c", "\x85", "", "-"]),
     st.text(max_size=3),
@@ -150,7 +171,10 @@ written = st.lists(pieces, max_size=60).map("".join)
 
 @settings(deadline=None, max_examples=150)
 @given(
-    written, written, st.sampled_from([41, 60, 100, 240]), st.sampled_from(["english", "words", "chinese", "turkish"])
+    written,
+    written,
+    st.sampled_from([41, 60, 100, 240]),
+    st.sampled_from(["english", "words", "chinese", "turkish", "auto"]),
 )
 @example("中中国", "中中", 41, "chinese")
 @example("cat " * 40, "cat", 41, "english")

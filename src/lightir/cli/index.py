@@ -99,9 +99,10 @@ def add_field_types(group: Arguments) -> None:
 def _add_branches(group: Arguments) -> None:
     group.add_argument(
         "--analyzer",
-        default="english",
+        default="auto",
         metavar="NAME",
-        help="text analysis for BM25: english (stop words, stemming), words (neither), chinese, another language's "
+        help="text analysis for BM25: auto (each script by its own rules; the language of Latin words is detected, or "
+        "named, as in auto-german), english (stop words, stemming), words (neither), chinese, another language's "
         "name (stemming), model (the model's tokens), or none for an index without BM25. bag stores which of the "
         "model's tokens a document contains instead, to search with the query encoder's sparse weights (SiDR) "
         "(default %(default)s)",
@@ -148,6 +149,8 @@ def run(args: argparse.Namespace) -> None:
     print_pending(args.out, info)
     if info.fields:
         print_status(f"fields: {fields_in_words(info.fields)}")
+    if args.analyzer == "auto" and info.analyzer not in (None, "auto", "auto-english"):
+        print_status(f"text analysis: {info.analyzer}, by the first documents; --analyzer chooses another")
     if (graph := info.dense_graph) is not None:
         print_status(
             f"dense graphs: {graph['documents']:,} documents, recall@10 {graph['recall_at_10']:.1%} of exact search"

@@ -155,6 +155,8 @@ class _Build:
         with tqdm(desc="index", unit=" documents", disable=None if progress else True) as bar:
             for shard in shards:
                 require_shard(shard)
+                if shard.documents:
+                    self.intake.detect_language(shard.documents)
                 self._add(shard)
                 bar.update(len(shard.documents))
         self._flush(last=True)

@@ -30,7 +30,9 @@ class IndexOptions:
         dense_graph: build a graph (HNSW) over the dense rows of each large segment, for approximate, faster search.
             Requires usearch.
         analyzer: name of the analyzer of title and text for the tokens branch, see `lightir.analysis.Analyzer`; None
-            for an index without tokens branch.
+            for an index without tokens branch. "auto" treats each script by its own rules and detects the language of
+            Latin words from the first shard; the index stores the answer ("auto-german"). One that is created empty
+            keeps English.
         segment_documents: maximum number of documents per segment, at least 1.
         schema: types of the metadata fields, by which values are checked and filters compare; None to store any values
             and compare by JSON types. See `lightir.index.schema.infer`.
@@ -40,7 +42,7 @@ class IndexOptions:
     dense_dtype: DenseDtype = "fp16"
     sparse_top_k: int | None = None
     dense_graph: bool = False
-    analyzer: str | None = "english"
+    analyzer: str | None = "auto"
     segment_documents: int = SEGMENT_DOCUMENTS
     schema: Schema | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lightir.analysis import BAG, OF_A_MODEL, Analyzer
+from lightir.analysis import AUTO, BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index.index_options import IndexOptions
@@ -26,6 +26,7 @@ from lightir.shards import Shard
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Floats, Ragged, SparseVectors
+from lightir.words.languages import main_language
 
 GATHERED_DOCUMENTS = 65_536
 """Maximum number of documents gathered in memory and written at once, by a build or a change."""
@@ -70,6 +71,12 @@ class Intake:
         if schema is None:
             return shard
         return dataclasses.replace(shard, documents=[schema.typed(document) for document in shard.documents])
+
+    def detect_language(self, documents: Sequence[Document]) -> None:
+        """Replace the analyzer "auto" by the one for the main language of some documents."""
+        if self.analyzer is not None and self.analyzer.name == AUTO:
+            language = main_language(document.full_text() for document in documents)
+            self.analyzer = Analyzer(f"{AUTO}-{language}")
 
     def rows(self, shard: Shard) -> DocumentRows:
         """Return the rows of a shard. Documents without vectors are pending if the index has a contract.

@@ -71,7 +71,7 @@ def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer) -> list[Sni
 
 @cache
 def _finder(analyzer: Analyzer) -> PassageFinder:
-    return PassageFinder(analyzer.terms, analyzer.character_classes, han_terms=analyzer.name == "chinese")
+    return PassageFinder(analyzer.terms, analyzer.character_classes, han_terms=analyzer.cuts_pairs)
 
 
 def slow_snippet(text: str, wanted: frozenset[str], analyzer: Analyzer, *, length: int) -> Snippet:

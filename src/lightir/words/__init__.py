@@ -1,0 +1,1 @@
+"""The words of texts: their scripts, languages and stems."""

@@ -1,0 +1,180 @@
+"""Terms of texts in any script: words where blanks separate them, pairs of characters where none do.
+
+A text is cut into runs. A run of an unspaced script (Han, Kana, Hangul, Thai, Lao, Khmer, Burmese) gives its pairs of
+adjacent characters, and each Han character alone, because many of them are words. A run of one character is a term.
+Every other run of letters, digits and their combining marks is a word. It is normalized (NFKC, lower case, decimal
+digits as 0-9), and its first letter tells the script, which tells what is stripped, stemmed and folded:
+
+    Latin        Snowball stem of the collection's main language; accents folded where `FOLDED` names the language
+    Cyrillic     ё as е, no stress marks; Russian stem
+    Greek        Greek stem, no accents
+    Arabic       no vowel marks, no tatweel, one form of alef, yeh, kaf and teh marbuta; Arabic stem
+    Hebrew       no points; final letters as plain ones
+    Devanagari, Tamil, Armenian: the stem of Hindi, Tamil, Armenian
+    others       unchanged
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import cache, lru_cache
+from itertools import pairwise
+
+from lightir.words.stems import ENGLISH_STOP_WORDS, stem
+
+HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+_KANA = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
+_HANGUL = "\uac00-\ud7a3"
+_SOUTHEAST_ASIAN = "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ecd\u0edc-\u0edf\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
+UNSPACED = f"\u3005\u3007{HAN}{_KANA}{_HANGUL}{_SOUTHEAST_ASIAN}"
+"""Characters of scripts that put no blanks between words, or whose words have many endings, for a regular expression.
+"""
+
+FOLDED = frozenset(
+    """basque catalan dutch english esperanto french german indonesian irish italian polish portuguese romanian
+    spanish""".split()  # noqa: SIM905
+)
+"""Languages whose readers often type letters without their accents. Elsewhere such letters are letters of their own."""
+
+UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
+_HAN_CHARACTER = re.compile(f"[{HAN}]")
+_RUN = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+_WITHOUT_ACCENTS = str.maketrans(
+    {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
+)
+_ARABIC_LETTERS = str.maketrans({"\u06a9": "\u0643", "\u06cc": "\u064a", "\u0640": None})
+_ARABIC_FORMS = str.maketrans(
+    {**dict.fromkeys("\u0622\u0623\u0625\u0671", "\u0627"), "\u0649": "\u064a", "\u0629": "\u0647"}
+)
+_HEBREW_FINALS = str.maketrans("\u05da\u05dd\u05df\u05e3\u05e5", "\u05db\u05de\u05e0\u05e4\u05e6")
+
+
+@cache
+def marks() -> str:
+    """Return all combining marks, as a regular expression's ranges."""
+    codes = [code for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+    starts = [code for code, before in zip(codes, [-1, *codes], strict=False) if code != before + 1]
+    ends = [code for code, after in zip(codes, [*codes[1:], -1], strict=True) if code + 1 != after]
+    return "".join(f"{chr(start)}-{chr(end)}" for start, end in zip(starts, ends, strict=True))
+
+
+def runs(text: str) -> list[str]:
+    """Return the runs of a text in order, each of an unspaced script or a word with its combining marks."""
+    return (_RUN if _mark().search(text) is None else _run_with_marks()).findall(text)
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character belongs to an unspaced script."""
+    return UNSPACED_CHARACTER.match(character) is not None
+
+
+def word_pattern() -> re.Pattern[str]:
+    """Return the pattern of words outside unspaced scripts."""
+    return re.compile(rf"(?:[^\W{UNSPACED}]|(?![{UNSPACED}])[{marks()}])+")
+
+
+def terms_of_run(language: str, run: str) -> tuple[str, ...]:
+    """Return the terms of one run in lower case.
+
+    Args:
+        language: Snowball's name of the language whose stemmer Latin words get.
+        run: one of `runs`.
+    """
+    return _unspaced_terms(run) if is_unspaced(run[0]) else _terms_of_word(language, run)
+
+
+def _unspaced_terms(run: str) -> tuple[str, ...]:
+    if len(run) == 1:
+        return (run,)
+    return (*_HAN_CHARACTER.findall(run), *map("".join, pairwise(run)))
+
+
+@lru_cache(maxsize=2**18)
+def _terms_of_word(language: str, word: str) -> tuple[str, ...]:
+    if len(word) < 2:
+        return ()
+    if word.isascii():
+        return _kept(_latin(language, word))
+    normalized = "".join(map(_decimal, unicodedata.normalize("NFKC", word).lower()))
+    terms: list[str] = []
+    for run in runs(normalized):  # compatibility forms may stand for several words, or for another script
+        terms += _unspaced_terms(run) if is_unspaced(run[0]) else _kept(_by_script(language, run))
+    return tuple(terms)
+
+
+def _kept(term: str) -> tuple[str, ...]:
+    return (term,) if len(term) >= 2 else ()
+
+
+def _by_script(language: str, word: str) -> str:
+    script = next((unicodedata.name(character, "").split(" ")[0] for character in word if character.isalpha()), "")
+    if script == "LATIN":
+        return _latin(language, word)
+    return _BY_SCRIPT[script](word) if script in _BY_SCRIPT else word
+
+
+def _latin(language: str, word: str) -> str:
+    """Return the term of a word in Latin letters; "" for a stop word."""
+    word = word if word.isascii() else word.replace("i\u0307", "i")  # the lower case of the Turkish capital
+    if language == "english":
+        word = _without_accents(word)
+        return "" if word in ENGLISH_STOP_WORDS else stem(language, word)
+    stemmed = stem(language, word)
+    return _without_accents(stemmed) if language in FOLDED else stemmed
+
+
+def _without_accents(word: str) -> str:
+    return word if word.isascii() else _without_marks(word).translate(_WITHOUT_ACCENTS)
+
+
+def _without_marks(word: str) -> str:
+    decomposed = unicodedata.normalize("NFD", word)
+    return unicodedata.normalize("NFC", "".join(c for c in decomposed if unicodedata.category(c) != "Mn"))
+
+
+def _cyrillic(word: str) -> str:
+    return stem("russian", word.replace("\u0301", "").replace("ё", "е"))
+
+
+def _greek(word: str) -> str:
+    return _without_marks(stem("greek", word))
+
+
+def _arabic(word: str) -> str:
+    return stem("arabic", _without_marks_alone(word).translate(_ARABIC_LETTERS)).translate(_ARABIC_FORMS)
+
+
+def _hebrew(word: str) -> str:
+    return _without_marks_alone(word).translate(_HEBREW_FINALS)
+
+
+def _without_marks_alone(word: str) -> str:
+    """Return a word without the marks that are characters of their own; composed letters are unchanged."""
+    return "".join(character for character in word if unicodedata.category(character) != "Mn")
+
+
+_BY_SCRIPT: dict[str, Callable[[str], str]] = {
+    "CYRILLIC": _cyrillic,
+    "GREEK": _greek,
+    "ARABIC": _arabic,
+    "HEBREW": _hebrew,
+    "DEVANAGARI": lambda word: stem("hindi", word),
+    "TAMIL": lambda word: stem("tamil", word),
+    "ARMENIAN": lambda word: stem("armenian", word),
+}
+
+
+def _decimal(character: str) -> str:
+    return str(unicodedata.decimal(character)) if not character.isascii() and character.isdecimal() else character
+
+
+@cache
+def _mark() -> re.Pattern[str]:
+    return re.compile(rf"(?![{UNSPACED}])[{marks()}]")
+
+
+@cache
+def _run_with_marks() -> re.Pattern[str]:
+    return re.compile(rf"[{UNSPACED}]+|{word_pattern().pattern}")
