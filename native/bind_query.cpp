@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "near_terms.hpp"
 #include "passages.hpp"
 #include "python_arrays.hpp"
 #include "python_record.hpp"
@@ -146,6 +147,20 @@ nb::tuple bind_split_words(nb::handle texts) {
     }
     return nb::make_tuple(words, to_numpy(std::move(lists.ids)), to_numpy(std::move(lists.indptr)),
                           nb::cast(lists.refused));
+}
+
+// Returns (positions, distances).
+nb::tuple bind_near_terms(nb::handle text, nb::handle indptr, const std::string& word, size_t distance, bool prefix) {
+    const Array bytes(text, "text", 1), starts(indptr, "indptr", 1);
+    const SortedTerms terms{bytes.span<uint8_t>(), starts.span<int64_t>()};
+    if (terms.indptr.size == 0) throw InvalidInput("indptr is empty");
+    if (distance > 255) throw InvalidInput("distance is above 255");
+    NearTerms near;
+    {
+        nb::gil_scoped_release released;
+        near = near_terms(terms, word, distance, prefix);
+    }
+    return nb::make_tuple(to_numpy(std::move(near.positions)), to_numpy(std::move(near.distances)));
 }
 
 nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size()); }
@@ -352,6 +367,7 @@ void bind_query(nb::module_& m) {
         .def("learn_words", &bind_learn_words)
         .def("find", &bind_find);
     m.def("split_words", &bind_split_words);
+    m.def("near_terms", &bind_near_terms);
     m.def("mean_rows", &bind_mean_rows, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg().noconvert());
 }

@@ -95,6 +95,28 @@ class Analyzer:
             raise InvalidInput(f"the {self.name!r} analyzer requires the query encoder's tokenizer")
         return [self._terms(check_text(text, f"text {i}").lower()) for i, text in enumerate(texts)]
 
+    def words(self, text: str) -> list[tuple[str, list[str]]]:
+        """Return the words of a text in order, each in lower case with its terms; together they are `terms` of it.
+
+        A run of Han characters, or of another unspaced script, is one word with several terms. A stop word has none.
+
+        Raises:
+            InvalidInput: the text is not a str, or the analyzer is "model" or "bag".
+        """
+        if self.name in OF_A_MODEL:
+            raise InvalidInput(f"the {self.name!r} analyzer has term ids of the model, not words")
+        text = check_text(text, "the text").lower()
+        if self.name in _AUTO_LANGUAGE:
+            cut = scripts.runs(text)
+        else:
+            cut = [m[0] for m in (_HAN_OR_WORD if self.name == "chinese" else _WORD).finditer(text)]
+        return [(word, self._terms(word)) for word in cut]
+
+    def plain(self, word: str) -> str:
+        """Return a word in the form in which its stem begins: in lower case, normalized, without accents if folded."""
+        language = _AUTO_LANGUAGE.get(self.name)
+        return word.lower() if language is None else scripts.plain(language, word.lower())
+
     def distinct_terms(self, texts: Sequence[str]) -> tuple[list[str], Ragged]:
         """Return the distinct terms of a batch, in no particular order, and each text's terms as indices into them.
 

@@ -81,8 +81,8 @@ def test_an_index_of_auto_stores_the_language_of_its_first_documents(tmp_path: P
     assert info.analyzer == "auto-german"
     with Index.open(tmp_path / "index") as index:
         searcher = Searcher(index)
-        for query, found in [("Gärten", "1"), ("Häuser", "1"), ("北京", "2"), ("大学", "2"), ("zebra", None)]:
-            assert [*searcher.search([query])["0"].doc_ids] == ([] if found is None else [found]), query
+        for query, expected in [("Gärten", "1"), ("Häuser", "1"), ("北京", "2"), ("大学", "2"), ("zebra", None)]:
+            assert [*searcher.search([query])["0"].doc_ids] == ([] if expected is None else [expected]), query
 
 
 @pytest.mark.parametrize("name", sorted({*analyzer_names()} - {*OF_A_MODEL}))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightir.index import Index, build_index, document_shards
-from lightir.search import Searcher
+from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Query
 
 DATA = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -36,7 +36,7 @@ def test_bm25_reaches_the_field_s_ndcg(tmp_path: Path, name: str, expected: floa
     queries = [Query(r["_id"], r["text"]) for r in records(DATA / name / "queries.jsonl.gz") if r["_id"] in judged]
     build_index(document_shards(documents), tmp_path / "index", progress=False)
     with Index.open(tmp_path / "index") as index:
-        run = Searcher(index).search(queries, 10)
+        run = Searcher(index).search(queries, 10, SearchOptions(typos=False))
     scores = {i: dict(zip(ranking.doc_ids, ranking.scores.tolist(), strict=True)) for i, ranking in run.items()}
     assert ir_measures.nDCG(cutoff=10).calc_aggregate(qrels, scores) == pytest.approx(expected, abs=0.0015)
 

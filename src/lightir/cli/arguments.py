@@ -246,11 +246,33 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
     from lightir.search import SearchOptions
     from lightir.search.language_model import parse_smoothing
 
-    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id")
+    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id", "typos", "as_you_type")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.tokens == OVERLAP:
         return SearchOptions(**given, overlap=True)
     return SearchOptions(**given, smoothing=parse_smoothing(args.tokens))
+
+
+def add_word_matching(parser: Arguments) -> None:
+    """Declare --no-typos, --as-you-type and --synonyms."""
+    parser.add_argument(
+        "--no-typos",
+        dest="typos",
+        action="store_false",
+        help="match words exactly (default: BM25 matches a word of 4 letters or more that no document has with words "
+        "one typo away, and one of 8 letters or more with words two typos away)",
+    )
+    parser.add_argument(
+        "--as-you-type",
+        action="store_true",
+        help="take the last word for the beginning of a word, as in a search box, unless a blank follows it",
+    )
+    parser.add_argument(
+        "--synonyms",
+        metavar="FILE",
+        help="file of synonyms for query words, one rule per line: 'tv, television', or 'laptop => notebook, portable "
+        "computer' to search the words on the right instead",
+    )
 
 
 def add_threads(parser: Arguments) -> None:

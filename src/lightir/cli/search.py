@@ -28,6 +28,7 @@ from lightir.cli.arguments import (
     add_task,
     add_threads,
     add_tokens,
+    add_word_matching,
     positive,
     search_options,
 )
@@ -47,6 +48,8 @@ EXAMPLES = """
   lightir search index "run a function every few seconds" -k 5 --explain
   lightir search index "run a function every few seconds" --doc-id threading.Timer
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
+  lightir search index "cordless tv" --synonyms synonyms.txt
+  lightir search index "vacc" --as-you-type
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
   lightir search shop "steel kettle" --facet brand --facet color:5 --sort price --offset 10
   lightir search shop "" --filter '{"price": {"lt": 20}}' --sort price:desc
@@ -153,6 +156,7 @@ def _add_ranking(group: Arguments) -> None:
         "whose normalization depends on the whole list)",
     )
     add_tokens(group)
+    add_word_matching(group)
     add_filter(group)
     add_task(group)
     add_query_encoder(group)
@@ -186,12 +190,14 @@ def run(args: argparse.Namespace) -> None:
     from lightir.query import CachedQueryEncoder
     from lightir.search import Searcher
     from lightir.search.through_model import LATE, needs_model
+    from lightir.words.synonyms import Synonyms
 
     if args.run_file not in (None, "-"):
         check_writable(args.run_file)
     late = args.mode == LATE
     options = search_options(argparse.Namespace(**{**vars(args), "mode": args.first_stage}) if late else args)
     encoder = CachedQueryEncoder.load(args.query_encoder) if args.query_encoder else None
+    synonyms = Synonyms.read(args.synonyms) if args.synonyms else None
     with (
         Index.open(args.index, skip_damaged=args.skip_damaged, exact=args.exact) as index,
         Demand(args.index) as demand,
@@ -205,6 +211,7 @@ def run(args: argparse.Namespace) -> None:
             searcher = load_model_search(index, args)
         else:
             searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+        searcher.synonyms = synonyms
         if args.run_file is not None:
             write_all(searcher, late_search, options, args)  # an experiment, which is no demand for pending documents
             return

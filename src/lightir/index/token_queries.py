@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,21 @@ class QueryTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Words that stand for a word of a query. They share the idf of the most frequent one.
+
+    Attributes:
+        word: word of the query.
+        terms: distinct terms.
+        factors: factor of each term's weight, above 0.
+    """
+
+    word: str
+    terms: tuple[str, ...]
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenQueries:
     """A batch of queries for the tokens branch.
 
@@ -40,11 +55,13 @@ class TokenQueries:
         vectors: one row per query over positions in terms. A weight is count x idf over the whole collection, the count
             alone, or for bags the weight by the query encoder.
         places: ids of the terms in the dictionary of each segment, -1 for a missing term.
+        words: term -> word of a query that the term is an alternative to.
     """
 
     terms: Sequence[str | int]
     vectors: SparseVectors
     places: Sequence[npt.NDArray[np.int64]]
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def of_segment(self, position: int) -> QueryTerms:
         """Return the queries over the term ids of one segment; terms that it lacks are omitted."""

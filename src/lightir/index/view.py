@@ -21,12 +21,14 @@ from lightir.index.index_record import checked_record
 from lightir.index.metadata_filters import Filter
 from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
+from lightir.index.segments.dictionary import SortedStrings
 from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
 from lightir.index.shared_property import shared_property
 from lightir.index.store import STORE_FILE, DocKeys, Store
-from lightir.index.token_queries import TokenQueries
+from lightir.index.token_queries import Alternatives, TokenQueries
+from lightir.index.word_dictionary import WordDictionary
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
 from lightir.types import BRANCHES, Branch, Document
 from lightir.vectors import SparseVectors, row_entries, row_starts
@@ -339,33 +341,71 @@ class View:
         keys = [live.segment.doc_keys[mask] for live, mask in zip(self.segments, masks, strict=True)]
         return np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
 
-    def token_queries(self, rows: Sequence[Sequence[str | int]], *, idfs: bool = True) -> TokenQueries:
+    def token_queries(
+        self,
+        rows: Sequence[Sequence[str | int]],
+        *,
+        idfs: bool = True,
+        alternatives: Sequence[Sequence[Alternatives]] = (),
+    ) -> TokenQueries:
         """Return analyzed queries for the tokens branch.
 
         Args:
             rows: the terms of each query: words, or term ids of the model.
             idfs: whether weights are count x idf, for BM25, or counts.
+            alternatives: further words of each query, for BM25; empty if no query has any. A term's weight is the sum
+                of its own and those that groups of alternatives give it: factor x idf of the group's most frequent one.
 
         Raises:
             InvalidInput: the index has no tokens branch.
         """
         self.require("tokens")
-        facts = {term: self._facts(term) for term in sorted({term for row in rows for term in row})}
+        groups = alternatives if any(alternatives) else [()] * len(rows)
+        others = {term for of_query in groups for group in of_query for term in group.terms}
+        facts = {term: self._facts(term) for term in sorted({term for row in rows for term in row} | others)}
         terms = [term for term, (df, _) in facts.items() if df]
         position_of = {term: position for position, term in enumerate(terms)}
         n_docs = len(self)
         factors = [idf(n_docs, facts[term][0]) if idfs else 1.0 for term in terms]
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
         counts = [sorted(Counter(position_of[term] for term in row if term in position_of).items()) for row in rows]
-        pairs = [pair for row in counts for pair in row]
+        weights = [[(position, count * factors[position]) for position, count in row] for row in counts]
+        for i, of_query in enumerate(groups):
+            if of_query:
+                weights[i] = self._with_alternatives(weights[i], of_query, position_of)
+        pairs = [pair for row in weights for pair in row]
         vectors = SparseVectors(
-            row_starts([len(row) for row in counts]),
+            row_starts([len(row) for row in weights]),
             np.array([position for position, _ in pairs], dtype=np.uint32),
-            np.array([count * factors[position] for position, count in pairs], dtype=np.float32),
+            np.array([weight for _, weight in pairs], dtype=np.float32),
             vocab_size=len(terms),
         )
+        words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
         ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, vectors, list(ids.T))
+        return TokenQueries(terms, vectors, list(ids.T), words)
+
+    def _with_alternatives(
+        self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]
+    ) -> list[tuple[int, float]]:
+        """Return a query's positions and weights with those of its alternatives added, by ascending position."""
+        weights = dict(row)
+        for group in groups:
+            shared = idf(len(self), max(self.frequency(term) for term in group.terms))
+            for term, factor in zip(group.terms, group.factors, strict=True):
+                if (position := position_of.get(term)) is not None:
+                    weights[position] = weights.get(position, 0.0) + factor * shared
+        return sorted(weights.items())
+
+    def frequency(self, term: str | int) -> int:
+        """Return the number of documents that have a term."""
+        return self._facts(term)[0]
+
+    @shared_property
+    def vocabulary(self) -> WordDictionary:
+        """The words of the tokens branch; none where its terms are the model's."""
+        segments = [live.segment for live in self.segments if live.segment.has("tokens")]
+        parts = [(segment.terms, segment.df) for segment in segments if not self.counts_model_terms]
+        return WordDictionary([(terms, df) for terms, df in parts if isinstance(terms, SortedStrings)])
 
     def pending_match(self, rows: Sequence[Sequence[str | int]]) -> bool:
         """Return whether a pending document may have a term of a query; True if there are too many to ask.

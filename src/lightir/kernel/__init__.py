@@ -368,6 +368,28 @@ def split_words(
     return _native.split_words(texts)
 
 
+def near_terms(
+    text: npt.NDArray[np.uint8], indptr: npt.NDArray[np.int64], word: str, *, distance: int, prefix: bool = False
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return the terms of a sorted dictionary that are near a word.
+
+    The distance is the number of characters to insert, delete, replace or swap with their neighbor, where no part of
+    the word is changed twice (optimal string alignment).
+
+    Args:
+        text: UTF-8 bytes of the terms.
+        indptr: (n + 1,) start of each term; terms ascend.
+        word: word to look for.
+        distance: maximum distance, up to 255.
+        prefix: whether the distance of a term is the smallest one of its prefixes.
+
+    Returns:
+        (m,) positions of the terms, ascending, and (m,) uint8 distances.
+    """
+    encoded = word.encode(errors="replace").decode()  # half of a surrogate pair is in no dictionary
+    return _native.near_terms(text, indptr, encoded, _count("distance", distance), prefix)
+
+
 def _count(name: str, value: int) -> int:
     value = _whole(name, value)
     if value < 0:

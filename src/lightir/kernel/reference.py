@@ -338,3 +338,24 @@ def split_words(
     ids = [positions.setdefault(word, len(positions)) for row in rows for word in row]
     indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return list(positions), np.array(ids, np.uint32), indptr, [i for i, text in enumerate(texts) if not text.isascii()]
+
+
+def near_terms(
+    terms: Sequence[str], word: str, *, distance: int, prefix: bool = False
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return the terms that are near a word, as `lightir.kernel.near_terms` does."""
+    ends = [range(len(term) + 1) if prefix else [len(term)] for term in terms]
+    distances = [min(edit_distance(word, term[:n]) for n in of_term) for term, of_term in zip(terms, ends, strict=True)]
+    near = [position for position, far in enumerate(distances) if far <= distance]
+    return np.array(near, np.int64), np.array([distances[position] for position in near], np.uint8)
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Return the optimal string alignment distance: insertions, deletions, replacements and swaps of neighbors."""
+    rows = [[max(i, j) if not i or not j else 0 for j in range(len(b) + 1)] for i in range(len(a) + 1)]
+    for i in range(1, len(a) + 1):
+        for j in range(1, len(b) + 1):
+            rows[i][j] = min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (a[i - 1] != b[j - 1]))
+            if i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]:
+                rows[i][j] = min(rows[i][j], rows[i - 2][j - 2] + 1)
+    return rows[len(a)][len(b)]

@@ -9,10 +9,12 @@ import numpy as np
 
 from lightir.errors import InvalidInput
 from lightir.index import TokenQueries, View, normalized
+from lightir.index.token_queries import Alternatives
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import EncodedQueries
 from lightir.search.language_model import Smoothing
 from lightir.search.plan import Plan
+from lightir.search.word_matching import EXACT_WORDS, WordMatching
 from lightir.text import check_text
 from lightir.types import Query
 from lightir.vectors import Floats, QueryEncoder, QueryVectors, SparseVectors
@@ -27,12 +29,14 @@ class QueryCoding:
         task: name of the encoder's table; None for its default.
         smoothing: language model of counted words; its queries' weights are counts. None for BM25 and bags.
         overlap: whether queries over bags have the weight 1 for each of their terms.
+        matching: how words match other words of the index by BM25.
     """
 
     encoder: QueryEncoder | None
     task: str | None
     smoothing: Smoothing | None
     overlap: bool = False
+    matching: WordMatching = EXACT_WORDS
 
     def encode(self, view: View, queries: Sequence[Query], chosen: Plan) -> EncodedQueries:
         """Encode a batch of queries for the branches of a plan over a view.
@@ -43,7 +47,7 @@ class QueryCoding:
         texts = [checked_text(query.query_id, query.text) for query in queries]
         by_tokens = "tokens" in chosen.searched
         by_words = by_tokens and not view.counts_model_terms
-        tokens = _word_queries(view, texts, idfs=self.smoothing is None) if by_words else None
+        tokens = self._word_queries(view, texts) if by_words else None
         if self.encoder is None or (chosen.branches == ("tokens",) and by_words):
             return EncodedQueries(len(texts), None, None, tokens, self.smoothing)
         vectors = self._vectors(self.encoder, texts)
@@ -53,6 +57,19 @@ class QueryCoding:
         if "sparse" in chosen.branches and vectors.sparse is None:
             raise InvalidInput("the query encoder has no sparse branch, but the mode searches it")
         return EncodedQueries(len(texts), dense, vectors.sparse, tokens, self.smoothing)
+
+    def _word_queries(self, view: View, texts: Sequence[str]) -> TokenQueries:
+        view.require("tokens")
+        rows, alternatives = self.words(view, texts)
+        return view.token_queries(rows, idfs=self.smoothing is None, alternatives=alternatives)
+
+    def words(self, view: View, texts: Sequence[str]) -> tuple[list[list[str]], list[list[Alternatives]]]:
+        """Return each query's terms, and the alternatives to its words."""
+        assert view.analyzer is not None  # the tokens branch is there
+        if self.matching == EXACT_WORDS:
+            return view.analyzer.terms(texts), []
+        expanded = [self.matching.expand(view, text) for text in texts]
+        return [row for row, _ in expanded], [groups for _, groups in expanded]
 
     def _vectors(self, encoder: QueryEncoder, texts: Sequence[str]) -> QueryVectors:
         """Return the queries' vectors; a query that holds only unknown terms has those of the empty query.
@@ -99,12 +116,6 @@ def weights_terms(encoder: QueryEncoder) -> bool:
 def checked_text(query_id: str, text: str) -> str:
     """Return a query's text; raise InvalidInput that names the query if it is no str."""
     return check_text(text, f"query {query_id!r}" if query_id else "the query")
-
-
-def _word_queries(view: View, texts: Sequence[str], *, idfs: bool) -> TokenQueries:
-    view.require("tokens")
-    assert view.analyzer is not None  # the branch is there
-    return view.token_queries(view.analyzer.terms(texts), idfs=idfs)
 
 
 def _fitting_dense(view: View, vectors: QueryVectors) -> Floats:

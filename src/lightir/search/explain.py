@@ -121,13 +121,22 @@ def make_hit(
     )
 
 
-def with_words(terms: Sequence[TermScore], query: str, analyzer: Analyzer) -> list[TermScore]:
-    """Return the terms, each stem with the query's first word for it: "memory" for "memori"."""
+def with_words(
+    terms: Sequence[TermScore], query: str, analyzer: Analyzer, alternatives: Mapping[str, str]
+) -> list[TermScore]:
+    """Return the terms, each stem with the query's first word for it: "memory" for "memori".
+
+    Args:
+        terms: matched terms.
+        query: text of the query.
+        analyzer: analyzer that made the terms of the query.
+        alternatives: term -> word of the query that it is an alternative to.
+    """
     words: dict[str, str] = {}
     for word in analyzer.occurrences(query, frozenset(term.term for term in terms)):
         for term in word.terms:
             words.setdefault(term, query[word.start : word.end])
-    given = [words.get(term.term, "") for term in terms]
+    given = [words.get(term.term, alternatives.get(term.term, "")) for term in terms]
     return [
         term if word.lower() in ("", term.term) else dataclasses.replace(term, word=word)
         for term, word in zip(terms, given, strict=True)

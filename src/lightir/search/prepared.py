@@ -147,6 +147,11 @@ class PreparedSearch:
         return prepared
 
     @property
+    def takes_texts(self) -> bool:
+        """Whether the kernel searches texts, so that they need not be encoded before."""
+        return self._bound.takes_texts
+
+    @property
     def depth(self) -> int:
         """Number of documents that each branch gives to the fusion."""
         return self._bound.depth if self.options.depth is None else self.options.depth
@@ -279,9 +284,10 @@ class PreparedSearch:
         """Whether no query has a word of a pending document, so that `BoundPlan.encoded` ranks as the plan does."""
         if self._bound.encoded is None:
             return False
-        assert self.view.analyzer is not None  # the tokens branch is there
         _check_texts(query_ids, texts)
-        return not self.view.pending_match(self.view.analyzer.terms(texts))
+        rows, groups = self._bound.coding.words(self.view, texts)
+        others = [term for of_query in groups for group in of_query for term in group.terms]
+        return not self.view.pending_match([*rows, others])
 
     @property
     def _allowed(self) -> list[Allowed] | None:

@@ -51,6 +51,10 @@ class SearchOptions:
         exclude_same_id: leave out documents whose id is the query's (ArguAna, Quora).
         smoothing: score the tokens branch by a language model of counted words instead of BM25, see
             lightir.search.word_likelihood.
+        typos: match words within a small edit distance of a query word that no document has, see
+            lightir.search.word_matching. For BM25 over words; other tokens branches ignore it.
+        as_you_type: take the last word for the beginning of a word, unless a blank follows it. Requires BM25 over
+            words.
         overlap: score bags of tokens by the number of terms that they share with the query, <V_BoT(q), V_BoT(d)>,
             without the encoder's weights.
 
@@ -68,6 +72,8 @@ class SearchOptions:
     exclude_same_id: bool = False
     smoothing: Smoothing | None = None
     overlap: bool = False
+    typos: bool = True
+    as_you_type: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is not None:

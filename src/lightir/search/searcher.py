@@ -26,8 +26,10 @@ from lightir.search.prepared import BoundPlan, PreparedSearch, bind
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, is_count
 from lightir.search.snippets import full_texts, snippets
 from lightir.search.through_model import branch_mode
+from lightir.search.word_matching import EXACT_WORDS, WordMatching
 from lightir.types import Branch, Hit, Query, Run, TermScore, require_list
 from lightir.vectors import QueryEncoder
+from lightir.words.synonyms import Synonyms, SynonymTable
 
 MAX_BOUND_PLANS = 64
 """Maximum number of plans cached per view."""
@@ -48,6 +50,7 @@ class Searcher:
         task: str | None = None,
         threads: int = 1,
         demand: Demand | None = None,
+        synonyms: Synonyms | None = None,
     ) -> None:
         """Put an index and a query encoder together.
 
@@ -57,6 +60,7 @@ class Searcher:
             task: name of the encoder's table; None for its default.
             threads: maximum number of threads per search.
             demand: counts pending documents that rank high, so that a worker encodes those first; None to count none.
+            synonyms: synonyms of query words, see `Synonyms.read`; None for none. Set `synonyms` to change them.
 
         Raises:
             ContractMismatch: the encoder is of another model than the index.
@@ -73,12 +77,23 @@ class Searcher:
         self.task = task
         self.threads = threads
         self.demand = demand
+        self._synonyms = synonyms
         if self.encoder is not None:
             _require_fit(index.contract, self.encoder)
         elif task is not None:
             raise InvalidInput(
                 f"task {task!r} names a query table, but there is no query encoder: the index has BM25 only"
             )
+
+    @property
+    def synonyms(self) -> Synonyms | None:
+        """Synonyms of query words; setting them changes later searches."""
+        return self._synonyms
+
+    @synonyms.setter
+    def synonyms(self, synonyms: Synonyms | None) -> None:
+        self._synonyms = synonyms
+        self._number = next(_NUMBERS)  # plans that views keep have the former ones
 
     def prepare(self, options: SearchOptions = DEFAULT_OPTIONS) -> PreparedSearch:
         """Bind options to the index's present view, for any number of searches of it.
@@ -91,10 +106,12 @@ class Searcher:
         """
         view = self.index.view
         weights = None if options.weights is None else tuple(options.weights.items())
-        key = self._number, options.mode, options.fusion, weights, options.smoothing, options.overlap
+        words = options.smoothing, options.overlap, options.typos, options.as_you_type
+        key = self._number, options.mode, options.fusion, weights, words
         bound: BoundPlan | None = view.prepared.get(key)
         if bound is None:
-            coding = QueryCoding(self.encoder, self.task, options.smoothing, options.overlap)
+            matching = self._word_matching(view, options)
+            coding = QueryCoding(self.encoder, self.task, options.smoothing, options.overlap, matching)
             bound = bind(view, self._plan(view, options), coding)
             if len(view.prepared) >= MAX_BOUND_PLANS:
                 view.prepared.clear()
@@ -151,9 +168,9 @@ class Searcher:
             InvalidInput: bad arguments, a branch that the index lacks, a malformed filter.
         """
         prepared, asked = self.prepare(options), [Query("", query)]
-        encoded = prepared.encode(asked) if explain else None
+        encoded = prepared.encode(asked) if explain or not prepared.takes_texts else None
         (candidates,) = prepared.rank(asked, k, encoded=encoded)
-        return self._hits(query, candidates, prepared, explained_by=encoded, full_text=full_text)
+        return self._hits(query, candidates, prepared, encoded, explain=explain, full_text=full_text)
 
     def page(
         self,
@@ -186,7 +203,7 @@ class Searcher:
         encoded = None if is_empty else prepared.encode([Query("", query)])
         search = PageSearch(prepared, encoded, page)
         shown = search.shown()
-        hits = self._hits(query, shown, prepared, explained_by=encoded if explain else None, full_text=full_text)
+        hits = self._hits(query, shown, prepared, encoded, explain=explain, full_text=full_text)
         return Page(hits, len(search.matches), search.facets())
 
     def _hits(
@@ -194,23 +211,26 @@ class Searcher:
         query: str,
         candidates: Candidates,
         prepared: PreparedSearch,
+        encoded: EncodedQueries | None,
         *,
-        explained_by: EncodedQueries | None,
+        explain: bool,
         full_text: bool,
     ) -> list[Hit]:
-        """Return candidates as hits; with the encoded query also their matched terms."""
+        """Return candidates as hits, on demand with their matched terms, which require the encoded query."""
         view = prepared.view
         if self.demand is not None:
             self.demand.note(view, candidates.doc_ords[:DEMAND_TOP])
-        searched = None if explained_by is None else prepared.branches(explained_by)
+        searched = prepared.branches(encoded) if encoded is not None and explain else None
         analyzer = self._snippet_analyzer(view)
         hits = []
         documents = view.documents(view.doc_ids(candidates.doc_ords))
-        passages = (full_texts if full_text else snippets)([document.text for document in documents], query, analyzer)
+        shown = full_texts if full_text else snippets
+        words = {} if encoded is None or encoded.tokens is None else encoded.tokens.words
+        passages = shown([document.text for document in documents], query, analyzer, also=words)
         for i, (document, passage) in enumerate(zip(documents, passages, strict=True)):
             doc_ord = int(candidates.doc_ords[i])
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
-            worded = with_words(terms, query, analyzer) if terms else []
+            worded = with_words(terms, query, analyzer, words) if terms else []
             pending = bool(view.waits[doc_ord])
             hits.append(make_hit(document, candidates.take(slice(i, i + 1)), passage, worded, pending=pending))
         return hits
@@ -258,6 +278,17 @@ class Searcher:
             for candidates in prepared.rank_encoded(prepared.encode(batch), request):
                 yield prepared.view.doc_ids(candidates.doc_ords), candidates
 
+    def _word_matching(self, view: View, options: SearchOptions) -> WordMatching:
+        counted = view.analyzer is not None and not view.counts_model_terms and options.smoothing is None
+        if not counted and (options.as_you_type or self._synonyms is not None):
+            asked = "search as you type" if options.as_you_type else "a search with synonyms"
+            raise InvalidInput(f"{asked} needs BM25 over words; {self.index.folder} is searched without")
+        if not counted:
+            return EXACT_WORDS
+        assert view.analyzer is not None
+        table = None if self._synonyms is None else SynonymTable(self._synonyms, view.analyzer.terms)
+        return WordMatching(options.typos, options.as_you_type, table)
+
     def _plan(self, view: View, options: SearchOptions) -> Plan:
         smoothing = options.smoothing
         if options.overlap and not self.index.holds_bags:
@@ -293,7 +324,9 @@ class Searcher:
         for branch in scoring:
             if branch != "dense":
                 scored = self._branch_terms(branch, doc_ord, searched)
-                terms[branch] = with_words(scored, query, self._snippet_analyzer(view))
+                tokens = searched.encoded.tokens
+                words = {} if tokens is None else tokens.words
+                terms[branch] = with_words(scored, query, self._snippet_analyzer(view), words)
         if "dense" in scoring and isinstance(self.encoder, CachedQueryEncoder):
             terms["dense"] = dense_terms(self.encoder, view, query, doc_ord, task=self.task)
         return terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,15 +36,27 @@ def snippet(text: str, query: str, analyzer: Analyzer, *, length: int = SNIPPET_
 
 
 def snippets(
-    texts: Sequence[str], query: str, analyzer: Analyzer, *, length: int = SNIPPET_CHARACTERS
+    texts: Sequence[str],
+    query: str,
+    analyzer: Analyzer,
+    *,
+    length: int = SNIPPET_CHARACTERS,
+    also: Iterable[str] = (),
 ) -> list[Snippet]:
     """Return the best passage of each text: about `length` characters with the most different query terms.
 
     Ties go to the earliest passage. Terms match as they do in the index: stems match stems, and Chinese matches by
     characters and pairs. Without a match in the first SEARCHED_CHARACTERS the passage is the beginning of the text. The
     kernel scans the text, and each word is analyzed once in a process.
+
+    Args:
+        texts: texts of documents.
+        query: text of the query.
+        analyzer: analyzer of the index.
+        length: maximum number of characters of a snippet.
+        also: terms that match too, such as those that a misspelled word stands for.
     """
-    wanted = list(dict.fromkeys(analyzer.terms([query])[0]))
+    wanted = list(dict.fromkeys([*analyzer.terms([query])[0], *also]))
     finder = _finder(analyzer)
     shown = []
     for text in texts:
@@ -59,9 +71,9 @@ def snippets(
     return shown
 
 
-def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer) -> list[Snippet]:
+def full_texts(texts: Sequence[str], query: str, analyzer: Analyzer, *, also: Iterable[str] = ()) -> list[Snippet]:
     """Return whole texts, unchanged, with the matches of a query; terms match as in `snippets`."""
-    wanted = frozenset(analyzer.terms([query])[0])
+    wanted = frozenset([*analyzer.terms([query])[0], *also])
     shown = []
     for text in texts:
         matches = analyzer.occurrences(text, wanted) if wanted else []

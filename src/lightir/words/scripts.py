@@ -85,6 +85,14 @@ def terms_of_run(language: str, run: str) -> tuple[str, ...]:
     return _unspaced_terms(run) if is_unspaced(run[0]) else _terms_of_word(language, run)
 
 
+def plain(language: str, word: str) -> str:
+    """Return a word without marks that its term lacks, but not stemmed."""
+    word = _normalized(word)
+    if language in FOLDED or "LATIN" not in unicodedata.name(word[:1] or " "):
+        word = _without_accents(_without_marks_alone(word))
+    return word.translate(_ARABIC_LETTERS).translate(_ARABIC_FORMS).translate(_HEBREW_FINALS).replace("ё", "е")
+
+
 def _unspaced_terms(run: str) -> tuple[str, ...]:
     if len(run) == 1:
         return (run,)
@@ -97,11 +105,14 @@ def _terms_of_word(language: str, word: str) -> tuple[str, ...]:
         return ()
     if word.isascii():
         return _kept(_latin(language, word))
-    normalized = "".join(map(_decimal, unicodedata.normalize("NFKC", word).lower()))
     terms: list[str] = []
-    for run in runs(normalized):  # compatibility forms may stand for several words, or for another script
+    for run in runs(_normalized(word)):  # compatibility forms may stand for several words, or for another script
         terms += _unspaced_terms(run) if is_unspaced(run[0]) else _kept(_by_script(language, run))
     return tuple(terms)
+
+
+def _normalized(word: str) -> str:
+    return "".join(map(_decimal, unicodedata.normalize("NFKC", word).lower()))
 
 
 def _kept(term: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class SortedStrings:
 
     def __getitem__(self, position: int) -> str:
         try:
-            return self._bytes(position).decode()
+            return self.raw(position).decode()
         except UnicodeDecodeError:
             raise FormatError("a stored string is not UTF-8; `lightir verify` names the damaged file") from None
 
@@ -42,7 +42,7 @@ class SortedStrings:
 
     def ends(self) -> tuple[bytes, bytes]:
         """Return the first and the last string in UTF-8; there must be at least one."""
-        return self._bytes(0), self._bytes(len(self) - 1)
+        return self.raw(0), self.raw(len(self) - 1)
 
     def select(self, kept: npt.NDArray[np.bool_]) -> list[str]:
         """Return the strings that a mask keeps."""
@@ -51,14 +51,15 @@ class SortedStrings:
     def find(self, string: str) -> int | None:
         """Return the position of a string, or None."""
         wanted = string.encode(errors="surrogatepass")
-        position = bisect_left(range(len(self)), wanted, key=self._bytes)
-        return position if position < len(self) and self._bytes(position) == wanted else None
+        position = bisect_left(range(len(self)), wanted, key=self.raw)
+        return position if position < len(self) and self.raw(position) == wanted else None
 
     def first_above(self, string: str) -> int:
         """Return the position of the first string above another one; the length if there is none."""
-        return bisect_right(range(len(self)), string.encode(errors="surrogatepass"), key=self._bytes)
+        return bisect_right(range(len(self)), string.encode(errors="surrogatepass"), key=self.raw)
 
-    def _bytes(self, position: int) -> bytes:
+    def raw(self, position: int) -> bytes:
+        """Return a string in UTF-8."""
         return bytes(self._text[self._indptr[position] : self._indptr[position + 1]])
 
 

@@ -1,0 +1,83 @@
+"""The words of a view: all dictionaries of its tokens branch, for words that are misspelled or still being typed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lightir import kernel
+from lightir.index.segments.dictionary import SortedStrings
+
+Frequencies = npt.NDArray[np.uint32]
+
+
+class WordDictionary:
+    """The words of several dictionaries, with their document frequencies, which count deleted documents too."""
+
+    def __init__(self, parts: Sequence[tuple[SortedStrings, Frequencies]]) -> None:
+        """Wrap dictionaries.
+
+        Args:
+            parts: the words of each segment, and their (n,) document frequencies.
+        """
+        self._parts = parts
+
+    def near(self, word: str, *, distance: int) -> dict[str, int]:
+        """Return the words within an edit distance (`lightir.kernel.near_terms`), each with its distance."""
+        distances: dict[str, int] = {}
+        for terms, _ in self._parts:
+            positions, far = kernel.near_terms(*terms.arrays, word, distance=distance)
+            distances |= {terms[i]: n for i, n in zip(positions.tolist(), far.tolist(), strict=True)}
+        return distances
+
+    def frequency(self, word: str) -> int:
+        """Return the number of documents that have a word."""
+        positions = [(terms.find(word), df) for terms, df in self._parts]
+        return sum(int(df[position]) for position, df in positions if position is not None)
+
+    def completions(self, prefix: str, k: int) -> list[str]:
+        """Return the k most frequent words that begin with a prefix and are longer; ties go to the smaller word.
+
+        Each dictionary gives its most frequent words. As long as a word that none of them gave could be among the k
+        best, because the frequencies of their last ones add up to that of the k-th best or more, each gives twice as
+        many.
+        """
+        spans = [_span(terms, prefix) for terms, _ in self._parts]
+        if len(self._parts) == 1:
+            ((terms, df),), ((start, end),) = self._parts, spans
+            return [terms[start + i] for i in _most_frequent(df[start:end], k).tolist()]
+        asked = k
+        while True:
+            given: set[str] = set()
+            unseen = 0  # upper bound of the frequency of a word that no dictionary gave
+            for (terms, df), (start, end) in zip(self._parts, spans, strict=True):
+                positions = _most_frequent(df[start:end], asked)
+                given.update(terms[start + i] for i in positions.tolist())
+                unseen += int(df[start + positions[-1]]) if len(positions) < end - start else 0
+            frequencies = Counter({word: self.frequency(word) for word in given})
+            best = sorted(given, key=lambda word: (-frequencies[word], word))[:k]
+            if not unseen or (len(best) == k and frequencies[best[-1]] > unseen):
+                return best
+            asked *= 2
+
+
+def _span(terms: SortedStrings, prefix: str) -> tuple[int, int]:
+    """Return the start and end of the words that begin with a prefix and are longer."""
+    wanted = prefix.encode(errors="surrogatepass")
+    start = bisect_left(range(len(terms)), wanted + b"\0", key=terms.raw)
+    return start, bisect_left(range(len(terms)), wanted + b"\xff", lo=start, key=terms.raw)
+
+
+def _most_frequent(df: Frequencies, k: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the k largest frequencies, largest first; ties go to the smaller position."""
+    if len(df) > k:
+        least = np.partition(df, len(df) - k)[len(df) - k]
+        above = np.flatnonzero(df > least)
+        chosen = np.concatenate([above, np.flatnonzero(df == least)[: k - len(above)]])
+    else:
+        chosen = np.arange(len(df))
+    return chosen[np.argsort(-df[chosen].astype(np.int64), kind="stable")]
