@@ -78,3 +78,27 @@ def test_log_messages_are_printed_once_to_stderr(capsys):
     captured = capsys.readouterr()
     assert captured.err == "step 3: 0.50\n"
     assert captured.out == ""
+
+
+def test_characters_of_writing_direction_are_shown():
+    assert terminal.printable("safe\u202eexe.txt\u2066") == "safe\\u202eexe.txt\\u2066"
+
+
+@pytest.mark.parametrize("columns", [20, 21, 33])
+def test_wide_and_combining_characters_count_as_the_columns_that_they_take(monkeypatch, columns):
+    monkeypatch.setattr(terminal, "output_width", lambda: columns)
+    assert [terminal.display_width(text) for text in ("ab", "北京", "e\u0301", "ｱ", "")] == [2, 4, 1, 1, 0]
+    for text in ("我爱北京天安门" * 9, "one 北京 two " * 9, "e\u0301" * 70, "no blanks" * 20):
+        for line in terminal.wrap(text).split("\n"):
+            assert columns - 12 <= terminal.display_width(line) <= columns
+        for shown in (terminal.shorten(text, columns), terminal.shorten_front(text, columns)):
+            assert columns - 4 <= terminal.display_width(shown) <= columns
+    table = terminal.format_table([["name", "n"], ["北京", "1"], ["ab", "20"]])
+    assert {terminal.display_width(line) for line in table.split("\n")} == {10}
+
+
+def test_a_wrapped_text_has_two_lines_and_says_that_it_goes_on(monkeypatch):
+    monkeypatch.setattr(terminal, "output_width", lambda: 12)
+    assert terminal.wrap("some short words", indent="  ") == "  some short\n  words"
+    assert terminal.wrap("some short words that go on") == "some short\nwords that …"
+    assert terminal.wrap("") == ""

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
@@ -21,6 +21,7 @@ from lightir.errors import InvalidInput
 
 MAX_WIDTH = 110
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_DIRECTION = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # reorder or break the text that follows
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 BOLD, DIM, CYAN, YELLOW = "1", "2", "36", "33"
 
@@ -71,8 +72,33 @@ def _is_utf8(stream: TextIO) -> bool:
 
 
 def printable(text: str) -> str:
-    """Replace control characters by U+FFFD, so that a document's text cannot control the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Replace control characters by U+FFFD, and those of writing direction by escapes such as \\u202e.
+
+    So a document's text can neither control the terminal nor reorder what is printed.
+    """
+    shown = _DIRECTION.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", shown)
+
+
+def display_width(text: str) -> int:
+    """Return the number of terminal columns of a text: 2 for wide characters, 0 for combining ones."""
+    return sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _n_fitting(text: str, columns: int) -> int:
+    """Return how many of the first characters fit into the columns."""
+    used = 0
+    for position, character in enumerate(text):
+        used += _columns(character)
+        if used > columns:
+            return position
+    return len(text)
 
 
 def output_width() -> int:
@@ -109,32 +135,45 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def shorten(text: str, columns: int) -> str:
-    """Shorten a text to one line of at most `columns` characters, ending in an ellipsis if cut."""
+    """Shorten a text to one line of at most `columns` columns, ending in an ellipsis if cut."""
     line = printable(" ".join(text.split()))
-    return line if len(line) <= columns else f"{line[: max(columns - 1, 0)].rstrip()}…"
+    return line if display_width(line) <= columns else f"{line[: _n_fitting(line, columns - 1)].rstrip()}…"
 
 
 def shorten_front(text: str, columns: int) -> str:
-    """Shorten a text to at most `columns` characters, keeping its end, which identifies a dotted name."""
+    """Shorten a text to at most `columns` columns, keeping its end, which identifies a dotted name."""
     line = printable(text)
-    return line if len(line) <= columns else f"…{line[len(line) - columns + 1 :]}"
+    return line if display_width(line) <= columns else f"…{line[len(line) - _n_fitting(line[::-1], columns - 1) :]}"
 
 
 def wrap(text: str, *, indent: str = "") -> str:
     """Wrap a text to at most two indented lines."""
-    filled = textwrap.wrap(
-        printable(" ".join(text.split())), output_width() - len(indent), max_lines=2, placeholder=" …"
-    )
-    return "\n".join(f"{indent}{line}" for line in filled)
+    columns = output_width() - len(indent)
+    first, rest = _broken(printable(" ".join(text.split())), columns)
+    second, more = _broken(rest, columns)
+    if more:
+        second = f"{_broken(rest, columns - 2)[0]} …"
+    return "\n".join(f"{indent}{line}" for line in (first, second) if line)
+
+
+def _broken(line: str, columns: int) -> tuple[str, str]:
+    """Break a line that is too wide, at a blank if there is one; the second part is "" if the line fits."""
+    n_fitting = _n_fitting(line, columns)
+    if n_fitting == len(line):
+        return line, ""
+    blank = line.rfind(" ", 0, n_fitting + 1)
+    end = blank if blank > 0 else max(n_fitting, 1)
+    return line[:end], line[end:].lstrip()
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as indented columns, the first left-aligned and the others right-aligned; row 0 is the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(display_width(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
+        blanks = [" " * (size - display_width(cell)) for cell, size in zip(row, widths, strict=True)]
+        cells = [blank + cell for cell, blank in zip(row, blanks, strict=True)]
+        cells[0] = row[0] + blanks[0]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)
 
