@@ -314,14 +314,18 @@ def require_same_documents(a: Contract, b: Contract, *, names: tuple[str, str]) 
         names: names of their owners for the message ("the index", "the query encoder").
 
     Raises:
-        ContractMismatch: the message has every differing field with both values.
+        ContractMismatch: the message begins with both models if they differ, and has every differing field with both
+            values.
     """
     left, right = to_json(a), to_json(b)
     right["backbone"]["address"] = left["backbone"]["address"]  # the hashes identify the backbone, wherever it lies
     different = [difference for side in DOCUMENT_SIDE for difference in differences(side, left[side], right[side])]
     if different:
         listed = "; ".join(f"{path} is {x!r} in {names[0]} but {y!r} in {names[1]}" for path, x, y in different)
-        raise ContractMismatch(f"{names[0]} and {names[1]} do not match: {listed}")
+        problem = f"{names[0]} and {names[1]} do not match"
+        if a.backbone.weights_hash != b.backbone.weights_hash and a.backbone.address != b.backbone.address:
+            problem = f"{names[0]} was made with {a.backbone.address}, but {names[1]} with {b.backbone.address}"
+        raise ContractMismatch(f"{problem}: {listed}")
 
 
 def hash_arrays(*arrays: npt.NDArray[Any]) -> str:

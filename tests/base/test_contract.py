@@ -66,6 +66,17 @@ def test_a_mismatch_names_the_field_and_both_values() -> None:
     message = str(caught.value)
     assert "document.max_tokens is 512 in the index but 64 in the query encoder" in message
     assert "sparse" in message
+    assert message.startswith("the index and the query encoder do not match: ")
+
+
+def test_a_mismatch_of_models_begins_with_their_names() -> None:
+    one = make_contract()
+    backbone = dataclasses.replace(one.backbone, address="pypi:other", weights_hash="0")
+    other = dataclasses.replace(one, backbone=backbone)
+    with pytest.raises(ContractMismatch) as caught:
+        require_same_documents(one, other, names=("the index", "the model"))
+    expected = f"the index was made with {one.backbone.address}, but the model with pypi:other: backbone.weights_hash"
+    assert str(caught.value).startswith(expected)
 
 
 def test_contracts_that_differ_in_the_query_alone_belong_together() -> None:

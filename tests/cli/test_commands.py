@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from lightir.cli import doctor
 from lightir.cli.app import COMMANDS, build_parser, command_parsers, load_command, main
+from lightir.cli.train import describe_losses
 from lightir.index import Index, IndexWriter
 from lightir.types import Document
 
@@ -134,7 +135,7 @@ def test_misuse_is_exit_code_2(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serach", "i"], "did you mean search?"),
+        (["serach", "i"], "lightir: error: argument COMMAND: invalid choice: 'serach'; did you mean search?\n"),
         (
             ["search", "i", "q", "--modes", "x"],
             "lightir search: error: unrecognized arguments: --modes x; did you mean --mode?",
@@ -157,8 +158,24 @@ def test_a_misspelled_word_gets_a_suggestion(arguments, message, capsys):
     assert stop.value.code == 2
     shown = capsys.readouterr().err
     assert message in shown
-    if arguments[0] == "search":
-        assert "usage: lightir search" in shown
+    assert ("usage: lightir" in shown) == ("did you mean" not in shown)  # the correction says all
+
+
+def test_a_search_without_a_query_says_that_it_is_missing(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["search", "shop"])
+    assert stop.value.code == 2
+    assert 'the query is missing: lightir search shop "your question"' in capsys.readouterr().err
+
+
+def test_train_says_how_the_loss_fell_and_where_the_curves_are(tmp_path):
+    log = tmp_path / "training" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text('{"step": 1, "loss": 3.5}\n{"step": 1, "development": {"mean": 0.5}}\n{"step": 2, "loss": 1.25}\n')
+    told = f"loss 3.5 in the first step and 1.25 in the last; every step is in {log}"
+    assert describe_losses(tmp_path) == told
+    (log.parent / "tensorboard").mkdir()
+    assert describe_losses(tmp_path) == f"{told}, curves for TensorBoard in {log.parent / 'tensorboard'}"
 
 
 def test_options_may_come_between_positional_arguments(bm25_index, capsys):

@@ -117,9 +117,13 @@ class _Parser(argparse.ArgumentParser):
             self._mixing = False
 
     def error(self, message: str) -> NoReturn:
-        """Exit with argparse's message, plus the nearest choice if the message lists choices."""
-        if choices := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            message += terminal.suggest(choices[1], re.findall(r"[^\s',]+", choices[2]))
+        """Exit with argparse's message, and the usage; for a misspelled word with its correction alone."""
+        if choices := re.search(r" \(choose from (.*)\)$", message):
+            word = re.search(r"invalid choice: '(.*)'$", message[: choices.start()])
+            if word and (hint := terminal.suggest(word[1], re.findall(r"[^\s',]+", choices[1]))):
+                message = f"{message[: choices.start()]}{hint}"
+        if "; did you mean " in message:
+            self.exit(MISUSED, f"{self.prog}: error: {message}\n")
         super().error(message)
 
 

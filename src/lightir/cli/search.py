@@ -172,8 +172,10 @@ def _add_ranking(group: Arguments) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search the queries and print the hits or write the run."""
-    if (args.query is None) == (args.queries is None):
-        args.parser.error("expected exactly one of QUERY and --queries")
+    if args.query is None and args.queries is None:
+        args.parser.error(f'the query is missing: lightir search {args.index} "your question" (or --queries FILE)')
+    if args.query is not None and args.queries is not None:
+        args.parser.error("QUERY and --queries exclude each other")
     if args.run_file is not None and args.queries is None:
         args.parser.error("--run requires --queries")
     if args.split is not None and args.queries is None:

@@ -7,6 +7,7 @@ command with --resume continues from it.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from lightir.cli.arguments import add_device, add_json, add_limits
@@ -63,4 +64,14 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json({"model": str(model)})
     else:
-        print_status(f"model written to {model}\nnext: {kind.after.format(model=model)}")
+        print_status(f"{describe_losses(model)}\nmodel written to {model}\nnext: {kind.after.format(model=model)}")
+
+
+def describe_losses(model: Path) -> str:
+    """Describe in one line how the loss of a run fell, and where its curves are."""
+    log = model / "training" / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    losses = [record["loss"] for record in records if "loss" in record]
+    steps = f"loss {losses[0]:.4g} in the first step and {losses[-1]:.4g} in the last; " if losses else ""
+    curves = log.with_name("tensorboard")
+    return f"{steps}every step is in {log}" + (f", curves for TensorBoard in {curves}" if curves.is_dir() else "")
