@@ -17,6 +17,7 @@ from lightir.errors import InvalidInput
 from lightir.index import Field, Index, IndexOptions, IndexWriter, Schema, build_index, document_shards
 from lightir.index.segments.columns import least
 from lightir.search import Page, PageOptions, Searcher, SearchOptions
+from lightir.shards import Shard
 from lightir.types import Document
 from small_collections import animal_shard, word_contract, word_table, write_folder
 
@@ -195,6 +196,21 @@ def test_vector_branches_match_the_documents_of_their_lists(mode: str, depth: in
         assert whole.hits == hits
         parts = [searcher.page(query, PageOptions(i, 2), SearchOptions(mode=mode)).hits for i in range(0, 10, 2)]
         assert [hit.doc_id for hit in itertools.chain(*parts)] == [hit.doc_id for hit in hits]
+
+
+@pytest.mark.parametrize("mode", [None, "dense", "tokens", "dense+tokens"])
+def test_pages_of_pending_documents_are_parts_of_the_hits(mode: str | None, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "q", word_contract(), {"": {"embeddings": word_table()}})
+    waiting = [Document(f"w{i}", text) for i, text in enumerate(["cat", "a well", "the dog at the well", "nothing"])]
+    build_index([animal_shard(), Shard(waiting, None, None)], tmp_path / "i", query_encoder=folder, progress=False)
+    with Index.open(tmp_path / "i") as index:
+        searcher, options = Searcher(index), SearchOptions(mode=mode)
+        assert index.view.n_pending == 4
+        for query in ("cat well", "dog", "nothing"):
+            hits = searcher.hits(query, 100, options)
+            pages = [searcher.page(query, PageOptions(offset, 2), options) for offset in range(0, 20, 2)]
+            assert [hit for page in pages for hit in page.hits] == hits
+            assert {page.total for page in pages} == {len(hits)}
 
 
 @pytest.mark.parametrize(

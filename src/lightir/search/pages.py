@@ -130,9 +130,11 @@ class PageSearch:
         masks = self._prepared.selectable()
         if self._encoded is None or self._ranking is None:
             return masks
-        searched = self._prepared.branches(self._encoded)
-        if "tokens" in self._prepared.plan.searched:
+        plan, searched = self._prepared.plan, self._prepared.branches(self._encoded)
+        if "tokens" in plan.searched:
             masks = [mask & contains for mask, contains in zip(masks, searched.containing(), strict=True)]
+            if plan.ranks_by_tokens:  # the tokens branch finds pending documents alone
+                masks = [m & live.segment.pending for m, live in zip(masks, self._prepared.view.segments, strict=True)]
         else:
             masks = [np.zeros_like(mask) for mask in masks]
         at, rows = self._prepared.view.locate(self._ranking.doc_ords)
