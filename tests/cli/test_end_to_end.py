@@ -184,6 +184,22 @@ def test_the_demo_encodes_once(model, tmp_path, monkeypatch, capsys):
     assert "reusing" in shown.err
 
 
+def test_the_demo_takes_a_folder_and_asks_for_its_titles(model, tmp_path, capsys):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for i in range(7):
+        (notes / f"{i}.md").write_text(f"# Kettle number {i}\n\nIt boils water." if i else "without a title " * 5)
+    arguments = ["demo", str(notes), "--model", str(model), "--dir", str(tmp_path / "demo"), "--json"]
+    assert main(arguments) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output["documents"] == 7
+    queries = [answer["hybrid"]["query"] for answer in output["questions"]]
+    assert queries == ["without a title without a title without a", "Kettle number 3", "Kettle number 6"]
+    (tmp_path / "empty.jsonl").touch()
+    assert main(["demo", str(tmp_path / "empty.jsonl"), "--model", str(model), "--dir", str(tmp_path / "demo")]) == 1
+    assert "the files contain no documents" in capsys.readouterr().err
+
+
 def test_the_first_example_searches_in_seven_lines(model, tmp_path, monkeypatch, capsys):
     script = ROOT / "examples" / "first_search.py"
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""Encode, index and search the documentation of the running Python: several thousand texts, a minute or two.
+"""Encode, index and search your files, or without any the documentation of the running Python.
+
+That documentation has several thousand texts, which take a minute or two.
 
 A second run reuses the vectors and the index of the first one, as long as documents and model are the same.
 """
@@ -14,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightir.cli.arguments import add_json
+from lightir.cli.arguments import CORPUS_HELP, add_json
 from lightir.cli.pipeline import encode_documents, index_vectors
 from lightir.cli.results import result_json, terms_line
 from lightir.cli.terminal import (
@@ -31,16 +33,17 @@ from lightir.cli.terminal import (
     shorten,
     shorten_front,
 )
-from lightir.errors import NotFound
+from lightir.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from lightir.search import Searcher
     from lightir.types import Document
 
-HELP = "encode and search the documentation of your Python"
+HELP = "encode and search your files, or the documentation of your Python"
 ON_INTERRUPT = "encoded documents are kept (all but about the last minute): repeat the command to continue"
 EXAMPLES = """
   lightir demo
+  lightir demo handbook/ --question "how often is the kettle descaled?"
   lightir demo --question "read a file line by line" --question "wait for a thread to end"
   lightir demo --model smollm2-135m --dir /tmp/demo
 """
@@ -52,6 +55,7 @@ QUESTIONS = (
     "how do I compare two versions of a text",
     "find out how much memory my program uses",
 )
+N_TITLES = 3
 SHOWN = 5
 BATCH = 256
 WIDE = 100  # columns needed for four lists
@@ -63,6 +67,9 @@ Result = TypeVar("Result")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
+        "corpus", nargs="*", metavar="FILES", help=f"{CORPUS_HELP} (default: the documentation of the running Python)"
+    )
+    parser.add_argument(
         "--dir", default="lightir-demo", metavar="DIR", help="folder for vectors and index (default ./%(default)s)"
     )
     parser.add_argument(
@@ -72,21 +79,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--question",
         action="append",
         metavar="TEXT",
-        help=f"question to search for; repeat for more (default: {len(QUESTIONS)} examples)",
+        help=f"question to search for; repeat for more (default: {len(QUESTIONS)} examples; for FILES the titles of "
+        f"{N_TITLES} documents)",
     )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Collect, encode, index and search; print the answers, the times and the next commands."""
+    from lightir.data import read_documents
     from lightir.data.python_docs import python_documents
 
     model = choose_model(args.model)
     clock = Clock()
-    documents = clock.step("collect", python_documents)
-    print_status(f"corpus     {len(documents):,} documents: docstrings and help topics of this Python")
+    if args.corpus:
+        documents = clock.step("collect", lambda: list(read_documents(args.corpus)))
+        questions = args.question or titles(documents)
+    else:
+        documents = clock.step("collect", python_documents)
+        questions = args.question or list(QUESTIONS)
+    source = ", ".join(args.corpus) or "docstrings and help topics of this Python"
+    print_status(f"corpus     {len(documents):,} documents: {source}")
     index = prepare(documents, model, Path(args.dir), clock)
-    answers = ask(index, args.question or list(QUESTIONS), clock)
+    answers = ask(index, questions, clock)
     if args.json:
         print_json(
             {"documents": len(documents), "model": model, "index": str(index), "seconds": clock.seconds, **answers}
@@ -95,6 +110,18 @@ def run(args: argparse.Namespace) -> None:
     for answer in answers["questions"]:
         print_answer(answer)
     print_next(model, index, answers, clock)
+
+
+def titles(documents: Sequence[Document]) -> list[str]:
+    """Return the titles of N_TITLES documents over the whole corpus, or their first words if they have none.
+
+    Raises:
+        InvalidInput: there are no documents.
+    """
+    if not documents:
+        raise InvalidInput("the files contain no documents")
+    step = -(-len(documents) // N_TITLES)
+    return [document.title or " ".join(document.text.split()[:8]) for document in documents[::step]]
 
 
 @dataclasses.dataclass
@@ -221,5 +248,5 @@ def print_next(model: str, index: Path, answers: dict[str, Any], clock: Clock) -
     steps = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in clock.seconds.items())
     print(f"\n{paint('time', BOLD)}     {steps}; {answers['per_query_ms']:.2f} ms per hybrid query, without a model")
     print(f'{paint("next", BOLD)}     lightir search {index} "your question" --explain')
-    print(f"         {paint('your own files (JSONL, CSV, Parquet, a folder of text files):', DIM)}")
+    print(f"         {paint('your own files (JSONL, CSV, Parquet, a folder of PDF, HTML, Markdown, ...):', DIM)}")
     print(f"         lightir encode {model} FILES --out vectors && lightir index vectors --out index")
