@@ -36,6 +36,7 @@ from lightir.cli.filter_hints import why_nothing
 from lightir.cli.page_arguments import add_page, asks_for_page, page_json, page_options, print_page, shown_fields
 from lightir.cli.results import explanation_json, late_line, print_explanation, print_result, result_json
 from lightir.cli.terminal import format_duration, print_json, print_json_line, print_status, printable
+from lightir.cli.word_hints import why_no_word
 
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
@@ -323,11 +324,15 @@ def print_answer(
     else:
         hits, report = late.hits(query, args.k, options, explain=args.explain)
     took_s = time.perf_counter() - start
-    if not hits:
-        print_why_nothing(searcher, args)
+    hints = [] if hits else [*why_nothing(searcher.index.view, args.filter)]
+    if not hits and not hints:
+        hints += why_no_word(searcher.index.view, query)
+    for hint in hints:
+        print_status(printable(hint))
     mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
     if args.json:
         answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
+        answer |= {"hints": hints} if hints else {}
         print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
     print_result(query, mode, took_s, hits, explain=args.explain, fields=shown_fields(args))
