@@ -79,7 +79,7 @@ def test_real_collections_are_ranked_as_in_memory(tmp_path: Path, name: str) -> 
     dataset, documents = Dataset.open(folder), list(read_documents([str(folder)]))
     queries = list(dataset.queries("test"))
     build_index(document_shards(documents), tmp_path / "index", progress=False)
-    model = LanguageModel(documents)
+    model = LanguageModel(documents, analyzer="auto")
     with Index.open(tmp_path / "index") as index:
         for smoothing in (Smoothing("dirichlet", 1000.0), Smoothing("jelinek-mercer", 0.1)):
             run = Searcher(index).search(queries, len(documents), SearchOptions(smoothing=smoothing))
