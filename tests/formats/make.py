@@ -170,7 +170,7 @@ def make_pending(folder: Path, model: Path, corpus: Path) -> None:
     call("add", folder, write_corpus(corpus, rest))
     with Index.open(folder) as index, Queue.open(folder) as queue:
         claim = queue.claim(index, 2)
-        documents_claimed = claim.view.store.documents_of(claim.keys)
+        documents_claimed = claim.view.store.documents.of(claim.keys)
         queue.park(claim.keys, encoder.contract, encoder.encode(list(documents_claimed.values())))
     if not (child := os.fork()):
         with Index.open(folder) as index:

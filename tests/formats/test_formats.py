@@ -138,7 +138,7 @@ def test_a_queue_is_migrated_and_all_but_the_failed_documents_can_be_claimed(rel
     with lightir.Index.open(folder) as index, Queue.open(folder) as queue:
         pending = set(index.view.pending())
         claim = queue.claim(index, 99)
-        claimed = {document.doc_id for document in index.view.store.documents_of(claim.keys).values()}
+        claimed = {document.doc_id for document in index.view.store.documents.of(claim.keys).values()}
         assert claimed == pending - set(recorded["failures"])
 
 

@@ -61,7 +61,7 @@ def write_index(folder: Path) -> Path:
             writer.delete(["d0001", "d0013", "large1", *(f"d{i:04d}" for i in range(90, 95))])  # free pages
     with Index.open(index) as opened, Queue.open(index) as queue:
         claim = queue.claim(opened, 3)
-        chosen = list(claim.view.store.documents_of(claim.keys[:2]).values())
+        chosen = list(claim.view.store.documents.of(claim.keys[:2]).values())
         queue.park(claim.keys[:2], word_contract(), FakeEncoder().encode(chosen))
         queue.record_failures({claim.keys[2]: "ValueError: unreadable"})
     return index

@@ -91,7 +91,7 @@ def queue(folder: Path) -> None:
 def park(folder: Path) -> None:
     with Index.open(folder / "index") as index, Queue.open(folder / "index") as opened_queue:
         claim = opened_queue.claim(index, 3)
-        shard = FakeEncoder().encode(list(index.view.store.documents_of(claim.keys).values()))
+        shard = FakeEncoder().encode(list(index.view.store.documents.of(claim.keys).values()))
         opened_queue.park(claim.keys, word_contract(), shard)
     work(folder / "index", FakeEncoder(), WorkOptions(once=True), progress=False)
 

@@ -29,7 +29,7 @@ def of_faults(name: str) -> Change:
 def park(folder: Path) -> None:
     with Index.open(folder / "index") as index, Queue.open(folder / "index") as queue:
         claim = queue.claim(index, 4)
-        shard = FakeEncoder().encode(list(index.view.store.documents_of(claim.keys).values()))
+        shard = FakeEncoder().encode(list(index.view.store.documents.of(claim.keys).values()))
         queue.park(claim.keys, word_contract(), shard)
 
 

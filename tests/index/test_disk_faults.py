@@ -74,7 +74,7 @@ class FailingCommits:
 
 def test_a_failed_commit_that_a_later_one_overwrites_has_changed_nothing(folder: Path) -> None:
     with IndexWriter.open(folder) as writer:
-        writer._store._opened = FailingCommits(writer._store._opened, 1)  # type: ignore[assignment]
+        writer._store.session.opened = FailingCommits(writer._store.session.opened, 1)  # type: ignore[assignment]
         with pytest.raises(WriteFailed, match="it is unchanged") as failed:
             writer.add([Document("new", "the cat")])
         assert not isinstance(failed.value, OutcomeUnknown)
@@ -87,7 +87,7 @@ def test_a_failed_commit_that_nothing_overwrites_keeps_both_states_and_the_write
     folder: Path,
 ) -> None:
     with IndexWriter.open(folder) as writer:
-        writer._store._opened = FailingCommits(writer._store._opened, 2)  # type: ignore[assignment]
+        writer._store.session.opened = FailingCommits(writer._store.session.opened, 2)  # type: ignore[assignment]
         with pytest.raises(OutcomeUnknown, match=r"the outcome of a change of .* is unknown: .*; open the index again"):
             writer.upsert([Document(f"d{i}", "another cat") for i in range(6)])
         assert len(list((folder / "segments").iterdir())) == 2, "the segments of one of both states were removed"

@@ -68,7 +68,7 @@ def listed(index: Index) -> list[str]:
     """Return the ids of the documents that contain "cat", read from all of an index: arrays, texts and store."""
     index.verify()
     hits = Searcher(index).hits("cat", 100)
-    assert len(hits) == len(index) == len(index.view.store.documents_by_key())
+    assert len(hits) == len(index) == len(index.view.store.documents.ids_by_key())
     return sorted(hit.doc_id for hit in hits)
 
 
@@ -94,7 +94,7 @@ print("added", flush=True)
 for line in sys.stdin:
     writer.delete([f"later{{i}}" for i in range(3)])
     writer.compact(progress=False)
-    writer._store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    writer._store.session.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     print("deleted", flush=True)
 """
     command = [sys.executable, "-c", code]
@@ -162,7 +162,7 @@ from lightir.types import Document
 with IndexWriter.open({str(target)!r}) as writer:
     for _ in range(3):
         writer.upsert([Document(doc_id, "another cat " + "dog " * 3000) for doc_id in {ids!r}])
-        writer._store._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        writer._store.session.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 """
 
     def act() -> list[Any]:
@@ -171,7 +171,7 @@ with IndexWriter.open({str(target)!r}) as writer:
         free_the_disk()
         seen: list[Any] = [listed(index), [document.text for document in index.documents(ids)]]
         subprocess.run([sys.executable, "-c", change], check=True, timeout=60)
-        for read in (lambda: index.documents(ids), lambda: list(index.view.store.keys(ids))):
+        for read in (lambda: index.documents(ids), lambda: list(index.view.store.documents.keys(ids))):
             try:
                 seen.append(read())
             except InvalidInput as error:

@@ -132,7 +132,7 @@ def by_columns(connection: sqlite3.Connection, n: int, wanted: dict[str, Any]) -
     """Return the documents that match by the columns; keys descend, so their order differs from that of the rows."""
     keys = np.arange(n, 0, -1)
     store = Store(Path("memory"), connection)  # type: ignore[arg-type]
-    rows = Columns(keys).matching(parse(wanted), MetadataSource(store.values_of, 0, 0))
+    rows = Columns(keys).matching(parse(wanted), MetadataSource(store.documents.values_of, 0, 0))
     return sorted((keys[rows] - 1).tolist())
 
 

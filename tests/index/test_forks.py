@@ -92,7 +92,7 @@ def test_a_child_searches_the_current_state_of_its_parents_index(folder: Path) -
             assert (hit.doc_id, hit.metadata) == ("d4", {"n": 4})
             assert not index.refresh()
             with pytest.raises(InvalidInput, match="before this process was forked"):
-                view.store.documents(["d4"])
+                view.store.documents.named(["d4"])
 
         in_a_child(search)
         assert found(index, "word3") == ["d3"]  # the parent keeps its view
@@ -147,7 +147,7 @@ def test_a_fork_does_not_wait_forever_for_a_thread(folder: Path, monkeypatch: py
         holding, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with index.view.store._opened.lock:
+            with index.view.store.session.opened.lock:
                 holding.set()
                 let_go.wait()
 

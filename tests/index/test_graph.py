@@ -20,9 +20,8 @@ import pytest
 from factories import make_contract
 from lightir import kernel
 from lightir.errors import FormatError, MissingExtra
-from lightir.index import Index, IndexOptions, IndexWriter, build_index
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, change
 from lightir.index import build as build_module
-from lightir.index import writer as writer_module
 from lightir.index.segments import graph, segment_writer
 from lightir.index.segments.graph import Graph, build_graph
 from lightir.search import Searcher, SearchOptions
@@ -183,7 +182,7 @@ def test_one_graph_has_all_documents_and_later_ones_join_it_when_compacted(
 ) -> None:
     """A change builds graphs of at most GATHERED_DOCUMENTS rows."""
     monkeypatch.setattr(graph, "ROWS_AT_ONCE", 70)
-    monkeypatch.setattr(writer_module, "GATHERED_DOCUMENTS", 100)
+    monkeypatch.setattr(change, "GATHERED_DOCUMENTS", 100)
     monkeypatch.setattr(build_module, "GATHERED_DOCUMENTS", 100)
     build(tmp_path / "index", shard(unit_rows(N, 1)))
     queries = unit_rows(20, 3).astype(np.float32)

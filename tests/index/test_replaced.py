@@ -15,7 +15,8 @@ import pytest
 from lightir.errors import ContractMismatch, IndexLocked, InvalidInput, NotFound, WriteFailed
 from lightir.index import Index, IndexWriter, build_index, connections, document_shards, lock
 from lightir.index.lock import WriterLock
-from lightir.index.store import STORE_FILE, Store
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE
 from lightir.pending import Demand, Queue, WorkOptions, work
 from lightir.query import CachedQueryEncoder
 from lightir.search import Searcher, SearchOptions
@@ -265,7 +266,7 @@ def test_demand_is_recorded_in_the_current_index(tmp_path: Path) -> None:
         demand.note(index.view, np.array([index.view.doc_ord("d0004")], np.uint32))
         with Queue.open(folder) as queue:
             claim = queue.claim(index, 1)
-            assert index.view.store.documents_of(claim.keys)[claim.keys[0]].doc_id == "d0004"
+            assert index.view.store.documents.of(claim.keys)[claim.keys[0]].doc_id == "d0004"
 
 
 def test_the_query_encoder_of_an_index_is_never_that_of_the_index_that_replaced_it(

@@ -18,7 +18,7 @@ from lightir.vectors import SparseVectors, row_starts
 from small_collections import DIM, VOCAB_SIZE, WORDS, word_contract, word_table, write_folder
 
 N = 60
-GATHERERS = [importlib.import_module(f"lightir.index.{name}") for name in ("build", "writer")]
+GATHERERS = [importlib.import_module(f"lightir.index.{name}") for name in ("build", "change")]
 WORDS_ALONE = IndexOptions(analyzer="words")
 
 

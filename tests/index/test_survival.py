@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from lightir.errors import FormatError, IndexLocked, InvalidInput, WriteFailed
-from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards, reader, store, view
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, connections, document_shards, reader, view
 from lightir.index.segments import segment_writer
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document
@@ -230,12 +230,12 @@ def test_a_full_disk_fails_the_change_and_leaves_the_index(
             if what == "segment":
                 patched.setattr(segment_writer, "write_arrays", full)
             else:
-                opened._store._connection.execute("PRAGMA max_page_count = 1")  # makes SQLite report a full disk
+                opened._store.session.connection.execute("PRAGMA max_page_count = 1")  # makes SQLite report a full disk
             if what == "segment" or name != "compact":  # compaction adds nothing to the store
                 with pytest.raises(WriteFailed, match=r"No space left on device|database or disk is full"):
                     change()
         assert contents(folder) == before
-        opened._store._connection.execute("PRAGMA max_page_count = 1000000")
+        opened._store.session.connection.execute("PRAGMA max_page_count = 1000000")
         change()
         assert len(opened) == len(contents(folder))
         assert len(list((folder / "segments").iterdir())) == len(opened.view.segments)
@@ -280,7 +280,7 @@ def test_a_full_disk_leaves_nothing_of_an_index_that_was_being_built(folder: Pat
 
 
 def test_a_store_that_the_system_refuses_is_not_called_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "reading_modes", lambda path: ["rw"])  # a reader's shared memory is a file too
+    monkeypatch.setattr(connections, "reading_modes", lambda path: ["rw"])  # a reader's shared memory is a file too
     message = in_a_process_with_files_of(1, lambda: Index.open(folder))
     assert re.search(r"cannot use .*store\.sqlite: disk I/O error; check the disk", message)
 

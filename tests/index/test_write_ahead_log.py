@@ -86,7 +86,7 @@ def test_a_view_that_is_never_refreshed_keeps_its_state_and_delays_few_changes(
         assert sizes == sorted(sizes)
         assert len(attempts) == sum(size > write_ahead_log.LOG_BYTES for size in sizes) > 5
         index.verify()
-        assert index.view.store.documents_by_key() == [(1, "other")]
+        assert index.view.store.documents.ids_by_key() == [(1, "other")]
     log_after_each_change(folder, 1, first=12)
     assert not (folder / "store.sqlite-wal").exists()
 

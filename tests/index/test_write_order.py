@@ -71,7 +71,7 @@ def test_each_connection_flushes_what_its_file_promises(tmp_path: Path) -> None:
         Index.open(tmp_path / "index") as index,
         Queue.open(tmp_path / "index") as queue,
     ):
-        connections = writer._store._connection, index.view.store._connection, queue._connection
+        connections = writer._store.session.connection, index.view.store.session.connection, queue._connection
         levels = [connection.execute("PRAGMA synchronous").fetchone()[0] for connection in connections]
         modes = [connection.execute("PRAGMA journal_mode").fetchone()[0] for connection in connections]
     assert levels[0] == 2

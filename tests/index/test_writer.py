@@ -478,7 +478,7 @@ def test_ids_or_keys_that_differ_from_the_segments_are_an_error(folder: Path, ch
 
 def test_disagreement_of_store_and_segments_is_an_error(folder: Path) -> None:
     with IndexWriter.open(folder) as writer, writer._store.transaction():
-        writer._store.remove(np.array([2], np.int64))
+        writer._store.documents.remove(np.array([2], np.int64))
     with Index.open(folder) as index, pytest.raises(FormatError, match="2 documents, but the segments hold 3"):
         index.verify()
 

@@ -52,7 +52,7 @@ def encoded(folder: Path) -> set[str]:
 def left_claims(folder: Path) -> set[str]:
     with Index.open(folder) as index, sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
         keys = [row[0] for row in queue.execute("SELECT doc_key FROM claims")]
-        return {document.doc_id for document in index.view.store.documents_of(keys).values()}
+        return {document.doc_id for document in index.view.store.documents.of(keys).values()}
 
 
 def kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def kills(folder: Path, n_kills: int, seed: int) -> dict[str, Any]:
 def parked(folder: Path) -> set[str]:
     """The documents of parked batches that have passed their claims to the batch; every batch must be whole."""
     with Queue.open(folder) as queue, Index.open(folder) as index:
-        doc_ids = {doc_id: key for key, doc_id in index.view.store.documents_by_key()}
+        doc_ids = {doc_id: key for key, doc_id in index.view.store.documents.ids_by_key()}
         parked_ids = set()
         for batch in queue.parked():
             keys = {doc_ids[document.doc_id] for document in read_parked(batch)[1].documents}

@@ -51,13 +51,13 @@ def index(folder: Path) -> Iterator[Index]:
 
 def claimed(queue: Queue, index: Index, n: int) -> list[str]:
     keys = queue.claim(index, n).keys
-    documents_by_key = index.view.store.documents_of(keys)
+    documents_by_key = index.view.store.documents.of(keys)
     return [documents_by_key[key].doc_id for key in keys]
 
 
 def add_demand(folder: Path, index: Index, doc_ids: list[str]) -> None:
     with Queue.open(folder) as queue:
-        keys = {doc_id: key for key, doc_id in index.view.store.documents_by_key()}
+        keys = {doc_id: key for key, doc_id in index.view.store.documents.ids_by_key()}
         queue.add_demand(Counter(keys[doc_id] for doc_id in doc_ids))
 
 
@@ -143,9 +143,9 @@ def test_pending_documents_are_found_by_their_numbers(folder: Path, index: Index
         writer.delete(["d0003"])
     index.refresh()
     view = index.view
-    slow = {doc_id: key for key, doc_id in view.store.documents_by_key() if doc_id in set(view.pending())}
+    slow = {doc_id: key for key, doc_id in view.store.documents.ids_by_key() if doc_id in set(view.pending())}
     assert pending_keys(view).tolist() == sorted(slow.values())
-    there = [doc_id for _, doc_id in view.store.documents_by_key()][::-1]
+    there = [doc_id for _, doc_id in view.store.documents.ids_by_key()][::-1]
     ords = np.array([view.doc_ord(doc_id) for doc_id in there], dtype=np.uint32)
     assert keys_of_pending(view, ords).tolist() == [slow[doc_id] for doc_id in there if doc_id in slow]
     assert len(keys_of_pending(view, ords[:0])) == 0
@@ -174,7 +174,7 @@ def test_demand_is_written_once_a_second_and_at_the_end(folder: Path, index: Ind
 
 def stored_demand(folder: Path) -> dict[str, int]:
     with Index.open(folder) as index, sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
-        doc_ids = dict(index.view.store.documents_by_key())
+        doc_ids = dict(index.view.store.documents.ids_by_key())
         return {doc_ids[key]: count for key, count in queue.execute("SELECT doc_key, queries FROM demand")}
 
 
@@ -260,7 +260,7 @@ def park(folder: Path, index: Index, n: int) -> Path:
     with Queue.open(folder) as queue:
         before = set(queue.parked())
         claim = queue.claim(index, n)
-        claimed_documents = list(index.view.store.documents_of(claim.keys).values())
+        claimed_documents = list(index.view.store.documents.of(claim.keys).values())
         queue.park(claim.keys, word_contract(), FakeEncoder().encode(claimed_documents))
         (batch,) = set(queue.parked()) - before
         return batch
@@ -349,7 +349,7 @@ def test_a_batch_of_another_model_or_without_a_branch_is_named_and_encoded_again
 ) -> None:
     with Queue.open(folder) as queue:
         claim = queue.claim(index, 6)
-        first = list(index.view.store.documents_of(claim.keys).values())
+        first = list(index.view.store.documents.of(claim.keys).values())
         vectors = FakeEncoder().encode(first[:3])
         queue.park(claim.keys[:3], word_contract(), dataclasses.replace(vectors, **{lacking: None}))
         queue.park(claim.keys[3:], word_contract(attention="bidirectional"), FakeEncoder().encode(first[3:]))
@@ -469,7 +469,7 @@ def test_what_a_dying_worker_commits_before_its_claim_is_released_is_not_claimed
     """A claim reads the view after it has released the stale claims: an earlier view would show them as pending."""
     with Queue.open(folder) as dying, Queue.open(folder) as other:
         claim = dying.claim(index, 4)
-        shard = FakeEncoder().encode(list(claim.view.store.documents_of(claim.keys).values()))
+        shard = FakeEncoder().encode(list(claim.view.store.documents.of(claim.keys).values()))
         release = other._release_stale_claims
 
         def late(own_name: str) -> None:

@@ -262,7 +262,7 @@ def test_a_model_of_one_branch_fills_an_index_of_one_branch(tmp_path: Path) -> N
             Index.open(tmp_path / name) as index,
         ):
             claim = queue.claim(index, 2)
-            encoded = encode_documents(monkey, index.view.store.documents_of(claim.keys))
+            encoded = encode_documents(monkey, index.view.store.documents.of(claim.keys))
             outcome = deliver(tmp_path / name, queue, contract, encoded, wait_s=0.0)
             assert outcome.parked == ["d0000", "d0001"]
         assert once(tmp_path / name, monkey).committed == 5

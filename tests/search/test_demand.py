@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 def order_of_encoding(folder: Path) -> list[str]:
     with Index.open(folder) as index, Queue.open(folder) as queue:
         keys = queue.claim(index, 100).keys
-        documents = index.view.store.documents_of(keys)
+        documents = index.view.store.documents.of(keys)
         return [documents[key].doc_id for key in keys]
 
 

@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
 def measure(dataset: Dataset, args: argparse.Namespace) -> EvaluationReport:
     """Return the report on the index or the model."""
     from lightir.eval import DEFAULT_MEASURES
-    from lightir.index.store import STORE_FILE
+    from lightir.index.store_file import STORE_FILE
 
     if args.run_dir is not None:
         make_folder(Path(args.run_dir))  # fail before the work if it cannot be written

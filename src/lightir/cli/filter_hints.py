@@ -64,7 +64,7 @@ def _field_names(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 def _matching(view: View, conditions: Mapping[str, Any], limit: int) -> list[Document]:
     """Return the first documents that a filter matches."""
     keys = view.matching_keys(conditions)[:limit]
-    return list(view.store.documents_of(keys.tolist()).values())
+    return list(view.store.documents.of(keys.tolist()).values())
 
 
 def _value_at(metadata: Any, path: list[str]) -> Any:

@@ -77,7 +77,7 @@ def kind_of(folder: Path) -> str:
         NotFound: the folder does not exist or is none of these.
     """
     from lightir.contract import FILE_NAME
-    from lightir.index.store import STORE_FILE
+    from lightir.index.store_file import STORE_FILE
     from lightir.query.encoder_files import TABLES_FILE
     from lightir.shards import MANIFEST
 

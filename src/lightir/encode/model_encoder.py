@@ -80,7 +80,7 @@ class ModelEncoder:
             index: index whose pending documents are to be encoded.
         """
         keys = pending_keys(index.view)
-        sample = list(index.view.store.documents_of(keys[:SAMPLE_SIZE].tolist()).values())
+        sample = list(index.view.store.documents.of(keys[:SAMPLE_SIZE].tolist()).values())
         tokens = sum(len(ids) for ids, _, _ in self.model.frame_documents(sample)) / max(len(sample), 1)
         with contextlib.ExitStack() as stack:
             compile_if_worth(self.model, stack, compile, tokens * len(keys))

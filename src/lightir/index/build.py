@@ -31,7 +31,8 @@ from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.rows import DocumentRows
 from lightir.index.segments.segment import Segment
 from lightir.index.segments.segment_writer import write_segment
-from lightir.index.store import STORE_FILE, Store, new_index
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE, new_index
 from lightir.index.store_row import StoreRow, store_row
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard, VectorsReader
@@ -195,7 +196,7 @@ class _Build:
         if not self._documents:
             return
         documents = Join([(rows, np.arange(len(rows))) for rows in self._rows])
-        documents.doc_keys = self.store.insert([self._documents[i] for i in documents.order.tolist()])
+        documents.doc_keys = self.store.documents.insert([self._documents[i] for i in documents.order.tolist()])
         self._n_documents += len(documents)
         self._total_length += sum(rows.total_length for rows in self._rows)
         self._documents, self._rows = [], []

@@ -14,9 +14,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from lightir.errors import InvalidInput, StorageError, WriteFailed, storage_error
 
@@ -55,6 +56,8 @@ _SYSTEM_ERRORS = (
     ("SQLITE_READONLY", errno.EROFS),
     ("SQLITE_PERM", errno.EACCES),
 )
+
+T = TypeVar("T")
 
 File = tuple[int, int]
 """Device and inode of a file, which are unique while the file is open."""
@@ -170,6 +173,28 @@ def reading_modes(path: Path) -> Iterator[str]:
         yield IMMUTABLE
     elif writable(path):
         yield OWN_MEMORY
+
+
+def first_allowed(path: Path, opened: Callable[[str], T]) -> T:
+    """Return what a function returns for the first of the `reading_modes` that the system allows.
+
+    Raises:
+        StorageError: the error of the first mode, if the system refuses each of them; or that another process holds the
+            file.
+    """
+    refused: StorageError | None = None
+    for mode in reading_modes(path):
+        try:
+            return opened(mode)
+        except StorageError as error:
+            if is_busy(error):
+                raise
+            refused = refused or error
+    assert refused is not None  # there is at least one mode
+    try:
+        raise refused
+    finally:
+        del refused  # otherwise this frame and the error keep each other alive
 
 
 def use_log(connection: sqlite3.Connection, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ from lightir.index.segments.rows import (
 )
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
-from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
-from lightir.types import Document
+from lightir.text import QueryPolicy, TextTokenizer, check_text, query_term_ids
+from lightir.types import Document, require_list
 from lightir.vectors import Floats, Ragged, SparseVectors
 from lightir.words.languages import main_language
 
@@ -152,6 +152,28 @@ def bag_term_ids(tokenizer: TextTokenizer, policy: DocumentPolicy, documents: Se
         max_tokens=policy.bag_tokens or WHOLE_TEXT_TOKENS,
     )
     return query_term_ids(tokenizer, reading, texts)
+
+
+def listed(documents: Iterable[Document]) -> list[Document]:
+    """Return the documents as a list, because they are read more than once and may come from a generator.
+
+    Raises:
+        InvalidInput: one document is given in place of several.
+    """
+    if isinstance(documents, Document):
+        raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of documents")
+    require_list(documents, "documents")
+    return list(documents)
+
+
+def checked_ids(doc_ids: Iterable[str]) -> frozenset[str]:
+    """Return distinct ids.
+
+    Raises:
+        InvalidInput: an id is not a string in UTF-8, or one id is given in place of several.
+    """
+    require_list(doc_ids, "doc_ids")
+    return frozenset(check_text(doc_id, "a doc_id") for doc_id in doc_ids)
 
 
 def refuse_repeated(shard: Shard) -> None:

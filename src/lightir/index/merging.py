@@ -11,7 +11,7 @@ from tqdm import tqdm
 from lightir.index.segments.join import Part
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.rows import DocumentRows
-from lightir.index.store import DocKeys
+from lightir.index.stored_documents import DocKeys
 
 
 def with_tombstones(live: LiveSegment, keys: DocKeys) -> LiveSegment:

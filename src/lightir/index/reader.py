@@ -26,7 +26,8 @@ from lightir.index.schema import Schema
 from lightir.index.segments.graph import mean_recall
 from lightir.index.segments.layout import SEGMENTS_FOLDER
 from lightir.index.segments.segment import Segment
-from lightir.index.store import STORE_FILE, Store, new_index
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE, new_index
 from lightir.index.verification import require_all_commits, verify_copy, verify_view
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
@@ -269,7 +270,7 @@ class Index:
             InvalidInput: an id is not a string.
         """
         require_list(doc_ids, "doc_ids")
-        known = self.view.store.keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
+        known = self.view.store.documents.keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
         return {document.doc_id: document for document in self.view.documents(list(known))}
 
     def info(self) -> IndexInfo:
@@ -414,7 +415,7 @@ def _n_removable(view: View) -> tuple[int, int]:
         if live.deleted is not None
         for row in np.flatnonzero(live.deleted).tolist()
     ]
-    n_deleted = len(set(doc_ids) - view.store.keys(set(doc_ids)).keys())
+    n_deleted = len(set(doc_ids) - view.store.documents.keys(set(doc_ids)).keys())
     return n_deleted, len(doc_ids) - n_deleted
 
 

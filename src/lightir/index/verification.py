@@ -12,7 +12,8 @@ from lightir.errors import FormatError, LightirError, StorageError, is_exhaustio
 from lightir.files import damaged_files
 from lightir.index.index_record import ENCODER_FILES
 from lightir.index.lock import LOCK_FILE, noted_commits
-from lightir.index.store import STORE_FILE, Store
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 
@@ -35,10 +36,10 @@ def verify_view(view: View) -> list[str]:
     for live in view.segments:
         problems += _problems_of(live.segment.verify)
     segments_are_whole = not problems
-    problems += _problems_of(view.store.check) + _problems_of(view.store.verify_state)
+    problems += _problems_of(view.store.check) + _problems_of(view.store.checksums.verify_state)
     problems += _problems_of(lambda: require_all_commits(view))
     try:
-        keys, n_without = view.store.verify_rows()
+        keys, n_without = view.store.checksums.verify_rows()
         problems += _named_documents(view, keys)
         if n_without:
             gaps.append(f"{n_without:,} documents have no checksum")
@@ -143,7 +144,7 @@ def _id_of(view: View, position: int) -> str:
 
 
 def _compare_with_store(view: View) -> None:
-    stored = view.store.documents_by_key()
+    stored = view.store.documents.ids_by_key()
     keys = view.live_keys()
     ids = [live.segment.doc_ids[row] for live in view.segments for row in live.places.tolist()]
     if len(stored) != len(ids):

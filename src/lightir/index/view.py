@@ -26,7 +26,9 @@ from lightir.index.segments.layout import SEGMENTS_FOLDER, StoredSegment
 from lightir.index.segments.live_segment import LiveSegment
 from lightir.index.segments.segment import Segment
 from lightir.index.shared_property import shared_property
-from lightir.index.store import STORE_FILE, DocKeys, Store
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE
+from lightir.index.stored_documents import DocKeys
 from lightir.index.token_queries import Alternatives, TokenQueries
 from lightir.index.word_dictionary import WordDictionary
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
@@ -112,7 +114,7 @@ class View:
         if not self.damaged:
             return []
         readable = set(self.live_keys().tolist())
-        return [doc_id for key, doc_id in self.store.documents_by_key() if key not in readable]
+        return [doc_id for key, doc_id in self.store.documents.ids_by_key() if key not in readable]
 
     def live_keys(self) -> DocKeys:
         """Return the keys of the live documents, segment by segment."""
@@ -124,7 +126,7 @@ class View:
             return []
         return [
             *self.damaged,
-            f"{len(self.missing()):,} of {len(self.store.documents_by_key()):,} documents are missing",
+            f"{len(self.missing()):,} of {len(self.store.documents.ids_by_key()):,} documents are missing",
         ]
 
     def __len__(self) -> int:
@@ -272,7 +274,7 @@ class View:
         Raises:
             NotFound: a document does not exist.
         """
-        return self.store.documents(doc_ids)
+        return self.store.documents.named(doc_ids)
 
     def pending(self) -> Iterator[str]:
         """Yield the ids of the pending documents, segment by segment."""
@@ -328,8 +330,8 @@ class View:
     @property
     def metadata_source(self) -> MetadataSource:
         """The reader of the metadata of this state."""
-        store = self.store
-        return MetadataSource(store.values_of, store.described(), self.generation, store.metadata_hashes)
+        documents = self.store.documents
+        return MetadataSource(documents.values_of, documents.described(), self.generation, documents.metadata_hashes)
 
     def matching_keys(self, wanted: Filter) -> DocKeys:
         """Return the keys of the documents that match a filter, ascending.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,50 +27,27 @@ from lightir.errors import (
     storage_errors,
 )
 from lightir.files import checksums_of_files
-from lightir.index.bm25 import mean_length
 from lightir.index.build import build_index
+from lightir.index.change import Change, added_documents, apply_change, require_same_kinds
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import ENCODER_FILES, checked_record
-from lightir.index.intake import GATHERED_DOCUMENTS, Intake, refuse_repeated, require_shard, selected, sliced
+from lightir.index.intake import Intake, checked_ids, listed, refuse_repeated, require_shard, selected, sliced
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
-from lightir.index.merging import (
-    absorbed_segments,
-    joining_bar,
-    packed,
-    with_tombstones,
-)
 from lightir.index.metadata_changes import with_changes
 from lightir.index.metadata_filters import Filter
 from lightir.index.reader import IndexInfo, view_info
-from lightir.index.removal import free_number, remove_unlisted
-from lightir.index.segments.join import Join, Part
-from lightir.index.segments.live_segment import LiveSegment
-from lightir.index.segments.rows import DocumentRows
-from lightir.index.segments.segment_writer import write_segment
-from lightir.index.store import STORE_FILE, DocKeys, Store, require_writable
+from lightir.index.removal import remove_unlisted
+from lightir.index.store import Store
+from lightir.index.store_file import STORE_FILE, require_writable
 from lightir.index.store_row import StoreRow, store_row
+from lightir.index.stored_documents import DocKeys
 from lightir.index.verification import verify_view
 from lightir.index.view import View
 from lightir.query import CachedQueryEncoder
 from lightir.shards import Shard
 from lightir.text import check_text
-from lightir.types import Document, require_list
+from lightir.types import Document
 from lightir.vectors import SparseVectors
-
-
-@dataclass(slots=True)
-class _Change:
-    """The effect of one transaction on the segments.
-
-    Attributes:
-        deleted: keys of documents to mark with tombstones in their segments.
-        added: documents of each new segment, at most GATHERED_DOCUMENTS.
-        compact: whether to rewrite all segments.
-    """
-
-    deleted: list[DocKeys] = field(default_factory=list)
-    added: list[DocumentRows] = field(default_factory=list)
-    compact: bool = False
 
 
 class IndexWriter:
@@ -222,7 +198,7 @@ class IndexWriter:
             ContractMismatch: vectors have another width or vocabulary than the contract.
             WriteFailed: the disk is full or broken.
         """
-        return self._put(Shard(_listed(documents), dense, sparse), replace=False)
+        return self._put(Shard(listed(documents), dense, sparse), replace=False)
 
     def upsert(
         self,
@@ -239,7 +215,7 @@ class IndexWriter:
         Returns:
             The number of new or changed documents; documents with vectors always count.
         """
-        return self._put(Shard(_listed(documents), dense, sparse), replace=True)
+        return self._put(Shard(listed(documents), dense, sparse), replace=True)
 
     def add_shards(self, shards: Iterable[Shard], *, replace: bool = False, size: int, progress: bool = True) -> int:
         """Add the documents of all shards, `size` per change.
@@ -273,9 +249,9 @@ class IndexWriter:
         Raises:
             InvalidInput: an id is not a string.
         """
-        wanted = _checked_ids(doc_ids)
+        wanted = checked_ids(doc_ids)
         with self._threads:
-            known = self._store.keys(wanted)
+            known = self._store.documents.keys(wanted)
             return self._remove(np.array(sorted(known.values()), dtype=np.int64))
 
     def keep_only(self, doc_ids: Collection[str]) -> int:
@@ -284,9 +260,9 @@ class IndexWriter:
         Raises:
             InvalidInput: an id is not a string.
         """
-        kept = _checked_ids(doc_ids)
+        kept = checked_ids(doc_ids)
         with self._threads:
-            others = [key for key, doc_id in self._store.documents_by_key() if doc_id not in kept]
+            others = [key for key, doc_id in self._store.documents.ids_by_key() if doc_id not in kept]
             return self._remove(np.array(others, dtype=np.int64))
 
     def delete_where(self, wanted: Filter) -> int:
@@ -315,7 +291,7 @@ class IndexWriter:
         """
         wanted = {check_text(doc_id, "a doc_id"): values for doc_id, values in changes.items()}
         with self._threads:
-            keys = self._store.keys(wanted)
+            keys = self._store.documents.keys(wanted)
             if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in keys]):
                 raise NotFound(
                     f"there is no document {missing[0]!r} in {self.folder} ({len(missing):,} of {len(wanted):,} ids "
@@ -323,13 +299,13 @@ class IndexWriter:
                 )
             rows = {}
             for doc_id, key in keys.items():
-                (document,) = self._store.documents_of([key]).values()
+                (document,) = self._store.documents.of([key]).values()
                 metadata = with_changes(document, wanted[doc_id], self._view.schema)
                 if metadata != document.metadata:
                     rows[key] = store_row(dataclasses.replace(document, metadata=metadata))
             if rows:
                 with self._changing():
-                    self._store.describe(rows)
+                    self._store.documents.describe(rows)
             return len(rows)
 
     def set_vectors(
@@ -351,17 +327,20 @@ class IndexWriter:
         Raises:
             InvalidInput: no vectors are given. Also the errors of `add`.
         """
-        shard = Shard(_listed(documents), dense, sparse)
+        shard = Shard(listed(documents), dense, sparse)
         if dense is None and sparse is None:
             raise InvalidInput("set_vectors requires vectors: dense, sparse or both")
         refuse_repeated(shard)
         with self._threads:
-            _require_same_kinds(self._view, shard)
+            require_same_kinds(self._view, shard)
             unchanged, skipped = self._unchanged(shard.documents)
             # Terms are counted anew: copying those of a damaged segment would give them a valid checksum.
-            pieces = [self._intake.rows(piece) for piece in sliced(selected(shard, unchanged), self._added_documents)]
+            pieces = [
+                self._intake.rows(piece)
+                for piece in sliced(selected(shard, unchanged), added_documents(self._view.options))
+            ]
             if unchanged:
-                keys = self._store.keys(shard.documents[i].doc_id for i in unchanged)
+                keys = self._store.documents.keys(shard.documents[i].doc_id for i in unchanged)
                 with self._changing() as change:
                     for rows in pieces:
                         row_keys = np.array([keys[doc_id] for doc_id in rows.doc_ids], dtype=np.int64)
@@ -414,18 +393,13 @@ class IndexWriter:
 
     def _checksum_gaps(self) -> bool:
         """Return whether documents or the query encoder lack checksums, because an earlier release stored them."""
-        return ENCODER_FILES not in self._view.record or not self._store.is_covered()
+        return ENCODER_FILES not in self._view.record or not self._store.checksums.is_covered()
 
     def _fill_checksums(self) -> None:
-        self._store.fill_checksums()
+        self._store.checksums.fill()
         record = self._store.record()
         if ENCODER_FILES not in record:
             self._store.set_record({**record, ENCODER_FILES: checksums_of_files(self.folder / QUERY_ENCODER)})
-
-    @property
-    def _added_documents(self) -> int:
-        """Maximum number of documents of a segment written by a change other than compaction."""
-        return min(self._view.options.segment_documents, GATHERED_DOCUMENTS)
 
     # One change
 
@@ -434,8 +408,8 @@ class IndexWriter:
         shard = self._intake.typed(shard)
         stored = [store_row(document) for document in shard.documents]
         with self._threads:
-            _require_same_kinds(self._view, shard)
-            known = self._store.keys(row[0] for row in stored)
+            require_same_kinds(self._view, shard)
+            known = self._store.documents.keys(row[0] for row in stored)
             if known and not replace:
                 existing = next(iter(known))
                 raise InvalidInput(
@@ -443,21 +417,25 @@ class IndexWriter:
                 )
             described: dict[int, StoreRow] = {}
             if known and shard.dense is None and shard.sparse is None:
-                same, described = self._store.same_texts(stored, known)
+                same, described = self._store.documents.same_texts(stored, known)
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
                 shard = Shard([document for document in shard.documents if document.doc_id not in same], None, None)
                 stored = [row for row in stored if row[0] not in same]
-            rows = [self._intake.rows(piece) for piece in sliced(shard, self._added_documents)] if stored else []
+            rows = (
+                [self._intake.rows(piece) for piece in sliced(shard, added_documents(self._view.options))]
+                if stored
+                else []
+            )
             if not stored and not described:
                 return 0
             with self._changing() as change:
-                self._store.describe(described)
+                self._store.documents.describe(described)
                 replaced = np.array(sorted(known.values()), dtype=np.int64)
-                self._store.remove(replaced)
+                self._store.documents.remove(replaced)
                 change.deleted.append(replaced)
                 first = 0
                 for piece in rows:
-                    keys = self._store.insert(stored[first : first + len(piece)])
+                    keys = self._store.documents.insert(stored[first : first + len(piece)])
                     change.added.append(dataclasses.replace(piece, doc_keys=keys))
                     first += len(piece)
             return len(stored) + len(described)
@@ -465,16 +443,16 @@ class IndexWriter:
     def _remove(self, keys: DocKeys) -> int:
         if len(keys):
             with self._changing() as change:
-                self._store.remove(keys)
+                self._store.documents.remove(keys)
                 change.deleted.append(keys)
         return len(keys)
 
     def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
         """Return the positions of documents that are stored with the same title and text, and the ids of the others."""
-        known = self._store.keys(document.doc_id for document in documents)
+        known = self._store.documents.keys(document.doc_id for document in documents)
         unchanged, others = [], []
         for i, document in enumerate(documents):
-            stored = self._store.documents([document.doc_id])[0] if document.doc_id in known else None
+            stored = self._store.documents.named([document.doc_id])[0] if document.doc_id in known else None
             if stored is not None and (stored.title, stored.text) == (document.title, document.text):
                 unchanged.append(i)
             else:
@@ -482,16 +460,16 @@ class IndexWriter:
         return unchanged, others
 
     @contextmanager
-    def _changing(self, *, progress: bool = False) -> Iterator[_Change]:
+    def _changing(self, *, progress: bool = False) -> Iterator[Change]:
         if self._is_outdated:
             raise WriteFailed(f"{self.folder} was not changed: an earlier change failed; open the index again")
-        change = _Change()
+        change = Change()
         try:
             with self._store.transaction():
                 if not self._lock.is_current:
                     raise WriteFailed(f"{self.folder} was removed or replaced by another index; open the index again")
                 yield change
-                self._apply(change, progress)
+                apply_change(change, self._view, progress=progress)
         except (OSError, MemoryError) as error:
             self._is_outdated = isinstance(error, OutcomeUnknown)
             if isinstance(error, WriteFailed):
@@ -520,74 +498,6 @@ class IndexWriter:
         self._lock.note_commits(self._view.generation)
         if self._lock.is_current:
             _remove_unlisted(self.folder, self._view)
-
-    def _apply(self, change: _Change, progress: bool) -> None:
-        deleted = np.concatenate([np.zeros(0, np.int64), *change.deleted])
-        segments = [with_tombstones(live, deleted) for live in self._view.segments]
-        n_documents = sum(live.n_live for live in segments) + sum(map(len, change.added))
-        total = sum(live.total_length for live in segments) + sum(rows.total_length for rows in change.added)
-        mean = mean_length(total, n_documents)
-        kept: list[LiveSegment] = []
-        if change.compact:
-            self._join(segments, mean, progress)
-        else:
-            absorbed = absorbed_segments(segments, change.added, self._added_documents)
-            kept = [live for live in segments if live.n_live and live not in absorbed]
-            new: list[list[Part]] = [[(rows, np.arange(len(rows)))] for rows in change.added]
-            for live in absorbed:
-                live.segment.verify()  # rewriting damage would give it a valid checksum
-                new[-1].append((live.segment.rows(), live.places))
-            for parts in new:
-                self._write(parts, mean)
-        kept_numbers = {live.number for live in kept}
-        self._store.remove_segments(live.number for live in segments if live.number not in kept_numbers)
-        before = {live.number: live.deleted for live in self._view.segments}
-        for live in kept:
-            if live.deleted is not None and live.deleted is not before[live.number]:
-                self._store.set_deleted(live.number, live.deleted)
-
-    def _join(self, segments: Sequence[LiveSegment], mean: float, progress: bool) -> None:
-        """Write the documents of all segments into as few new ones as possible.
-
-        Raises:
-            FormatError: a segment is damaged; rewriting it would give the damage a valid checksum.
-        """
-        for live in segments:
-            live.segment.verify()
-        groups = packed([(live.segment.rows(), live.places) for live in segments], self._view.options.segment_documents)
-        with joining_bar("compact", progress) as bar:
-            for parts in groups:
-                self._write(parts, mean, on_bytes=bar.update)
-
-    def _write(self, parts: Sequence[Part], mean: float, *, on_bytes: Callable[[int], object] = lambda _: None) -> None:
-        number, options = free_number(self.folder, self._store.next_segment()), self._view.options
-        documents = Join(parts)
-        written = write_segment(self.folder, documents, number=number, mean=mean, options=options, on_bytes=on_bytes)
-        self._store.add_segment(written)
-
-
-def _listed(documents: Iterable[Document]) -> list[Document]:
-    """Return the documents as a list, because they are read more than once and may come from a generator."""
-    if isinstance(documents, Document):
-        raise InvalidInput(f"documents is one Document, {documents.doc_id!r}; expected a list of documents")
-    require_list(documents, "documents")
-    return list(documents)
-
-
-def _checked_ids(doc_ids: Iterable[str]) -> frozenset[str]:
-    require_list(doc_ids, "doc_ids")
-    return frozenset(check_text(doc_id, "a doc_id") for doc_id in doc_ids)
-
-
-def _require_same_kinds(view: View, shard: Shard) -> None:
-    """Raise InvalidInput for vectors of other branches than those of the encoded documents of the index."""
-    has = (shard.dense is not None, shard.sparse is not None)
-    if view.contract is None or not any(has):
-        return
-    encoded = [live.segment for live in view.segments if live.n_pending < live.n_live]
-    kinds = {(segment.has("dense"), segment.has("sparse")) for segment in encoded}
-    if kinds - {has}:
-        raise InvalidInput(f"the documents have (dense, sparse) = {has}, but those of the index have {kinds.pop()}")
 
 
 def _remove_unlisted(folder: Path, view: View) -> None:

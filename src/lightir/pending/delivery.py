@@ -160,7 +160,7 @@ def _commit_parked(writer: IndexWriter, batch: Path, contract: Contract, deliver
 def _commit(writer: IndexWriter, shard: Shard, delivery: Delivery) -> None:
     """Give those documents their vectors that are still pending and unchanged; add the outcome to the delivery."""
     doc_ids = [document.doc_id for document in shard.documents]
-    keys = writer.view.store.keys(doc_ids)
+    keys = writer.view.store.documents.keys(doc_ids)
     key_of_each = np.array([keys.get(doc_id, -1) for doc_id in doc_ids], dtype=np.int64)
     is_pending = np.isin(key_of_each, pending_keys(writer.view))
     left = {doc_id for doc_id, pending in zip(doc_ids, is_pending.tolist(), strict=True) if not pending}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lightir.index.store import DocKeys
+from lightir.index.stored_documents import DocKeys
 from lightir.index.view import View
 
 

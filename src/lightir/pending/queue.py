@@ -28,7 +28,7 @@ from lightir.errors import FormatError, InvalidInput, WriteFailed
 from lightir.files import make_folder, remove_abandoned
 from lightir.index.connections import BUSY_S, Connection, refusal
 from lightir.index.reader import Index
-from lightir.index.store import DocKeys
+from lightir.index.stored_documents import DocKeys
 from lightir.index.view import View
 from lightir.pending.keys import contains_key, pending_keys
 from lightir.pending.parked import (
@@ -246,7 +246,7 @@ class Queue:
         rows = self._select("SELECT doc_key, CAST(error AS TEXT), CAST(at AS REAL) FROM failures ORDER BY doc_key")
         pending = pending_keys(view)
         kept = [row for row in rows if contains_key(pending, row[0])]
-        documents = view.store.documents_of(row[0] for row in kept)
+        documents = view.store.documents.of(row[0] for row in kept)
         return [Failure(documents[key].doc_id, error, at) for key, error, at in kept]
 
     # Parked vectors

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lightir.errors import FormatError, StorageError, WriteFailed, storage_errors
+from lightir.errors import FormatError, WriteFailed, storage_errors
 from lightir.files import fsync_path
-from lightir.index.connections import BUSY_S, Connection, connect, is_busy, is_refusal, reading_modes, refusal, use_log
+from lightir.index.connections import BUSY_S, Connection, connect, first_allowed, is_refusal, refusal, use_log
 
 QUEUE_FOLDER = "queue"
 QUEUE_FILE = "queue.sqlite"
@@ -143,20 +143,8 @@ def open_queue_to_read(path: Path) -> Connection:
         StorageError: the system refuses to use the file.
         FormatError: the file is damaged or of an unsupported version.
     """
-    refused: StorageError | None = None
     with storage_errors(f"cannot open {path}"):
-        for mode in reading_modes(path):
-            try:
-                return open_queue_file(path, mode, BUSY_S)
-            except StorageError as error:
-                refused = refused or error
-                if is_busy(error):
-                    break
-    assert refused is not None  # there is at least one mode
-    try:
-        raise refused
-    finally:
-        del refused  # otherwise this frame and the error keep each other alive
+        return first_allowed(path, lambda mode: open_queue_file(path, mode, BUSY_S))
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class _Worker:
             self.bar.set_postfix(pending=claim.view.n_pending)
             if claim.keys:
                 encode_start = time.perf_counter()
-                encoded = self._encode(claim.view.store.documents_of(claim.keys))
+                encoded = self._encode(claim.view.store.documents.of(claim.keys))
                 rate = len(claim.keys) / (time.perf_counter() - encode_start)
                 claim_size = min(self.options.batch_size, max(self.encode_size, int(rate * COMMIT_EVERY_S)))
                 self._deliver(encoded)

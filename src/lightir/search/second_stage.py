@@ -157,7 +157,7 @@ class OwnStage:
 
     def _encode_and_deliver(self, queue: Queue, keys: Sequence[int], deadline: float | None) -> LateReport:
         claim = queue.claim(self.searcher.index, len(keys), only=keys)
-        documents = claim.view.store.documents_of(claim.keys)
+        documents = claim.view.store.documents.of(claim.keys)
         ordered = {key: documents[key] for key in claim.keys}
         last = None if deadline is None else deadline - self._commit_s
         encoded, encoding_s = self._speed.encode_until(self.encoder, ordered, last)
