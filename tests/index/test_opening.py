@@ -7,8 +7,10 @@ import fcntl
 import gc
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.index import Index, IndexWriter, build_index, document_shards, reader
 from lightir.index.removal import keeping_segments
 from lightir.index.segments import segment
+from lightir.index.store_file import named
+from lightir.pending.queue_file import naming_file
 from lightir.search import Searcher, SearchOptions
 from lightir.search.language_model import parse_smoothing
 from lightir.types import Document
@@ -268,3 +272,24 @@ def test_a_snapshot_of_a_replaced_index_is_refused(folder: Path, tmp_path: Path)
         assert not (tmp_path / "copy").exists()
         index.refresh()
         index.snapshot(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("block", [named, naming_file])
+def test_an_error_that_names_its_file_keeps_nothing_alive(block: Callable[[Path], Any], tmp_path: Path) -> None:
+    """Otherwise what a failed opening had opened would stay open until garbage collection."""
+
+    class Opened:
+        """What a block has opened."""
+
+    def fail() -> weakref.ref[Opened]:
+        opened = Opened()
+        known = weakref.ref(opened)
+        with pytest.raises(FormatError), block(tmp_path):
+            raise sqlite3.DatabaseError(f"damaged while {opened} is open")
+        return known
+
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from lightir.errors import FormatError, NotFound, StorageError, WriteFailed, storage_errors
 from lightir.files import atomic_folder
@@ -67,17 +68,27 @@ def _is_refused(connection: Connection) -> bool:
     return False
 
 
-@contextmanager
-def named(path: Path, kind: type[StorageError] = StorageError) -> Iterator[None]:
-    """Turn SQLite's errors inside the block into errors that name the file."""
-    try:
-        yield
-    except (sqlite3.DatabaseError, MemoryError) as error:
-        if is_refusal(error):
-            raise refusal(f"cannot use {path}", error, kind=kind) from error
-        raise FormatError(f"{path} is damaged or not an index store: {error}") from error
-    except UnicodeDecodeError as error:  # a text, or the name of a table in an error message of SQLite
-        raise FormatError(f"{path} is damaged: {error}") from error
+class named(AbstractContextManager[None]):  # noqa: N801 - used as a function
+    """Turn SQLite's errors inside the block into errors that name the file.
+
+    A generator of @contextmanager would keep its error alive, with all that the block had opened, until garbage
+    collection (from Python 3.12 on).
+    """
+
+    def __init__(self, path: Path, kind: type[StorageError] = StorageError) -> None:
+        """Name a file; what the system refuses becomes an error of `kind`."""
+        self._path, self._kind = path, kind
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise the error of this package in place of SQLite's."""
+        if isinstance(error, sqlite3.DatabaseError | MemoryError):
+            if is_refusal(error):
+                raise refusal(f"cannot use {self._path}", error, kind=self._kind) from error
+            raise FormatError(f"{self._path} is damaged or not an index store: {error}") from error
+        if isinstance(error, UnicodeDecodeError):  # a text, or the name of a table in an error message of SQLite
+            raise FormatError(f"{self._path} is damaged: {error}") from error
 
 
 @contextmanager

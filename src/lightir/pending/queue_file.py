@@ -7,9 +7,9 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 
 from lightir.errors import FormatError, WriteFailed, storage_errors
 from lightir.files import fsync_path
@@ -147,18 +147,27 @@ def open_queue_to_read(path: Path) -> Connection:
         return first_allowed(path, lambda mode: open_queue_file(path, mode, BUSY_S))
 
 
-@contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of the system into errors of this package that name the file and say what to do."""
-    try:
-        with storage_errors(f"cannot use {path}", kind=WriteFailed):
-            yield
-    except sqlite3.Error as error:
-        if is_refusal(error) or isinstance(error, sqlite3.OperationalError):
-            raise refusal(f"{path} cannot be used", error, kind=WriteFailed) from error
-        raise _damaged(path, error) from error
-    except UnicodeDecodeError as error:
-        raise _damaged(path, error) from error
+class naming_file(AbstractContextManager[None]):  # noqa: N801 - used as a function
+    """Turn errors of SQLite and of the system into errors of this package that name the file and say what to do.
+
+    As `lightir.index.store_file.named`, this is no generator of @contextmanager.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name a file."""
+        self._path = path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise the error of this package in place of another one."""
+        if isinstance(error, sqlite3.Error):
+            if is_refusal(error) or isinstance(error, sqlite3.OperationalError):
+                raise refusal(f"{self._path} cannot be used", error, kind=WriteFailed) from error
+            raise _damaged(self._path, error) from error
+        if isinstance(error, UnicodeDecodeError):
+            raise _damaged(self._path, error) from error
+        storage_errors(f"cannot use {self._path}", kind=WriteFailed).__exit__(kind, error, trace)
 
 
 def _damaged(path: Path, error: Exception) -> FormatError:
