@@ -159,7 +159,7 @@ def by_demand(dataset: Dataset, vectors: Path, encoder: Stored) -> dict[str, flo
             best = Searcher(index, demand=demand).search(past, DEMAND_TOP, SearchOptions(mode="tokens"))
             asked = {doc_id for ranking in best.values() for doc_id in ranking.doc_ids}
         with Index.open(folder) as index, Queue.open(folder) as queue:
-            documents = index.view.store.documents_of(queue.claim(index, len(index)).keys)
+            documents = index.view.store.documents.of(queue.claim(index, len(index)).keys)
         values = {"asked_for": round(len(asked) / len(documents), 4)}
         order, done = list(documents.values()), 0
         for share in SHARES:

@@ -9,7 +9,7 @@ import pytest
 
 from lightir.index import Index, IndexOptions, IndexWriter
 from lightir.index.listing import Listing, Sort
-from lightir.index.store import Store
+from lightir.index.stored_documents import StoredDocuments
 from lightir.types import Document
 from search.test_pages import SCHEMA, VALUES, random_documents
 
@@ -60,9 +60,9 @@ def test_patched_columns_equal_read_ones(seed: int, tmp_path: Path) -> None:
 
 def test_only_changed_documents_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_read: list[int] = []
-    read = Store.values_of
+    read = StoredDocuments.values_of
     monkeypatch.setattr(
-        Store, "values_of", lambda self, path, keys: (n_read.append(len(keys)), read(self, path, keys))[1]
+        StoredDocuments, "values_of", lambda self, path, keys: (n_read.append(len(keys)), read(self, path, keys))[1]
     )
     documents = [Document(str(i), "x", metadata={"n": i}) for i in range(50)]
     with IndexWriter.create(tmp_path / "i", options=IndexOptions(schema=SCHEMA)) as writer:

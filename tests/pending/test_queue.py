@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from lightir.errors import FormatError, IndexLocked, WriteFailed
 from lightir.index import Index, IndexWriter
+from lightir.index.connections import is_busy
 from lightir.pending import (
     Demand,
     Encoded,
@@ -32,7 +33,6 @@ from lightir.pending import (
     work,
     worker_lock,
 )
-from lightir.pending.queue_file import is_busy
 from lightir.types import Document
 from pending_documents import FakeEncoder, documents, pending_index, require_right_vectors
 from small_collections import word_contract
