@@ -18,7 +18,7 @@ from lightir.encode.likelihood_reranking import load_generator, rerank
 from lightir.errors import InvalidInput, NotFound
 from lightir.eval.runs import rank_by_score, read_run, write_run
 from lightir.models.encoder import LightRetriever
-from lightir.models.generation import beam_search, sample
+from lightir.models.generation import _best, _is_settled, beam_search, sample
 from lightir.models.likelihood import (
     continue_from,
     end_states,
@@ -158,6 +158,18 @@ def generators(n: int) -> list[np.random.Generator]:
 
 
 @torch.no_grad()
+def test_texts_with_one_score_come_in_the_order_of_their_tokens() -> None:
+    texts = _best({(7,): -1.0, (3, 9): -1.0, (5,): -0.5, (3,): -2.0}, 3)
+    assert [text.token_ids for text in texts] == [(5,), (3, 9), (7,)]
+
+
+def test_beams_go_on_while_an_open_text_scores_higher_than_the_last_of_the_ended_ones() -> None:
+    ended = {(1,): -0.5, (2,): -2.0, (3,): -3.0}
+    assert not _is_settled(ended, -1.0, 2)
+    assert _is_settled(ended, -2.0, 2)
+    assert not _is_settled(ended, -9.0, 4)
+
+
 def test_texts_are_drawn_by_their_probabilities_among_the_most_probable_tokens() -> None:
     """Compare 40,000 drawn texts of two tokens with the products of each prefix's probabilities."""
     model, n_draws = tiny_model(), 40_000

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightir.errors import InvalidInput
 from lightir.models import attention, masks
 from lightir.models.backbones import Backbone
-from lightir.models.masks import block_mask, prompt_cache, token_states
+from lightir.models.masks import block_mask, prompt_cache, text_positions, token_states
 from lightir.models.pooling import POOLINGS, Pooling
 from tiny_models import CAUSAL, NAMES, tiny_backbone
 
@@ -56,6 +56,21 @@ def test_the_mask_is_equation_10(width: int) -> None:
         assert mask.allowed[row].tolist() == allowed
         assert mask.position_ids[row].tolist() == positions
         assert int(mask.valid[row].sum()) == prompt + width * n
+
+
+def test_positions_are_counted_from_the_first_position_of_the_text() -> None:
+    valid = torch.tensor([[True, True, True, False], [False, False, True, True]])
+    assert text_positions(valid).tolist() == [[0, 1, 2, 2], [0, 0, 0, 1]]
+
+
+@torch.no_grad()
+def test_without_a_begin_token_the_prompt_comes_first() -> None:
+    backbone = tiny_backbone("llama")
+    assert backbone.bos_id is not None
+    ids = torch.tensor([[*PROMPT, 40]])
+    expected = backbone.states(ids, torch.ones_like(ids))[:, -1]
+    actual = token_states(backbone, PROMPT, torch.tensor([40]), pooling="last", begin=False)
+    assert relative_error(actual, expected) < 1e-5
 
 
 @torch.no_grad()

@@ -147,6 +147,13 @@ def test_windows_and_caps_are_refused_and_auto_takes_the_mask(name: str) -> None
         assert torch.equal(packed_states(backbone, batch), packed_states(backbone, batch, attention="mask"))
 
 
+def test_capped_scores_are_refused_by_name() -> None:
+    backbone = tiny_backbone("llama", implementation=NAME)
+    assert not not_piecewise(backbone)
+    backbone.model.config.attn_logit_softcapping = 30.0
+    assert not_piecewise(backbone) == "the model caps its attention scores"
+
+
 def test_attention_code_that_knows_no_pieces_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"code, eager, takes no pieces"):
         packed_states(tiny_backbone("llama", implementation="eager"), packed_rows(), attention="pieces")
