@@ -7,7 +7,7 @@ VENV := .venv
 # Tests run on as many processes as there are cores, four at most; PYTEST_ARGS=-x and the like are added.
 PYTEST_ARGS ?=
 COVERED := --cov=lightir --cov-report=term:skip-covered
-PYTEST := -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
+PYTEST := -m pytest -q -rs -n auto --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := build/uv/bin/uv

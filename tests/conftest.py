@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Generator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+
+from expected_skips import is_expected
 
 HEAVY = re.compile(
     r"^(?:from|import) (?:torch|transformers|tiny_models|yaml|lightir\.(?:models|train|encode))\b", re.MULTILINE
@@ -18,9 +22,13 @@ if shutil.which("nvidia-smi") is None:  # Triton's kernels then run on the CPU; 
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="leave out the files and folders whose tests import torch")
     parser.addoption("--heavy", action="store_true", help="leave out what --light runs")
+    parser.addoption("--any-skip", action="store_true", help="let skips pass that expected_skips.py does not list")
 
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")
@@ -40,6 +48,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes; set LIGHTIR_LONG=1 to run it"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let an unexpected skip of a test fail."""
+    report = yield
+    return without_unexpected_skip(report, item.config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let an unexpected skip of a file fail."""
+    report = yield
+    return without_unexpected_skip(report, collector.config)
+
+
+def without_unexpected_skip(report: Report, config: pytest.Config) -> Report:
+    """Return the report; it is one of a failure if the reason of a skip is unexpected."""
+    if not report.skipped or hasattr(report, "wasxfail") or config.getoption("--any-skip"):
+        return report
+    environment = "light" if config.getoption("--light") else "lowest" if config.getoption("--heavy") else "locked"
+    assert isinstance(report.longrepr, tuple)
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    if not is_expected(reason, environment):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"unexpected skip: {reason}\nInstall what the test needs, or add the reason to tests/expected_skips.py for "
+            f"the environment {environment!r}; --any-skip lets it pass"
+        )
+    return report
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+
+from real_collections import real_collection
 
 
 @pytest.fixture
@@ -28,7 +29,4 @@ def beir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def collections() -> Path:
     """The folder of real collections."""
-    folder = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-    if not (folder / "scifact").is_dir():
-        pytest.skip("needs the real collections: LIGHTIR_DATA")
-    return folder
+    return real_collection("scifact").parent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -373,12 +374,13 @@ def test_options_that_a_mode_does_not_use_are_misuse(
 
 
 @pytest.fixture
-def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Return a function that sets the text of standard input."""
+    with ExitStack() as opened:
 
-    def give(text: str) -> None:
-        file = tmp_path / "stdin"
-        file.write_text(text)
-        monkeypatch.setattr("sys.stdin", file.open())
+        def give(text: str) -> None:
+            file = tmp_path / "stdin"
+            file.write_text(text)
+            monkeypatch.setattr("sys.stdin", opened.enter_context(file.open()))
 
-    return give
+        yield give

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,21 @@ def test_a_writer_waiting_for_a_replaced_index_writes_the_new_one(folder: Path, 
         assert shown(index) == [*NEW, Document("x", "a text")]
 
 
+KEPT: list[IndexWriter] = []
+
+
+@pytest.fixture(autouse=True)
+def close_kept_writers() -> Iterator[None]:
+    yield
+    while KEPT:
+        KEPT.pop().close()
+
+
 def exchange(folder: Path) -> None:
     """Replace the index by one of NEW, whose last document is still in SQLite's log."""
     aside = build(folder.with_name("aside"), NEW[:-1])
     kept = IndexWriter.open(aside)  # the last connection to close would checkpoint the log
+    KEPT.append(kept)
     kept.add(NEW[-1:])
     folder.rename(folder.with_name("gone"))
     aside.rename(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import threading
 from collections.abc import Sequence
 from functools import cache
@@ -19,9 +18,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from lightir.errors import InvalidInput
 from lightir.text import QueryPolicy, TextTokenizer, query_term_ids
 from llm_tokenizers import NATIVE, QWEN2, TEXTS, by_pattern, byte_level, gpt2, llama3, word_piece
+from real_collections import FOLDER, real_collection
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("LIGHTIR_DATA", ROOT / "../shared/data"))
 FRAGMENTS = [
     *(" ", "  ", "\n", "\r\n", "\t", "\x0b", "\x1c", "\x00", "\x7f", "'", "''", "'s", "'S", "'re", "'LL", "'x", "''d"),
     *(
@@ -108,12 +107,11 @@ def test_plain_ascii_goes_through_the_kernel_alone(name: str, monkeypatch: pytes
 @pytest.mark.parametrize("policy", [QueryPolicy(), QueryPolicy(lower_case=False, leading_blank=False)], ids=str)
 @pytest.mark.data
 def test_real_texts_get_the_ids_of_the_library(name: str, policy: QueryPolicy) -> None:
-    if not DATA.is_dir():
-        pytest.skip("the collections are not there")
+    real_collection("scifact")
     model = ROOT / "packages" / name / "src" / name.replace("-", "_") / "model"
     ours = TextTokenizer.from_file(model / "query-encoder" / "tokenizer.json")
     texts = []
-    for path in sorted(DATA.glob("*/*.jsonl.gz")):
+    for path in sorted(FOLDER.glob("*/*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             texts += [json.loads(line)["text"][:400] for _, line in zip(range(150), lines, strict=False)]
     assert len(texts) > 2500

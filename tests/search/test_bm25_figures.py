@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,7 @@ import pytest
 from lightir.index import Index, build_index, document_shards
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Document, Query
-
-DATA = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).parents[3] / "shared" / "data"))
+from real_collections import real_collection
 
 
 def records(path: Path) -> Iterator[dict[str, str]]:
@@ -28,12 +26,11 @@ def records(path: Path) -> Iterator[dict[str, str]]:
 )
 def test_bm25_reaches_the_field_s_ndcg(tmp_path: Path, name: str, expected: float) -> None:
     ir_measures = pytest.importorskip("ir_measures")
-    if not (DATA / name).is_dir():
-        pytest.skip(f"{DATA / name} is not there; LIGHTIR_DATA names the folder of collections")
-    qrels = list(ir_measures.read_trec_qrels(trec_qrels(DATA / name / "qrels" / "test.tsv")))
+    folder = real_collection(name)
+    qrels = list(ir_measures.read_trec_qrels(trec_qrels(folder / "qrels" / "test.tsv")))
     judged = {qrel.query_id for qrel in qrels}
-    documents = (Document(r["_id"], r["text"], r.get("title", "")) for r in records(DATA / name / "corpus.jsonl.gz"))
-    queries = [Query(r["_id"], r["text"]) for r in records(DATA / name / "queries.jsonl.gz") if r["_id"] in judged]
+    documents = (Document(r["_id"], r["text"], r.get("title", "")) for r in records(folder / "corpus.jsonl.gz"))
+    queries = [Query(r["_id"], r["text"]) for r in records(folder / "queries.jsonl.gz") if r["_id"] in judged]
     build_index(document_shards(documents), tmp_path / "index", progress=False)
     with Index.open(tmp_path / "index") as index:
         run = Searcher(index).search(queries, 10, SearchOptions(typos=False))

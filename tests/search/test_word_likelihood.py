@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from lightir.search import Searcher, SearchOptions
 from lightir.search.language_model import LanguageModel, Smoothing, parse_smoothing
 from lightir.shards import Shard
 from lightir.types import Document, Query, Ranking
+from real_collections import real_collection
 from small_collections import csr, word_contract, word_table, word_tokenizer
 
 WORDS = ("river", "bridge", "copper", "winter", "island", "harbour")
@@ -73,9 +73,7 @@ def test_an_index_ranks_as_the_whole_corpus_in_memory(tmp_path: Path, n: int, si
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["scifact", "nfcorpus"])
 def test_real_collections_are_ranked_as_in_memory(tmp_path: Path, name: str) -> None:
-    folder = Path(os.environ.get("LIGHTIR_DATA", Path(__file__).parents[3] / "shared" / "data")) / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; LIGHTIR_DATA names the folder of collections")
+    folder = real_collection(name)
     dataset, documents = Dataset.open(folder), list(read_documents([str(folder)]))
     queries = list(dataset.queries("test"))
     build_index(document_shards(documents), tmp_path / "index", progress=False)

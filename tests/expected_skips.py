@@ -1,0 +1,26 @@
+"""The reasons for which tests may be skipped. Any other skip fails, so that no run leaves out tests unnoticed."""
+
+from __future__ import annotations
+
+import os
+import re
+
+ENVIRONMENTS = ("locked", "light", "lowest")
+"""What `make setup` installs; the light half (--light); the half with torch and the lowest versions (--heavy)."""
+
+EXPECTED = {
+    r"takes minutes; set LIGHTIR_LONG=1 to run it": ENVIRONMENTS,
+    r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
+    r"fish is not installed": ENVIRONMENTS,
+    r"sdpa has no softcap": ENVIRONMENTS,
+    r"could not import '(torch|usearch|datasets|bm25s|faiss)': .*": ("light",),
+    r"needs the extra (train|ann)": ("light",),
+}
+"""Regular expressions, and the environments in which they are expected."""
+
+
+def is_expected(reason: str, environment: str) -> bool:
+    """Return whether a test may be skipped for a reason."""
+    if "LIGHTIR_DATA" in reason and os.environ.get("LIGHTIR_DATA"):
+        return False
+    return any(re.fullmatch(known, reason, re.DOTALL) and environment in where for known, where in EXPECTED.items())
