@@ -279,7 +279,7 @@ def test_an_error_that_names_its_file_keeps_nothing_alive(block: Callable[[Path]
     """Otherwise what a failed opening had opened would stay open until garbage collection."""
 
     class Opened:
-        """What a block has opened."""
+        """A file that a block opens."""
 
     def fail() -> weakref.ref[Opened]:
         opened = Opened()
