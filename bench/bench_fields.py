@@ -26,6 +26,7 @@ from lightir.types import Document
 from optional import is_installed
 from origin import print_origin
 
+SMALLEST = "--documents 500"
 N_WORDS, N_BRANDS, LENGTH = 20_000, 200, 20
 SCHEMA = Schema({"price": Field("number"), "stock": Field("number"), "brand": Field("keyword")})
 FILTER_PRICE = 50

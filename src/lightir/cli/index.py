@@ -85,7 +85,7 @@ def add_field_types(group: Arguments) -> None:
         action="extend",
         default=[],
         metavar="NAME=TYPE,...",
-        help="types of metadata fields instead of the inferred ones: number, boolean, date, keyword (a string that is "
+        help="types of metadata fields (default: inferred): number, boolean, date, keyword (a string that is "
         "compared as a whole), text (words), or key (a keyword that names one document). Example: price=number,ean=key",
     )
     group.add_argument(
