@@ -313,6 +313,22 @@ def test_the_straight_through_gradient_changes_no_value(plain: ContrastiveRecipe
     assert not torch.allclose(one, other, rtol=1e-2)
 
 
+def test_documents_and_queries_have_the_straight_through_gradient(
+    plain: ContrastiveRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, sparse_from = [], LightRetriever.sparse_from
+
+    def noting(retriever: LightRetriever, *arguments: Any, **settings: Any) -> Any:
+        chosen.append(settings.get("straight_through", False))
+        return sparse_from(retriever, *arguments, **settings)
+
+    monkeypatch.setattr(LightRetriever, "sparse_from", noting)
+    recipe = sparse_on_both_sides(plain, straight_through=True)
+    retriever, data = prepare(recipe)
+    batch_losses(retriever, data, recipe, step=3)
+    assert chosen == [True, True]
+
+
 @pytest.mark.parametrize(
     ("losses", "heads", "message"),
     [

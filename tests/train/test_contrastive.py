@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from collections_for_training import write_dataset
 from interrupted import cut
 from lightir.contract import Contract, Fusion
+from lightir.data import TrainingBatch
 from lightir.errors import AlreadyExists, FormatError, InvalidInput, NotFound
 from lightir.models.backbones import load_backbone
 from lightir.models.encoder import LightRetriever
@@ -34,6 +35,7 @@ from lightir.train.stages.head_fitting import fit_heads
 from lightir.train.stages.registry import STAGES, read_recipe
 from lightir.train.stages.stage_data import make_mixture, open_sets
 from lightir.train.stages.stage_model import build_model
+from lightir.types import Document
 from processes import assert_same, first_of, gradients_of, wake_lora
 from tiny_models import save_tiny
 
@@ -346,6 +348,22 @@ def test_shares_cover_a_batch_and_point_at_the_positives(recipe: ContrastiveReci
             assert not share.excluded[row, column]
     with pytest.raises(InvalidInput, match="does not divide"):
         share_of(batch, process=0, processes=3)
+
+
+def test_a_share_has_its_queries_documents_and_the_teacher_s_scores_of_the_gathered_ones() -> None:
+    documents = tuple(Document(f"d{i}", f"text {i}") for i in range(12))  # 4 positives, then 2 negatives per query
+    numbers = np.arange(48, dtype=np.float32).reshape(4, 12)
+    batch = TrainingBatch("set", ("",) * 4, ("1", "2", "3", "4"), tuple("abcd"), documents, numbers % 5 == 0, numbers)
+    shares = [share_of(batch, process=rank, processes=2) for rank in range(2)]
+    assert [share.queries for share in shares] == [("a", "b"), ("c", "d")]
+    names = [[document.doc_id for document in share.documents] for share in shares]
+    assert names == [["d0", "d1", "d4", "d5", "d6", "d7"], ["d2", "d3", "d8", "d9", "d10", "d11"]]
+    columns = [int(name[1:]) for name in names[0] + names[1]]
+    for share in shares:
+        assert share.scores is not None
+        for place, column in enumerate(columns):
+            assert share.scores[:, place].tolist() == numbers[:, column].tolist()
+            assert share.excluded[:, place].tolist() == batch.false_negatives[:, column].tolist()
 
 
 def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
