@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from lightir.errors import InvalidInput
+from lightir.models.bags import terms_present
+from lightir.models.framing import TextBatch
 from lightir.models.heads import activate, calibrate_bias, fitted_scale, top_k_weights
+from tiny_models import tiny_backbone
 
 
 def test_calibration_leaves_the_wanted_share_of_documents_above_zero() -> None:
@@ -83,3 +86,10 @@ def test_a_fitted_scale_clips_a_tiny_share_and_a_larger_one_clips_more(n: int) -
 def test_a_scale_needs_a_weight() -> None:
     with pytest.raises(InvalidInput, match="cannot be fitted"):
         fitted_scale(torch.zeros(3))
+
+
+def test_the_terms_of_a_text_are_not_those_of_its_prompt() -> None:
+    ids = torch.tensor([[1, 9, 5, 7, 5, 2], [1, 9, 8, 2, 0, 0]])
+    own = torch.tensor([[False, False, True, True, True, False], [False, False, True, False, False, False]])
+    present = terms_present(TextBatch(ids, ids > 0, own), tiny_backbone("llama"))
+    assert [row.nonzero()[:, 0].tolist() for row in present] == [[5, 7], [8]]
