@@ -361,9 +361,9 @@ def test_a_share_has_its_queries_documents_and_the_teacher_s_scores_of_the_gathe
     columns = [int(name[1:]) for name in names[0] + names[1]]
     for share in shares:
         assert share.scores is not None
-        for place, column in enumerate(columns):
-            assert share.scores[:, place].tolist() == numbers[:, column].tolist()
-            assert share.excluded[:, place].tolist() == batch.false_negatives[:, column].tolist()
+        for position, column in enumerate(columns):
+            assert share.scores[:, position].tolist() == numbers[:, column].tolist()
+            assert share.excluded[:, position].tolist() == batch.false_negatives[:, column].tolist()
 
 
 def test_queries_close_to_held_out_ones_are_not_trained_on(recipe: ContrastiveRecipe, tmp_path: Path) -> None:
