@@ -2,6 +2,7 @@
 #include "bind_search.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -68,8 +70,8 @@ class CandidateSearch {
 public:
     CandidateSearch(const CandidateSearch&) = delete;
     CandidateSearch& operator=(const CandidateSearch&) = delete;
-    // parts: (documents, weight, complete, allowed) per branch, in the order of the sum; allowed is a list of one bitmap per
-    // segment, or None. ids: DocumentIds, or None where ids ascend with the doc_ords. texts: None, or (QueryEncoder,
+    // parts: (documents, weight, complete, allowed, (low, high)) per branch, in the order of the sum; allowed is a list of one
+    // bitmap per segment, or None; low and high are those of SearchedBranch. ids: DocumentIds, or None where ids ascend with the doc_ords. texts: None, or (QueryEncoder,
     // by_library, unknown): an encoder that makes the vectors of all branches, the function that reads texts that its
     // tokenizer refuses, and its unknown term. named: None, or (DocumentIds, class): the class of a ranking with the fields
     // query_id, doc_ids and scores. pending: None, or (flags by doc_ord, whether the last branch is fused or only ranks
@@ -81,7 +83,8 @@ public:
         if (!ids_.is_none()) known_ids_ = &nb::cast<const DocumentIds&>(ids_);
         for (nb::handle part : parts) {
             const auto given = nb::cast<nb::tuple>(part);
-            Bound branch{nb::borrow(given[0]), nb::cast<double>(given[1]), nb::cast<bool>(given[2]), nullptr};
+            Bound branch{nb::borrow(given[0]), nb::cast<double>(given[1]), nb::cast<bool>(given[2]), nullptr, 0.0, 1.0};
+            std::tie(branch.low, branch.high) = nb::cast<std::pair<double, double>>(given[4]);
             branch.allowed = std::make_unique<AllowedOfAll>(given[3], documents_of(branch.documents).firsts());
             branches_.push_back(std::move(branch));
         }
@@ -169,6 +172,7 @@ private:
         double weight;
         bool complete;
         std::unique_ptr<AllowedOfAll> allowed;
+        double low, high;
     };
 
     // Lists the pending documents if scoring them costs less than searching all.
@@ -220,7 +224,7 @@ private:
         std::vector<SearchedBranch> branches;
         for (size_t b = 0; b < branches_.size(); ++b) {
             if (known[b] != nullptr) known[b]->allowed = &(filters.empty() ? branches_[b].allowed : filters[b])->bitmaps;
-            branches.push_back({queries[b], branches_[b].weight, branches_[b].complete});
+            branches.push_back({queries[b], branches_[b].weight, branches_[b].complete, branches_[b].low, branches_[b].high});
         }
         std::vector<FusedTop> rankings;
         {

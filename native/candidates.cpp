@@ -235,8 +235,10 @@ FusedTop ranked(const std::vector<SearchedBranch>& branches, size_t query, const
         if (!is_fused) break;  // searched below, if that is needed
         lists.push_back(list_of(branch.queries->top(query, depth, watches ? &watched[b] : nullptr), options, depth));
         const bool known = !watched[b].scores.empty();
+        const double reach = options.scale == Scale::absolute ? branch.queries->reach(query) : 1.0;
         fused.push_back({span_of(lists.back().doc_ords), span_of(lists.back().scores), scorers.back().get(),
-                         branch.weight, branch.complete, known ? &watched[b] : nullptr});
+                         branch.weight, branch.complete, known ? &watched[b] : nullptr, branch.low * reach,
+                         branch.high * reach});
     }
     FusedTop best = fuse(fused, {options.scale, options.rrf_k, k, options.ids != nullptr, options.columns, options.also,
                                  options.pending});

@@ -28,6 +28,9 @@ public:
     // Scores documents for a query.
     virtual std::unique_ptr<Scorer> scorer(size_t query) const = 0;
 
+    // Returns what a query's scores are measured by under Scale::absolute: 1, or the weight of all its terms.
+    virtual double reach(size_t query) const { return static_cast<void>(query), 1.0; }
+
     // Whether `top` lists exactly the documents that `allows` admits and `scorer` scores above 0. The scores of a few documents
     // can then save a search.
     virtual bool lists_by_score() const { return false; }
@@ -41,6 +44,7 @@ struct SearchedBranch {
     BranchQueries* queries = nullptr;
     double weight = 1.0;
     bool complete = false;
+    double low = 0.0, high = 1.0;  // the scores that Scale::absolute normalizes to 0 and to 1, for a reach of 1
 };
 
 // How branches become a ranking.

@@ -43,10 +43,12 @@ private:
     std::vector<uint32_t> doc_ords_;
 };
 
-// Normalizes a branch's scores by the statistics of its list. Sums follow the list's order, which makes them deterministic.
+// Normalizes a branch's scores by the statistics of its list, or by the two scores of Scale::absolute. Sums follow the
+// list's order, which makes them deterministic.
 class Normalizer {
 public:
-    Normalizer(Span<float> listed, Scale scale, double rrf_k) : scale_(scale), rrf_k_(rrf_k), n_(listed.size) {
+    Normalizer(Span<float> listed, Scale scale, double rrf_k, double zero = 0.0, double one = 1.0)
+        : scale_(scale), rrf_k_(rrf_k), n_(listed.size), low_(zero), high_(one) {
         if (n_ == 0) return;
         const auto [low, high] = std::minmax_element(listed.begin(), listed.end());
         least_ = *low, most_ = *high;
@@ -77,6 +79,7 @@ private:
         const bool flat = least_ == most_;
         switch (scale_) {
             case Scale::none: return s;
+            case Scale::absolute: return high_ > low_ ? std::max((s - low_) / (high_ - low_), 0.0) : 0.0;
             case Scale::reciprocal: return rank > 0 ? 1.0 / (rrf_k_ + static_cast<double>(rank)) : 0.0;
             case Scale::max:
             case Scale::min_max:
@@ -93,6 +96,7 @@ private:
     Scale scale_;
     double rrf_k_;
     size_t n_;
+    double low_, high_;
     double least_ = 0, most_ = 0, mean_ = 0, deviation_ = 1;
     double nothing_ = 0;  // the score that is normalized to 0
 };
@@ -129,7 +133,7 @@ class Part {
 public:
     Part(const FusedBranch& branch, const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& known,
          const std::vector<uint32_t>& doc_ords, Scale scale, double rrf_k)
-        : branch_(branch), doc_ords_(doc_ords), normalized_(branch.scores, scale, rrf_k),
+        : branch_(branch), doc_ords_(doc_ords), normalized_(branch.scores, scale, rrf_k, branch.low, branch.high),
           most_outside_(normalized_.most_outside(branch.complete)),
           open_(most_outside_ != normalized_.least_outside()) {
         const size_t n = doc_ords.size();

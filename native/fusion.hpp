@@ -9,7 +9,7 @@
 
 namespace lightir {
 
-enum class Scale { none, max, min_max, z_score, dbsf, reciprocal };
+enum class Scale { none, max, min_max, z_score, dbsf, reciprocal, absolute };
 
 // One branch's best documents by descending score. scorer computes the scores of other documents, which are at most the
 // last listed score if the list is complete. known holds precomputed scores of documents outside the list, or null.
@@ -20,6 +20,7 @@ struct FusedBranch {
     double weight = 1.0;
     bool complete = false;
     const Watched* known = nullptr;
+    double low = 0.0, high = 1.0;  // the scores that Scale::absolute normalizes to 0 and to 1
 };
 
 struct FusedColumn {

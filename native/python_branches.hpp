@@ -295,9 +295,11 @@ private:
 
 class TermQueries : public DocumentQueries {
 public:
-    // terms: of all queries; query i has terms indptr[i] to indptr[i + 1].
-    TermQueries(const SparseSegments& rows, Span<int64_t> indptr, const SegmentedQuery& terms, double mean)
-        : rows_(rows), indptr_(indptr), terms_(terms), mean_(mean) {}
+    // terms: of all queries; query i has terms indptr[i] to indptr[i + 1]. unknown: each query's weight of terms that no
+    // document has; or empty.
+    TermQueries(const SparseSegments& rows, Span<int64_t> indptr, const SegmentedQuery& terms, double mean,
+                Span<double> unknown = {})
+        : rows_(rows), indptr_(indptr), terms_(terms), mean_(mean), unknown_(unknown) {}
 
     size_t size() const override { return indptr_.size - 1; }
     const Documents& documents() const override { return rows_; }
@@ -307,6 +309,13 @@ public:
     }
 
     std::unique_ptr<Scorer> scorer(size_t query) const override { return rows_.scorer(terms(query), mean_); }
+
+    double reach(size_t query) const override {
+        double total = unknown_.size == 0 ? 0.0 : unknown_[query];
+        const Span<float> weights = terms(query).weights;
+        for (const float weight : weights) total += static_cast<double>(weight);
+        return total;
+    }
 
     bool lists_by_score() const override { return true; }
 
@@ -328,10 +337,11 @@ private:
     Span<int64_t> indptr_;
     SegmentedQuery terms_;
     double mean_;
+    Span<double> unknown_;
 };
 
 // A batch of queries from Python, and the arrays that it borrows: (DenseSegments, (n, dim) vectors), or (SparseSegments,
-// indptr, term_ids, weights, places | None, mean).
+// indptr, term_ids, weights, places | None, mean, unknown | None).
 class GivenQueries {
 public:
     explicit GivenQueries(const nb::tuple& given) {
@@ -341,7 +351,7 @@ public:
                                                      vectors.size(0), vectors.size(1));
             return;
         }
-        if (given.size() != 6) throw InvalidInput("a branch's queries must have 2 or 6 parts");
+        if (given.size() != 7) throw InvalidInput("a branch's queries must have 2 or 7 parts");
         const auto& rows = nb::cast<const SparseSegments&>(given[0]);
         const Span<int64_t> indptr = keep(given[1], "query_indptr", 1).span<int64_t>();
         SegmentedQuery terms{keep(given[2], "query_term_ids", 1).span<uint32_t>(),
@@ -354,7 +364,12 @@ public:
             terms.places = places.span<int64_t>();
             terms.width = places.size(1);
         }
-        queries = std::make_unique<TermQueries>(rows, indptr, terms, nb::cast<double>(given[5]));
+        Span<double> unknown;
+        if (!given[6].is_none()) {
+            unknown = keep(given[6], "unknown", 1).span<double>();
+            same_length("queries + 1 and query_indptr", unknown.size + 1, indptr.size);
+        }
+        queries = std::make_unique<TermQueries>(rows, indptr, terms, nb::cast<double>(given[5]), unknown);
     }
 
     std::unique_ptr<DocumentQueries> queries;
@@ -414,6 +429,8 @@ public:
         return hits;
     }
 
+    double reach(size_t query) const override { return queries_ == nullptr ? 1.0 : queries_->reach(query); }
+
     std::unique_ptr<Scorer> scorer(size_t query) const override {
         if (function_.is_none()) return queries_->scorer(query);
         return std::make_unique<CallbackScorer>(function_, query);
@@ -432,6 +449,7 @@ inline Scale scale_of(const std::string& name) {
     if (name == "z-score") return Scale::z_score;
     if (name == "dbsf") return Scale::dbsf;
     if (name == "rrf") return Scale::reciprocal;
+    if (name == "absolute") return Scale::absolute;
     throw InvalidInput("there is no scale '" + name + "'");
 }
 

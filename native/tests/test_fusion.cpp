@@ -289,7 +289,7 @@ void places_are_searched_for_only_if_they_can_matter(unsigned seed, size_t k) {
 }
 
 constexpr Scale scales[] = {Scale::none,    Scale::max,  Scale::min_max,
-                            Scale::z_score, Scale::dbsf, Scale::reciprocal};
+                            Scale::z_score, Scale::dbsf, Scale::reciprocal, Scale::absolute};
 
 }  // namespace
 
@@ -307,7 +307,7 @@ int main() {
     }
     for (const size_t depth : {0u, 1u, 5u, 50u}) {
         for (const size_t k : {0u, 1u, 4u, 50u}) {
-            for (const Scale scale : {Scale::none, Scale::max, Scale::min_max, Scale::reciprocal}) {
+            for (const Scale scale : {Scale::none, Scale::max, Scale::min_max, Scale::reciprocal, Scale::absolute}) {
                 a_whole_search_is_its_lists_joined(depth + 7, depth, k, scale);
             }
         }

@@ -197,17 +197,26 @@ class Fusion:
     """The default fusion of branches. Searches may override it, so it is not part of the fingerprint.
 
     Attributes:
-        method: weighted sum of scores normalized per query ("linear"), of reciprocal ranks ("rrf"), or of scores
-            relative to the distribution of the candidates' scores ("dbsf").
+        method: weighted sum of shares of what a branch's score can reach ("absolute"), of scores normalized by the
+            best of the list ("linear"), of reciprocal ranks ("rrf"), or of scores relative to the distribution of the
+            candidates' scores ("dbsf").
         weights: weight of each branch.
         normalization: normalization of "linear"; see `lightir.kernel.candidates`.
         rrf_k: constant of "rrf", which sums 1 / (rrf_k + rank).
+        spans: two scores of a branch, which "absolute" counts as 0 and as 1; for terms per unit of the query's weight.
+            The other branches have those of `lightir.search.plan.span`.
     """
 
-    method: Literal["linear", "rrf", "dbsf"] = "linear"
+    method: Literal["absolute", "linear", "rrf", "dbsf"] = "linear"
     weights: Mapping[str, float] = field(default_factory=lambda: {"dense": 0.7, "sparse": 0.3})
     normalization: Literal["max", "min-max", "z-score", "none"] = "max"
     rrf_k: float = 60.0
+    spans: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for branch, span in self.spans.items():
+            if len(span) != 2 or not span[0] < span[1]:
+                raise InvalidInput(f"the span of {branch} is {list(span)}; expected a lower and a higher score")
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,21 @@ class Collection:
                 score = score + np.float32(count * idf) * np.float32(saturation)
         return float(score)
 
+    def full(self, branch: str, query: str) -> float:
+        """The score that counts as 1 under "absolute"."""
+        if branch == "dense":
+            return 1.0
+        if branch == "sparse":
+            assert self.contract.sparse is not None
+            return 2 * self.contract.sparse.scale * sum(self.query_sparse[query].values())
+        words = [text.split() for text in self.texts.values()]
+        full = 0.0
+        for word, count in Counter(query.split("!")[0].split()).items():
+            df = sum(word in document for document in words)
+            weight = count * math.log1p((len(words) - df + 0.5) / (df + 0.5))
+            full += float(np.float32(weight)) if df else weight  # a query has float32 weights of the known words
+        return full / 1.9
+
     def found(self, branch: str, query: str, depth: int) -> list[tuple[str, float]]:
         """The branch's own list: score down, then id up; term branches list only documents above 0."""
         if branch == "dense" and not self.query_dense[query].any():
@@ -98,7 +113,12 @@ class Collection:
         fused = {doc_id: 0.0 for pairs in lists.values() for doc_id, _ in pairs if doc_id not in self.pending}
         for doc_id, (branch, pairs) in itertools.product(fused, lists.items()):
             score = self.scores(branch, query)[doc_id]
-            normalized = NORMALIZED[method](pairs, score) if method in NORMALIZED else reciprocal(pairs, doc_id, method)
+            if method == "absolute":
+                normalized = max(score / self.full(branch, query), 0.0) if pairs else 0.0
+            elif method in NORMALIZED:
+                normalized = NORMALIZED[method](pairs, score)
+            else:
+                normalized = reciprocal(pairs, doc_id, method)
             fused[doc_id] += weights[branch] * normalized
         ranked = sorted(fused.items(), key=lambda pair: (-pair[1], pair[0]))
         by_tokens = self.found("tokens", query, depth)
@@ -178,7 +198,7 @@ NORMALIZED = {
     "dbsf": dbsf,
 }
 DEPTHS = ((1, 1), (5, 4), (5, 1000), (100, 4))
-METHODS = (*NORMALIZED, "rrf", "rrf:0", "rrf:2.5")
+METHODS = (*NORMALIZED, "absolute", "rrf", "rrf:0", "rrf:2.5")
 
 
 WEIGHTS: list[dict[str, float]] = [
@@ -234,7 +254,7 @@ def test_half_encoded_indexes_rank_as_the_slow_twin_does(
     with Index.open(tmp_path / "i") as index:
         assert index.info().pending == n_pending
         searcher = Searcher(index, GivenVectors(data.contract, data.query_dense, data.query_sparse))
-        for weights, (k, depth), method in itertools.product(WEIGHTS[3:], DEPTHS[:3], METHODS[::2]):
+        for weights, (k, depth), method in itertools.product(WEIGHTS[3:], DEPTHS[:3], (*METHODS[::2], "absolute")):
             for excluded in ([], sorted(data.texts)[:3]):
                 how = {"weights": weights, "fusion": method, "depth": depth, "exclude": excluded}
                 run = searcher.search([Query(q, q) for q in data.queries], k, SearchOptions(mode="hybrid", **how))  # type: ignore[arg-type]

@@ -213,6 +213,7 @@ def test_a_score_is_exactly_the_sum_of_its_columns(method: str) -> None:
         ("rrf:60", Fusion("rrf", {})),
         ("rrf:0.5", Fusion("rrf", {}, rrf_k=0.5)),
         ("dbsf", Fusion("dbsf", {})),
+        ("absolute", Fusion("absolute", {})),
     ],
 )
 def test_a_fusion_is_written_in_one_word(text: str, fusion: Fusion) -> None:
@@ -226,10 +227,10 @@ def test_shorter_words_mean_the_usual_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "max", "linear:", "linear:mean", "rrf:", "rrf:-1", "rrf:nan", "rrf:inf", "dbsf:3"]
+    "text", ["", "max", "linear:", "linear:mean", "absolute:max", "rrf:", "rrf:-1", "rrf:nan", "rrf:inf", "dbsf:3"]
 )
 def test_an_unknown_fusion_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is unknown; expected linear"):
+    with pytest.raises(InvalidInput, match="is unknown; expected absolute"):
         parse_fusion(text)
 
 

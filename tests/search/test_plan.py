@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from lightir.contract import Fusion
+from lightir.contract import DenseHead, Fusion
+from lightir.errors import InvalidInput
 from lightir.search import SearchOptions
-from lightir.search.plan import plan
+from lightir.search.language_model import Smoothing
+from lightir.search.plan import REMEASURED, default_fusion, plan, span
 from small_collections import word_contract
 
 
@@ -42,3 +46,60 @@ def test_a_contract_s_weights_count_for_exactly_its_branches(
     contract = word_contract(fusion=Fusion(weights=named))
     chosen = plan(("dense", "sparse", "tokens"), contract, SearchOptions(mode=mode)).fusion.weights
     assert chosen == pytest.approx(weights)
+
+
+ALL = ("dense", "sparse", "tokens")
+SHARES = Fusion("absolute", {"dense": 0.4, "sparse": 0.2, "tokens": 0.4}, spans={"dense": (0.2, 0.8)})
+
+
+def test_a_default_of_shares_counts_where_words_are_searched() -> None:
+    contract = word_contract(fusion=SHARES)
+    assert plan(ALL, contract).fusion == SHARES
+    two = plan(ALL, contract, SearchOptions(mode="dense+tokens")).fusion
+    assert (two.method, two.weights, two.spans) == ("absolute", {"dense": 0.5, "tokens": 0.5}, SHARES.spans)
+    vectors = plan(ALL, contract, SearchOptions(mode="dense+sparse")).fusion
+    assert (vectors.method, vectors.weights) == ("linear", pytest.approx({"dense": 5 / 7, "sparse": 2 / 7}))
+    asked = plan(ALL, contract, SearchOptions(mode="dense+sparse", fusion="absolute")).fusion
+    assert asked.method == "absolute"
+    linear = plan(ALL, contract, SearchOptions(fusion="linear")).fusion
+    assert (linear.method, linear.weights) == ("linear", {"dense": 0.5, "sparse": 0.2, "tokens": 0.3})
+
+
+def test_scores_without_a_maximum_are_joined_by_linear_and_refused_as_shares() -> None:
+    contract = word_contract(fusion=SHARES)
+    smoothed = SearchOptions(smoothing=Smoothing("dirichlet", 2000.0))
+    assert plan(ALL, contract, smoothed).fusion.method == "linear"
+    with pytest.raises(InvalidInput, match="log likelihoods of dirichlet"):
+        plan(ALL, contract, dataclasses.replace(smoothed, fusion="absolute"))
+    products = word_contract(fusion=dataclasses.replace(SHARES, spans={}), dense=DenseHead(similarity="dot"))
+    assert plan(ALL, products).fusion.method == "linear"
+    with pytest.raises(InvalidInput, match="dot products"):
+        plan(ALL, products, SearchOptions(fusion="absolute"))
+
+
+def test_an_index_with_the_former_default_of_a_measured_model_has_the_present_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    former, present = next(iter(REMEASURED.values()))
+    contract = word_contract(fusion=former)
+    assert default_fusion(contract) == former
+    monkeypatch.setitem(REMEASURED, contract.document_fingerprint, (former, present))  # type: ignore[arg-type]
+    assert default_fusion(contract) == present
+    tuned = dataclasses.replace(contract, fusion=dataclasses.replace(former, weights={"dense": 0.9, "tokens": 0.1}))
+    assert default_fusion(tuned) == tuned.fusion
+
+
+def test_spans_are_those_of_the_contract_or_of_the_branch() -> None:
+    contract = word_contract()
+    assert contract.sparse is not None
+    assert span(SHARES, contract, "dense") == (0.2, 0.8)
+    assert span(Fusion(), contract, "dense") == (0.0, 1.0)
+    assert span(Fusion(), contract, "sparse") == (0.0, 2 * contract.sparse.scale)
+    assert span(Fusion(), contract, "tokens") == (0.0, 1 / 1.9)
+    assert span(Fusion(), contract, "tokens", of_counts=False) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("wrong", [(0.8, 0.2), (0.5, 0.5), (0.1,), (0.1, 0.2, 0.3)])
+def test_a_span_has_a_lower_and_a_higher_score(wrong: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidInput, match="the span of dense"):
+        Fusion("absolute", spans={"dense": wrong})

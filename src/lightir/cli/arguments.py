@@ -37,7 +37,7 @@ class FusionNames(tuple[str, ...]):
         return super().__contains__(name) or str(name).startswith("rrf:")
 
 
-FUSIONS = FusionNames(("linear", "linear:min-max", "linear:z-score", "linear:none", "rrf", "dbsf"))
+FUSIONS = FusionNames(("absolute", "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf", "dbsf"))
 
 
 def add_index(parser: Arguments) -> None:

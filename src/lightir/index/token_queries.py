@@ -56,12 +56,15 @@ class TokenQueries:
             alone, or for bags the weight by the query encoder.
         places: ids of the terms in the dictionary of each segment, -1 for a missing term.
         words: term -> word of a query that the term is an alternative to.
+        unknown: (n,) float64, what the sum of a query's weights lacks of the weight of all its own words: that of words
+            without a document, less that of alternatives. None for bags.
     """
 
     terms: Sequence[str | int]
     vectors: SparseVectors
     places: Sequence[npt.NDArray[np.int64]]
     words: Mapping[str, str] = field(default_factory=dict)
+    unknown: npt.NDArray[np.float64] | None = None
 
     def of_segment(self, position: int) -> QueryTerms:
         """Return the queries over the term ids of one segment; terms that it lacks are omitted."""

@@ -372,9 +372,14 @@ class View:
         # One query at a time in plain Python, since for a few queries each array operation costs more than it saves.
         counts = [sorted(Counter(position_of[term] for term in row if term in position_of).items()) for row in rows]
         weights = [[(position, count * factors[position]) for position, count in row] for row in counts]
+        weight = idf(n_docs, 0) if idfs else 1.0
+        unknown = np.array([weight * sum(term not in position_of for term in row) for row in rows], dtype=np.float64)
         for i, of_query in enumerate(groups):
             if of_query:
+                own = sum(value for _, value in weights[i])
                 weights[i] = self._with_alternatives(weights[i], of_query, position_of)
+                if own + unknown[i] > 0:
+                    unknown[i] -= sum(value for _, value in weights[i]) - own
         pairs = [pair for row in weights for pair in row]
         vectors = SparseVectors(
             row_starts([len(row) for row in weights]),
@@ -384,7 +389,7 @@ class View:
         )
         words = {term: group.word for of_query in groups for group in of_query for term in group.terms}
         ids = np.array([facts[term][1] for term in terms], dtype=np.int64).reshape(len(terms), len(self.segments))
-        return TokenQueries(terms, vectors, list(ids.T), words)
+        return TokenQueries(terms, vectors, list(ids.T), words, unknown)
 
     def _with_alternatives(
         self, row: Sequence[tuple[int, float]], groups: Sequence[Alternatives], position_of: Mapping[str | int, int]

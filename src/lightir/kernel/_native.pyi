@@ -96,7 +96,7 @@ class SparseSegments:
 class CandidateSearch:
     def __init__(
         self,
-        branches: list[tuple[DenseSegments | SparseSegments, float, bool, list[Any] | None]],
+        branches: list[tuple[DenseSegments | SparseSegments, float, bool, list[Any] | None, tuple[float, float]]],
         scale: str,
         rrf_k: float,
         ids: DocumentIds | None,

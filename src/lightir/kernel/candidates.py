@@ -15,6 +15,8 @@ the list is empty, every document counts 0. The normalized scores are summed wit
     plus 3; not cut at 1, which would tie the best documents of a deep list; at least 0. In a list of equal scores these
     count 0.5 and lower scores 0.
 "rrf": 1 / (rrf_k + rank in the list), and 0 outside it (Cormack, Clarke & Buettcher, SIGIR 2009).
+"absolute": (s - low) / (high - low), at least 0, by two scores that do not depend on the list. For terms both are
+    multiplied by the sum of the query's weights, unknown terms included.
 
 Pending documents have no vectors, so that only one branch lists them. They are not fused, see `PendingDocuments`.
 """
@@ -34,7 +36,7 @@ from lightir.kernel.query import TextEncoder
 from lightir.kernel.segments import Allowed, BranchQueries, DenseSegments, DocumentIds, SparseSegments
 from lightir.types import Ranking
 
-Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf"]
+Scale: TypeAlias = Literal["none", "max", "min-max", "z-score", "dbsf", "rrf", "absolute"]
 """How a branch's scores are normalized, see the module's doc string."""
 
 
@@ -114,6 +116,7 @@ class BoundBranch:
         complete: whether no document outside its list scores more than the list's last one. The result is the same,
             with fewer scores computed.
         allowed: the documents that may be found.
+        span: the scores that "absolute" normalizes to 0 and to 1; for terms per unit of the query's weight.
     """
 
     name: str
@@ -121,6 +124,7 @@ class BoundBranch:
     weight: float = 1.0
     complete: bool = True
     allowed: Allowed = None
+    span: tuple[float, float] = (0.0, 1.0)
 
 
 class PendingDocuments(NamedTuple):
@@ -216,7 +220,7 @@ class CandidateSearch:
             names: ids of the documents in rankings; None if only candidates are asked for.
             pending: the pending documents; None if no branch may find them.
         """
-        parts = [(branch.documents.native, branch.weight, branch.complete, branch.allowed) for branch in branches]
+        parts = [(b.documents.native, b.weight, b.complete, b.allowed, b.span) for b in branches]
         known_ids = None if ids is None else ids.native
         source = None if texts is None else (texts[0].native, texts[0].by_library, texts[1])
         self._columns = [(branch.name, branch.weight) for branch in branches]

@@ -98,6 +98,7 @@ class SparseSegments:
         *,
         places: npt.NDArray[np.int64] | None = None,
         mean: float = 1.0,
+        unknown: npt.NDArray[np.float64] | None = None,
     ) -> BranchQueries:
         """Return a batch of n queries. A document matches if its score is above 0.
 
@@ -111,8 +112,10 @@ class SparseSegments:
             places: (n_segments, n_terms) int64 id of each term in each segment, -1 if the segment lacks the term; None
                 if a term has the same id in all segments.
             mean: mean length of the documents.
+            unknown: (n,) each query's weight of terms that no document has, which count for the scale "absolute"; None
+                for none.
         """
-        return (self.native, indptr, term_ids, weights, places, mean)
+        return (self.native, indptr, term_ids, weights, places, mean, unknown)
 
 
 class DocumentIds:

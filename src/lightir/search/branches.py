@@ -121,6 +121,7 @@ class BranchSearch:
             vectors.weights.astype(np.float32, copy=False),
             places=self._places,
             mean=self.view.mean_length,
+            unknown=self.encoded.tokens.unknown,
         )
 
     def pair_scores(self, branch: Branch, doc_ords: DocOrds, query: int) -> npt.NDArray[np.float32]:

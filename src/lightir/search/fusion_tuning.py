@@ -19,14 +19,14 @@ from lightir.eval.significance import randomization_test
 from lightir.kernel.candidates import Candidates, normalize
 from lightir.search.index_evaluation import missing_documents
 from lightir.search.language_model import Smoothing
-from lightir.search.plan import WHOLE_DEPTH, default_depth, plan
+from lightir.search.plan import WHOLE_DEPTH, default_depth, has_spans, plan
 from lightir.search.prepared import scale_of
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions, fusion_text, parse_fusion, weights_text
 from lightir.search.searcher import Searcher
 from lightir.types import Branch, Qrels, Query
 
 METHODS = (
-    *("linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf"),
+    *("absolute", "linear", "linear:min-max", "linear:z-score", "linear:none", "dbsf"),
     *("rrf:2", "rrf:10", "rrf:20", "rrf:60", "rrf:100"),
 )
 """Methods that are tried, each with every weight of `weight_grid`."""
@@ -141,7 +141,7 @@ def tune(
     if len(now.branches) < 2:
         raise InvalidInput(f"there is nothing to join in {now.branches[0]} alone; name two branches or more")
     missing_documents(searcher, qrels, "the qrels")
-    tried = [now.fusion, *fusion_grid(now.branches)]
+    tried = [now.fusion, *fusion_grid(now.branches, absolute=has_spans(searcher.index.contract, options))]
     values = fusion_values(searcher, judged, qrels, tried, options=options, progress=progress)
     fitted = _fitted(now.branches, tried, values, folds=folds, rng=np.random.default_rng(seed))
     return dataclasses.replace(fitted, smoothing=options.smoothing if "tokens" in now.branches else None)
@@ -169,6 +169,8 @@ def fusion_values(
     values = np.zeros((len(judged), len(tried)))
     depths = [max(CUTOFF, options.depth or _own_depth(options, fusion)) + options.exclude_same_id for fusion in tried]
     deepest = dataclasses.replace(options, depth=max(depths))  # as searches for ten documents ask each branch
+    if any(fusion.method == "absolute" for fusion in tried):
+        deepest = dataclasses.replace(deepest, fusion="absolute")  # its normalized scores do not depend on the lists
     rankings = searcher.candidates(judged, deepest)
     shown = tqdm(rankings, "tuning", len(judged), unit="query", disable=None if progress else True)
     for i, (query, (doc_ids, candidates)) in enumerate(zip(judged, shown, strict=True)):
@@ -184,11 +186,12 @@ def weight_grid(n_branches: int) -> list[tuple[float, ...]]:
     return [tuple(part / steps for part in (*first, steps - sum(first))) for first in parts if sum(first) < steps]
 
 
-def fusion_grid(branches: Sequence[Branch]) -> list[Fusion]:
-    """Return every method with every weight, method by method."""
+def fusion_grid(branches: Sequence[Branch], *, absolute: bool = True) -> list[Fusion]:
+    """Return every method with every weight, method by method; without "absolute" if it cannot be searched."""
     return [
         dataclasses.replace(parse_fusion(method), weights=dict(zip(branches, weights, strict=True)))
         for method in METHODS
+        if absolute or method != "absolute"
         for weights in weight_grid(len(branches))
     ]
 
@@ -276,7 +279,9 @@ def _fused_scores(candidates: Candidates, tried: Sequence[Fusion], depths: Seque
             ranks = np.where(column.ranks <= depth, column.ranks, 0)
             is_listed |= ranks > 0
             key = (branch, fusion_text(fusion), depth)
-            if key not in normalized:
+            if fusion.method == "absolute":
+                normalized[key] = column.normalized
+            elif key not in normalized:
                 listed = np.flatnonzero(ranks)
                 own = column.scores[listed[np.argsort(ranks[listed])]]
                 scale = scale_of(fusion)

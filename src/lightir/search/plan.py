@@ -9,11 +9,27 @@ from typing import cast
 
 from lightir.contract import Contract, Fusion
 from lightir.errors import InvalidInput
+from lightir.index.bm25 import K1
 from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions, mode_parts, parse_fusion
 from lightir.types import BRANCHES, Branch
 
 DEFAULT_WEIGHTS: Mapping[Branch, float] = {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}
 """Weights of branches for which the contract's fusion has none; they are divided by their sum."""
+
+SHARE_WEIGHTS: Mapping[Branch, float] = {"dense": 0.4, "sparse": 0.2, "tokens": 0.4}
+"""The same for "absolute", whose normalized scores are of other sizes."""
+
+REMEASURED: Mapping[str, tuple[Fusion, Fusion]] = {
+    "b4277076f9b30b48": (  # minilm
+        Fusion("linear", {"dense": 0.65, "tokens": 0.35}),
+        Fusion("absolute", {"dense": 0.5, "tokens": 0.5}, spans={"dense": (0.1, 0.8)}),
+    ),
+    "b1ee8099df377ce0": (  # smollm2-135m
+        Fusion("linear", {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}),
+        Fusion("absolute", {"dense": 0.4, "sparse": 0.2, "tokens": 0.4}, spans={"dense": (0.2, 0.8)}),
+    ),
+}
+"""By document fingerprint the default fusion of earlier releases of a model, and the one that has taken its place."""
 
 DEPTH = 200
 """Candidate depth of a fusion that longer lists hardly change."""
@@ -59,8 +75,7 @@ def plan(available: tuple[Branch, ...], contract: Contract | None, options: Sear
         InvalidInput: a branch that the index lacks, or weights that name other branches than the mode.
     """
     parts = _parts(available, contract, options.mode)
-    default = Fusion() if contract is None else contract.fusion
-    method = default if options.fusion is None else parse_fusion(options.fusion)
+    default = default_fusion(contract)
     weights = cast(Mapping[Branch, float] | None, options.weights)
     if _all_pending(available, contract) and "hybrid" in parts and {*parts} <= {"hybrid", "tokens"}:
         return Plan(available, Fusion("linear", {"tokens": 1.0}, "none"))
@@ -72,15 +87,60 @@ def plan(available: tuple[Branch, ...], contract: Contract | None, options: Sear
         raise InvalidInput(f"weights name {sorted(weights)}, but the mode searches {sorted(branches)}")
     if len(branches) == 1:
         return Plan(branches, Fusion("linear", {branches[0]: 1.0}, "none"))
-    chosen = weights or _default_weights(branches, default)
-    joined = dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches})
+    method = _method(branches, contract, default, options)
+    chosen = weights or _default_weights(branches, default, method)
+    joined = dataclasses.replace(method, weights={branch: chosen[branch] for branch in branches}, spans=default.spans)
     return Plan(branches, joined, "tokens" in available and ("hybrid" in parts or "tokens" in branches))
+
+
+def span(fusion: Fusion, contract: Contract | None, branch: Branch, *, of_counts: bool = True) -> tuple[float, float]:
+    """Return the scores that "absolute" counts as 0 and as 1, those of terms per unit of the query's weight.
+
+    Without a span in the fusion: cosines of 0 and 1, impacts of weights 0 and 2, and for BM25
+    the weight of a word that a document of mean length has once. A bag of tokens has each of its terms with weight 1.
+
+    Args:
+        fusion: method and spans.
+        contract: record of the index's model.
+        branch: the branch.
+        of_counts: whether the tokens branch counts terms.
+    """
+    if branch in fusion.spans:
+        low, high = fusion.spans[branch]
+        return low, high
+    if branch == "tokens":
+        return 0.0, 1 / (1 + K1) if of_counts else 1.0
+    scale = 1.0 if branch == "dense" or contract is None or contract.sparse is None else 2 * contract.sparse.scale
+    return 0.0, scale
+
+
+def default_fusion(contract: Contract | None) -> Fusion:
+    """Return the default fusion of a model: the contract's, or what has taken its place since the index was built."""
+    if contract is None:
+        return Fusion()
+    former, present = REMEASURED.get(contract.document_fingerprint, (None, None))
+    return present if present is not None and contract.fusion == former else contract.fusion
+
+
+def has_spans(contract: Contract | None, options: SearchOptions = DEFAULT_OPTIONS) -> bool:
+    """Return whether "absolute" can be searched: all branches have scores that count as 0 and as 1."""
+    return not _without_span(contract, default_fusion(contract), options)
 
 
 def default_depth(fusion: Fusion) -> int:
     """Return the default candidate depth of a fusion."""
     by_list = fusion.method == "dbsf" or (fusion.method == "linear" and fusion.normalization in ("min-max", "z-score"))
     return WHOLE_DEPTH if by_list else DEPTH
+
+
+def _without_span(contract: Contract | None, default: Fusion, options: SearchOptions) -> str:
+    """Return which scores have no maximum that is known before a search; "" if all have one."""
+    if options.smoothing is not None:
+        return f"the log likelihoods of {options.smoothing.method}"
+    dense = None if contract is None else contract.dense
+    if dense is not None and dense.similarity == "dot" and "dense" not in default.spans:
+        return "dot products"
+    return ""
 
 
 def _all_pending(available: tuple[Branch, ...], contract: Contract | None) -> bool:
@@ -112,9 +172,29 @@ def _hybrid(available: tuple[Branch, ...], default: Fusion) -> set[Branch]:
     return branches
 
 
-def _default_weights(branches: tuple[Branch, ...], default: Fusion) -> Mapping[Branch, float]:
+def _method(branches: tuple[Branch, ...], contract: Contract | None, default: Fusion, options: SearchOptions) -> Fusion:
+    """Return the method of a fusion; its weights do not count.
+
+    In place of a default "absolute" it is "linear" where a branch has no span, and where no words are counted.
+    """
+    if options.fusion is None and default.method != "absolute":
+        return default
+    asked = default if options.fusion is None else parse_fusion(options.fusion)
+    if asked.method != "absolute":
+        return asked
+    without = _without_span(contract, default, options)
+    if without and options.fusion is not None:
+        raise InvalidInput(
+            f"fusion 'absolute' requires scores whose maximum is known, and {without} have none; use linear"
+        )
+    return Fusion("linear") if without or (options.fusion is None and "tokens" not in branches) else asked
+
+
+def _default_weights(branches: tuple[Branch, ...], default: Fusion, method: Fusion) -> Mapping[Branch, float]:
     weighted = {branch for branch, weight in default.weights.items() if weight > 0}
-    if weighted == set(branches):
+    # Weights that were measured for "absolute" are for its scores alone.
+    if weighted == set(branches) and (default.method != "absolute" or method.method == "absolute"):
         return {branch: default.weights[branch] for branch in branches}
-    total = sum(DEFAULT_WEIGHTS[branch] for branch in branches)
-    return {branch: DEFAULT_WEIGHTS[branch] / total for branch in branches}
+    usual = SHARE_WEIGHTS if method.method == "absolute" else DEFAULT_WEIGHTS
+    total = sum(usual[branch] for branch in branches)
+    return {branch: usual[branch] / total for branch in branches}

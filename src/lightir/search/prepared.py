@@ -34,7 +34,7 @@ from lightir.kernel.segments import Allowed
 from lightir.query import CachedQueryEncoder
 from lightir.search.branches import BranchSearch, EncodedQueries, documents, has_graphs
 from lightir.search.encoding import QueryCoding, checked_text
-from lightir.search.plan import WHOLE_DEPTH, Plan, default_depth
+from lightir.search.plan import WHOLE_DEPTH, Plan, default_depth, span
 from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
 from lightir.types import Branch, Query, Ranking
 from lightir.vectors import Floats
@@ -82,6 +82,7 @@ def bind(view: View, plan: Plan, coding: QueryCoding) -> BoundPlan:
             float(plan.fusion.weights.get(branch, 0.0)),
             _is_complete(view, plan, coding, branch),
             unbound.allowed(branch),
+            span(plan.fusion, view.contract, branch, of_counts=not view.holds_bags),
         )
         for branch in plan.searched
     ]
@@ -274,7 +275,8 @@ class PreparedSearch:
 
         lists: list[GivenLists | None] = [listed(branch) for branch in self.plan.searched]
         request = Request(MAX_COUNT, MAX_COUNT, self.threads)
-        return self._bound.kernel.search([None] * len(lists), request, lists=lists)
+        queries = [searched.queries(branch) for branch in self.plan.searched]
+        return self._bound.kernel.search(queries, request, lists=lists)
 
     def branches(self, encoded: EncodedQueries) -> BranchSearch:
         """Return the search of single branches for a batch of queries."""

@@ -40,8 +40,8 @@ class SearchOptions:
             a `lightir.FullQueryEncoder` also "beta" (over bags of tokens), "full" (the model's vectors: dense ones, or
             sparse ones of a model without) and "full-sparse".
             Modes with "hybrid" or "tokens" also find pending documents, see docs/progressive.md.
-        fusion: method that joins the branches: "linear", "linear:min-max", "linear:z-score", "linear:none", "rrf",
-            "rrf:K" or "dbsf", see lightir.kernel.candidates. None for the contract's.
+        fusion: method that joins the branches: "absolute", "linear", "linear:min-max", "linear:z-score", "linear:none",
+            "rrf", "rrf:K" or "dbsf", see lightir.kernel.candidates. None for the contract's.
         weights: weight of each branch. None for the contract's.
         depth: candidate depth, the number of documents that each branch gives to the fusion. None for 200, or for
             1,000 if the fusion measures scores by the lists' ends or spread.
@@ -123,7 +123,7 @@ def mode_parts(mode: Mode) -> list[str]:
 
 
 def parse_fusion(text: str) -> Fusion:
-    """Return the fusion, without weights, that "linear", "linear:z-score", "rrf", "rrf:20" or "dbsf" names.
+    """Return the fusion, without weights, that "absolute", "linear", "linear:z-score", "rrf", "rrf:20" or "dbsf" names.
 
     "linear" alone divides by the list's maximum; "rrf" alone has the constant 60.
 
@@ -133,8 +133,8 @@ def parse_fusion(text: str) -> Fusion:
     if not isinstance(text, str):
         raise InvalidInput(f"fusion is {type(text).__name__}; expected its name, as in 'rrf'")
     method, colon, detail = text.partition(":")
-    if not colon and method in ("linear", "rrf", "dbsf"):
-        return Fusion(cast(Literal["linear", "rrf", "dbsf"], method), {})
+    if not colon and method in ("absolute", "linear", "rrf", "dbsf"):
+        return Fusion(cast(Literal["absolute", "linear", "rrf", "dbsf"], method), {})
     if method == "linear" and detail in NORMALIZATIONS:
         return Fusion("linear", {}, cast(Literal["max", "min-max", "z-score", "none"], detail))
     try:
@@ -144,8 +144,8 @@ def parse_fusion(text: str) -> Fusion:
     if method == "rrf" and math.isfinite(rrf_k) and rrf_k >= 0:
         return Fusion("rrf", {}, rrf_k=rrf_k)
     raise InvalidInput(
-        f"fusion {text!r} is unknown; expected linear, linear:min-max, linear:z-score, linear:none, rrf, rrf:K with a "
-        "K of 0 or more, or dbsf"
+        f"fusion {text!r} is unknown; expected absolute, linear, linear:min-max, linear:z-score, linear:none, rrf, "
+        "rrf:K with a K of 0 or more, or dbsf"
     )
 
 
@@ -153,7 +153,7 @@ def fusion_text(fusion: Fusion) -> str:
     """Return the fusion's method in the form that `parse_fusion` reads."""
     if fusion.method == "linear":
         return "linear" if fusion.normalization == "max" else f"linear:{fusion.normalization}"
-    return "dbsf" if fusion.method == "dbsf" else f"rrf:{fusion.rrf_k:g}"
+    return f"rrf:{fusion.rrf_k:g}" if fusion.method == "rrf" else fusion.method
 
 
 def weights_text(fusion: Fusion) -> str:

@@ -114,6 +114,8 @@ def ndcg_of_fusion(branches: Mapping[Branch, ScoreMatrix], grades: ScoreMatrix, 
 def fused(branches: Mapping[Branch, ScoreMatrix], fusion: Fusion, *, k: int) -> list[Candidates]:
     """Return each query's k best documents by the fusion of a search; document j has doc_ord j.
 
+    In place of "absolute", for which queries are not known here, scores are normalized by the list's best one.
+
     Args:
         branches: (n, m) scores of each branch.
         fusion: method and weights.
@@ -132,7 +134,8 @@ def fused(branches: Mapping[Branch, ScoreMatrix], fusion: Fusion, *, k: int) -> 
 
         return GivenLists.join([_best(row, depth, every=branch == "dense") for row in scores], score)
 
-    search = CandidateSearch(bound, scale=scale_of(fusion), rrf_k=fusion.rrf_k)
+    scale = "max" if fusion.method == "absolute" else scale_of(fusion)
+    search = CandidateSearch(bound, scale=scale, rrf_k=fusion.rrf_k)
     return search.search([None] * len(names), Request(k, depth), lists=[listed(name) for name in names])
 
 
