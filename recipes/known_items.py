@@ -3,7 +3,7 @@
 python recipes/known_items.py --shop FOLDER [--products 2000]
 python recipes/known_items.py INDEX=CORPUS... [--per-kind 100] [--fusion NAME[/WEIGHTS]]...
 
-The first form writes the catalogue of a made shop, for `lightir encode`. The second form makes queries from each
+The first form writes the catalog of a made shop, for `lightir encode`. The second form makes queries from each
 corpus, each of which wants one document, and counts how often an engine returns this document first. The kinds are:
 
 code: a word with digits that only this document has, such as a model number
@@ -61,7 +61,7 @@ def main() -> None:
     """Write a shop, or measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="*", metavar="INDEX=CORPUS")
-    parser.add_argument("--shop", metavar="FOLDER", help="folder to write a made catalogue to, as corpus.jsonl")
+    parser.add_argument("--shop", metavar="FOLDER", help="folder to write a made catalog to, as corpus.jsonl")
     parser.add_argument("--products", type=int, default=2000, help="number of products of the shop (default 2000)")
     parser.add_argument("--per-kind", type=int, default=100, help="maximum number of queries of a kind (default 100)")
     parser.add_argument(
@@ -166,25 +166,25 @@ def nonsense(n: int, documents: Sequence[Document], seed: int = 0) -> list[str]:
 
 BRANDS = "Alpenglow Brightforge Cobaltine Dunmore Everwick Fjordline Greyhaven Halvorsen Ironbark Juniper".split()  # noqa: SIM905
 THINGS = {
-    "backpack": ("hiking travel school climbing commuter", "litres of room", "a padded back and a rain cover"),
+    "backpack": ("hiking travel school climbing commuter", "liters of room", "a padded back and a rain cover"),
     "headphones": ("wireless over-ear in-ear studio noise-cancelling", "hours of battery", "a folding headband"),
-    "drill": ("cordless hammer percussion compact angle", "newton metres of torque", "a two-speed gearbox"),
-    "kettle": ("electric gooseneck travel glass enamel", "seconds to boil a litre", "an automatic switch"),
-    "tent": ("dome tunnel ridge family ultralight", "millimetres of water column", "a sewn-in groundsheet"),
+    "drill": ("cordless hammer percussion compact angle", "newton meters of torque", "a two-speed gearbox"),
+    "kettle": ("electric gooseneck travel glass enamel", "seconds to boil a liter", "an automatic switch"),
+    "tent": ("dome tunnel ridge family ultralight", "millimeters of water column", "a sewn-in groundsheet"),
     "lamp": ("desk floor bedside reading clip-on", "lumens of warm light", "a dimmer in the cable"),
     "jacket": ("rain down fleece cycling running", "grams in size medium", "a hood that rolls away"),
     "keyboard": ("mechanical wireless ergonomic compact gaming", "million strokes per key", "a wrist rest"),
     "bicycle": ("city gravel touring folding mountain", "gears", "hydraulic disc brakes"),
     "camera": ("compact mirrorless action instant trail", "megapixels", "a weatherproof body"),
-    "saucepan": ("copper steel enamelled non-stick milk", "centimetres wide", "a lid with a steam vent"),
-    "watch": ("diving field pilot running dress", "metres of water resistance", "a sapphire crystal"),
+    "saucepan": ("copper steel enamelled non-stick milk", "centimeters wide", "a lid with a steam vent"),
+    "watch": ("diving field pilot running dress", "meters of water resistance", "a sapphire crystal"),
 }
-COLOURS = ["black", "white", "navy", "olive", "crimson", "amber", "teal", "slate", "sand", "plum"]
+COLORS = ["black", "white", "navy", "olive", "crimson", "amber", "teal", "slate", "sand", "plum"]
 USES = ("weekends", "commuting", "beginners", "professionals", "students", "families", "small flats", "long trips")
 
 
 def write_shop(folder: Path, n: int, seed: int = 0) -> None:
-    """Write the products of a made shop as a BEIR corpus, with price, brand and colour as metadata."""
+    """Write the products of a made shop as a BEIR corpus, with price, brand and color as metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for product in shop(n, seed):
@@ -200,14 +200,14 @@ def shop(n: int, seed: int = 0) -> list[dict[str, object]]:
     for i, number in enumerate(numbers.tolist()):
         thing = pick(list(THINGS))
         kinds, unit, detail = THINGS[thing]
-        kind, brand, colour = pick(kinds.split()), pick(BRANDS), pick(COLOURS)
+        kind, brand, color = pick(kinds.split()), pick(BRANDS), pick(COLORS)
         letters = "".join(rng.choice(list("ABCDEFGHKLMNPRSTWX"), 2))
         code = f"{letters}-{number}-{pick('ABCD')}"
         text = (
-            f"Model {code}. A {kind} {thing} in {colour} for {pick(USES)} with {int(rng.integers(2, 90))} {unit}. "
+            f"Model {code}. A {kind} {thing} in {color} for {pick(USES)} with {int(rng.integers(2, 90))} {unit}. "
             f"It has {detail}. {brand} repairs it for {int(rng.integers(2, 12))} years."
         )
-        metadata = {"brand": brand, "colour": colour, "price": float(rng.integers(9, 900)) + 0.99}
+        metadata = {"brand": brand, "color": color, "price": float(rng.integers(9, 900)) + 0.99}
         products.append({"_id": f"P{i:06d}", "title": f"{brand} {kind} {thing} {code}", "text": text, **metadata})
     return products
 

@@ -890,7 +890,7 @@ def test_completion_knows_every_command_and_option(shell, capsys):
 
 def test_zsh_completes_choices_with_a_colon(capsys):
     assert main(["completion", "zsh"]) == 0
-    assert r":(linear linear\:min-max linear\:z-score linear\:none rrf dbsf)" in capsys.readouterr().out
+    assert r":(absolute linear linear\:min-max linear\:z-score linear\:none rrf dbsf)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)

@@ -241,7 +241,7 @@ class Cases:
         rows = self.segments.DenseSegments(dense, counts)
         bound = [self.candidates.BoundBranch("dense", rows), self.candidates.BoundBranch("sparse", sparse, 0.5)]
         names = self.segments.DocumentIds(ids)
-        scale = ["none", "max", "min-max", "z-score", "dbsf", "rrf"][rng.integers(6)]
+        scale = ["none", "max", "min-max", "z-score", "dbsf", "rrf", "absolute"][rng.integers(7)]
         search = self.candidates.CandidateSearch(bound, scale=scale, ids=names)
         terms, weights = self.query(rng, 8)
         places = np.tile(np.arange(8), (2, 1)).astype(np.int64)

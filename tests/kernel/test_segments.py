@@ -35,6 +35,7 @@ from lightir.kernel.segments import (
 from lightir.types import Branch
 
 SCALES = ("none", "max", "min-max", "z-score", "dbsf", "rrf")
+SPANS = ((-0.25, 1.5), (0.0, 2.0), (0.1, 0.3))
 F32, U32 = np.float32, np.uint32
 
 
@@ -310,7 +311,7 @@ def columns_of(candidates: Candidates) -> list[list[tuple[float, float, int]]]:
 @given(
     collections,
     st.lists(st.sampled_from(("dense", "sparse", "tokens")), min_size=1, max_size=3, unique=True),
-    st.sampled_from(SCALES),
+    st.sampled_from((*SCALES, "absolute", "absolute")),
     st.sampled_from((0, 1, 2, 7, 1000)),
     st.sampled_from((0, 1, 3, 1000)),
     st.sampled_from((None, "bound", "asked")),
@@ -350,8 +351,9 @@ def test_a_whole_search_is_that_of_the_slow_twin(
             weight,
             branch != "dense" or all(data.with_rows),  # without rows the score is 0, and others' may be less
             bitmaps if filtered == "bound" else None,
+            span,
         )
-        for branch, weight in zip(branches, weights, strict=False)
+        for branch, weight, span in zip(branches, weights, SPANS, strict=False)
     ]
     search = CandidateSearch(parts, scale=scale, rrf_k=2.5, ids=None if in_order else ids)
     (best,) = search.search(
@@ -368,7 +370,9 @@ def test_a_whole_search_is_that_of_the_slow_twin(
         else:
             there = {i: score for i, score in there.items() if score > 0}
         lists.append(there)
-    how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5}
+    reach = [1.0 if branch == "dense" else sum(map(float, data.queries[branch][3])) for branch in branches]
+    spans = [(low * by, high * by) for (low, high), by in zip(SPANS, reach, strict=False)]
+    how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5, "spans": spans}
     expected = reference.search(lists, every, flat, **how)  # type: ignore[arg-type]
     assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
     assert columns_of(best) == (expected[2] if columns else [])
@@ -507,7 +511,7 @@ def test_a_search_refuses_queries_of_others() -> None:
     how = Request(1, 1)
     assert search.search(asked, how)[0].doc_ords.tolist() == [0]
     other = SparseSegments([ROWS], [2])
-    two = (*term_query(SPARSE, u32(3), f32(1))[:1], np.array([0, 1, 1], np.int64), u32(3), f32(1), None, 1.0)
+    two = (*term_query(SPARSE, u32(3), f32(1))[:1], np.array([0, 1, 1], np.int64), u32(3), f32(1), None, 1.0, None)
     wide = dense_query(DENSE, np.ones(3, F32))
     alone = PendingDocuments(np.zeros(2, np.bool_), fuses_last=False)
 
