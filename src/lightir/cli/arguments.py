@@ -217,6 +217,17 @@ def add_fusion(parser: Arguments) -> None:
     )
 
 
+def add_min_score(parser: Arguments) -> None:
+    """Declare --min-score."""
+    parser.add_argument(
+        "--min-score",
+        type=float,
+        metavar="SCORE",
+        help="score below which hits are left out, e.g. 0.3 for the fusion absolute, which nonsense does not reach "
+        "(default: none)",
+    )
+
+
 def weights(text: str) -> dict[str, float]:
     """Parse `dense=0.7,sparse=0.3` (argparse type)."""
     try:
@@ -246,7 +257,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
     from lightir.search import SearchOptions
     from lightir.search.language_model import parse_smoothing
 
-    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id", "typos", "as_you_type")
+    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id", "typos", "as_you_type", "min_score")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.tokens == OVERLAP:
         return SearchOptions(**given, overlap=True)

@@ -24,6 +24,7 @@ from lightir.cli.arguments import (
     add_index,
     add_json,
     add_limits,
+    add_min_score,
     add_query_encoder,
     add_task,
     add_threads,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
     from lightir.index import Index
     from lightir.search import LateReport, LateSearcher, Searcher, SearchOptions
-    from lightir.types import Query, Run
+    from lightir.types import Hit, Query, Run
 
 HELP = "search an index"
 EXAMPLES = """
@@ -51,6 +52,7 @@ EXAMPLES = """
   lightir search index "vaccine safety" --mode dense+sparse+tokens --weights dense=0.5,sparse=0.2,tokens=0.3 --json
   lightir search index "cordless tv" --synonyms synonyms.txt
   lightir search index "vacc" --as-you-type
+  lightir search index "WX-4821-B" --min-score 0.3
   lightir search index "vaccine safety" --filter '{"year": {"gte": 2015}, "not": {"type": "letter"}}'
   lightir search shop "steel kettle" --facet brand --facet color:5 --sort price --offset 10
   lightir search shop "" --filter '{"price": {"lt": 20}}' --sort price:desc
@@ -149,6 +151,7 @@ def _add_ranking(group: Arguments) -> None:
         "hybrid, or the only branch of the index)",
     )
     add_fusion(group)
+    add_min_score(group)
     group.add_argument(
         "--depth",
         type=positive,
@@ -247,6 +250,8 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         args.parser.error(
             f"--query-encoder and --mode {args.mode} cannot be combined: the model encodes the queries of this mode"
         )
+    if args.min_score is not None and (late or args.doc_id is not None):
+        args.parser.error("--min-score cannot be combined with --mode late and --doc-id")
     if late and args.doc_id is not None:
         args.parser.error("--doc-id and --mode late cannot be combined; explain the document with --mode beta or full")
 
@@ -336,6 +341,8 @@ def print_answer(
         print_answer_json(answer if page is None else {**answer, **page_json(page, args)}, args)
         return
     print_result(query, mode, took_s, hits, explain=args.explain, fields=shown_fields(args))
+    if late is None and page is None:
+        print_weakness(searcher, hits, options)
     if page is not None:
         print_page(page, args)
     if report is not None:
@@ -352,6 +359,20 @@ def print_why_nothing(searcher: Searcher, args: argparse.Namespace) -> None:
     """If the filter matches no document, print why."""
     for hint in why_nothing(searcher.index.view, args.filter):
         print_status(printable(hint))
+
+
+def print_weakness(searcher: Searcher, hits: Sequence[Hit], options: SearchOptions) -> None:
+    """Print that no hit is a good match, if scores show that."""
+    from lightir.search.search_options import NO_MATCH_SCORE
+
+    if options.min_score is not None:
+        if not hits:
+            print_status(f"no good match: no document has a score of {options.min_score:g} or more")
+    elif hits and hits[0].score < NO_MATCH_SCORE and searcher.prepare(options).plan.fusion.method == "absolute":
+        print_status(
+            f"no good match: the best score is {hits[0].score:.2f}, and made words reach almost {NO_MATCH_SCORE}; "
+            f"--min-score {NO_MATCH_SCORE} leaves such hits out"
+        )
 
 
 def print_account(searcher: Searcher, query: str, options: SearchOptions, args: argparse.Namespace) -> None:

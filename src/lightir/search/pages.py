@@ -91,7 +91,12 @@ class PageSearch:
             prepared: the search.
             encoded: the query; None for an empty one, which every document that passes the filter matches.
             page: the part to show.
+
+        Raises:
+            InvalidInput: the search has a minimum score.
         """
+        if prepared.options.min_score is not None:
+            raise InvalidInput("a page counts all matches, whatever their scores; search it without min_score")
         self._prepared = prepared
         self._encoded = encoded
         self._page = page

@@ -160,7 +160,7 @@ class PreparedSearch:
     def rank(
         self, queries: Sequence[Query], k: int, *, columns: bool = True, encoded: EncodedQueries | None = None
     ) -> list[Candidates]:
-        """Return each query's k best documents, without the excluded ones.
+        """Return each query's k best documents, without excluded ones and those below the minimum score.
 
         Args:
             queries: the queries.
@@ -171,6 +171,14 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
+        found = self._rank(queries, k, columns=columns, encoded=encoded)
+        if self.options.min_score is None:
+            return found
+        return [candidates.take(slice(_n_above(candidates.scores, self.options.min_score))) for candidates in found]
+
+    def _rank(
+        self, queries: Sequence[Query], k: int, *, columns: bool, encoded: EncodedQueries | None
+    ) -> list[Candidates]:
         require_count(k)
         query_ids = [query.query_id for query in queries]
         request = Request(k, max(k, self.depth), self.threads, columns, self._excluded(query_ids))
@@ -184,7 +192,7 @@ class PreparedSearch:
         return self.rank_encoded(self.encode(queries) if encoded is None else encoded, request)
 
     def rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
-        """Return each query's ranking of its k best documents, without the excluded ones.
+        """Return each query's ranking of its k best documents, without excluded ones and those below the minimum score.
 
         Args:
             query_ids: id of each query.
@@ -194,6 +202,13 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
+        least = self.options.min_score
+        if least is None:
+            return self._rankings(query_ids, texts, k)
+        found = [(ranking, _n_above(ranking.scores, least)) for ranking in self._rankings(query_ids, texts, k)]
+        return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in found]
+
+    def _rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
         require_count(k)
         bound = self._bound
         excluded = self._excluded(query_ids)
@@ -332,6 +347,11 @@ def _check_texts(query_ids: Sequence[str], texts: Sequence[str]) -> None:
     """Raise InvalidInput that names the query whose text is refused, if there is one."""
     for query_id, text in zip(query_ids, texts, strict=True):
         checked_text(query_id, text)
+
+
+def _n_above(scores: npt.NDArray[np.float64], least: float) -> int:
+    """Return the number of descending scores that are not below a minimum."""
+    return int(np.searchsorted(-scores, -least, side="right"))
 
 
 def require_count(k: int) -> None:

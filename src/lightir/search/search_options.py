@@ -25,6 +25,8 @@ MODEL_MODES = ("beta", "full", "full-sparse")
 
 NORMALIZATIONS = ("max", "min-max", "z-score", "none")
 MAX_COUNT = 2**31 - 1
+NO_MATCH_SCORE = 0.3
+"""Score of the fusion "absolute" that the first hits of nonsense do not reach, see docs/known-items.md."""
 _WHOLE_NUMBERS = (int, np.integer)
 _MODE_EXPECTED = f"expected hybrid, {', '.join((*BRANCHES, *MODEL_MODES))}, joined by '+'"
 
@@ -57,10 +59,12 @@ class SearchOptions:
             words.
         overlap: score bags of tokens by the number of terms that they share with the query, <V_BoT(q), V_BoT(d)>,
             without the encoder's weights.
+        min_score: score below which a document is left out. None for no minimum. See NO_MATCH_SCORE for the fusion
+            "absolute"; the scores of other fusions and of one branch alone depend on the list, the model or the query.
 
     Raises:
-        InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, a depth below 1, or a
-            smoothing together with overlap.
+        InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, a depth below 1, a
+            smoothing together with overlap, or a min_score that is no finite number.
     """
 
     mode: Mode = None
@@ -74,6 +78,7 @@ class SearchOptions:
     overlap: bool = False
     typos: bool = True
     as_you_type: bool = False
+    min_score: float | None = None
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -88,6 +93,9 @@ class SearchOptions:
             raise InvalidInput(f"depth is {self.depth!r}; expected a whole number from 1 to {MAX_COUNT}")
         if self.overlap and self.smoothing is not None:
             raise InvalidInput(f"overlap scores bags of tokens, {self.smoothing.method} counted words; choose one")
+        least: object = self.min_score
+        if least is not None and not (isinstance(least, Real) and math.isfinite(least)):
+            raise InvalidInput(f"min_score is {least!r}; expected a finite number")
         require_list(self.exclude, "the documents to exclude")
         if not isinstance(self.exclude, Collection):
             raise InvalidInput(f"exclude is {type(self.exclude).__name__}; expected doc_ids, or query_id -> doc_ids")
