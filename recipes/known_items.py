@@ -27,7 +27,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,8 @@ QUESTIONS = ("where can I find {}?", "tell me about {}", "what is known about {}
 NONSENSE_WORDS = 3
 _WORD = re.compile(r"\b\w\w+\b")
 _CODE = re.compile(r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])\w[\w-]{2,}\w\b", re.IGNORECASE)
+
+Choice = TypeVar("Choice")
 
 Engine = Callable[[str], str | None]
 """Function from a query to the id of its first hit, or None."""
@@ -191,20 +193,24 @@ def write_shop(folder: Path, n: int, seed: int = 0) -> None:
             file.write(json.dumps(product) + "\n")
 
 
+def pick(values: Sequence[Choice], rng: np.random.Generator) -> Choice:
+    """Return one of some values."""
+    return values[int(rng.integers(len(values)))]
+
+
 def shop(n: int, seed: int = 0) -> list[dict[str, object]]:
     """Return n products, each with a model number of its own, such as WX-4821-B."""
     rng = np.random.default_rng(seed)
-    pick = lambda values: values[int(rng.integers(len(values)))]  # noqa: E731
     numbers = rng.permutation(np.arange(1000, 1000 + 4 * n))[:n]
     products: list[dict[str, object]] = []
     for i, number in enumerate(numbers.tolist()):
-        thing = pick(list(THINGS))
+        thing = pick(list(THINGS), rng)
         kinds, unit, detail = THINGS[thing]
-        kind, brand, color = pick(kinds.split()), pick(BRANDS), pick(COLORS)
+        kind, brand, color = pick(kinds.split(), rng), pick(BRANDS, rng), pick(COLORS, rng)
         letters = "".join(rng.choice(list("ABCDEFGHKLMNPRSTWX"), 2))
-        code = f"{letters}-{number}-{pick('ABCD')}"
+        code = f"{letters}-{number}-{pick('ABCD', rng)}"
         text = (
-            f"Model {code}. A {kind} {thing} in {color} for {pick(USES)} with {int(rng.integers(2, 90))} {unit}. "
+            f"Model {code}. A {kind} {thing} in {color} for {pick(USES, rng)} with {int(rng.integers(2, 90))} {unit}. "
             f"It has {detail}. {brand} repairs it for {int(rng.integers(2, 12))} years."
         )
         metadata = {"brand": brand, "color": color, "price": float(rng.integers(9, 900)) + 0.99}
@@ -226,10 +232,8 @@ def sqlite_engine(documents: Sequence[Document]) -> Engine:
 
     def first(query: str) -> str | None:
         words = " OR ".join(f'"{word}"' for word in _WORD.findall(query))
-        found = connection.execute(
-            "SELECT doc_id FROM documents WHERE documents MATCH ? ORDER BY rank LIMIT 1", [words]
-        )
-        return next((row[0] for row in found), None)
+        rows = connection.execute("SELECT doc_id FROM documents WHERE documents MATCH ? ORDER BY rank LIMIT 1", [words])
+        return next((row[0] for row in rows), None)
 
     return first
 
@@ -272,8 +276,8 @@ def lightir_engine(searcher: Searcher, options: SearchOptions) -> Engine:
     """Return a search of an index."""
 
     def first(query: str) -> str | None:
-        found = searcher.search([Query("", query)], 1, options)[""].doc_ids
-        return found[0] if found else None
+        doc_ids = searcher.search([Query("", query)], 1, options)[""].doc_ids
+        return doc_ids[0] if doc_ids else None
 
     return first
 

@@ -371,8 +371,9 @@ def test_a_whole_search_is_that_of_the_slow_twin(
             there = {i: score for i, score in there.items() if score > 0}
         lists.append(there)
     reach = [1.0 if branch == "dense" else sum(map(float, data.queries[branch][3])) for branch in branches]
-    spans = [(low * by, high * by) for (low, high), by in zip(SPANS, reach, strict=False)]
-    how = {"weights": weights[: len(branches)], "scale": scale, "k": k, "depth": depth, "rrf_k": 2.5, "spans": spans}
+    spans = [(low * weight, high * weight) for (low, high), weight in zip(SPANS, reach, strict=False)]
+    by = spans if scale == "absolute" else scale
+    how = {"weights": weights[: len(branches)], "scale": by, "k": k, "depth": depth, "rrf_k": 2.5}
     expected = reference.search(lists, every, flat, **how)  # type: ignore[arg-type]
     assert (best.doc_ords.tolist(), best.scores.tolist()) == expected[:2]
     assert columns_of(best) == (expected[2] if columns else [])

@@ -134,24 +134,24 @@ def fuse(
     scores: Sequence[Mapping[int, float]],
     *,
     weights: Sequence[float],
-    scale: str,
+    scale: str | Sequence[tuple[float, float]],
     k: int,
     rrf_k: float = 60.0,
-    spans: Sequence[tuple[float, float]] | None = None,
 ) -> tuple[list[int], list[float], list[list[tuple[float, float, int]]]]:
     """Fuse given lists, as `lightir.kernel.candidates` does.
 
-    `scores` holds each branch's scores of all documents, `spans` the scores that "absolute" normalizes to 0 and 1.
+    `scores` holds each branch's scores of all documents. `scale` is a name, or for "absolute" each branch's scores that
+    are normalized to 0 and to 1.
     """
     sums: dict[int, float] = {int(doc): 0.0 for doc_ords, _ in lists for doc in doc_ords}
     columns: list[dict[int, tuple[float, float, int]]] = []
-    each_span = [(0.0, 1.0)] * len(lists) if spans is None else spans
-    for (doc_ords, listed), outside, weight, span in zip(lists, scores, weights, each_span, strict=True):
+    scales: Sequence[str | tuple[float, float]] = [scale] * len(lists) if isinstance(scale, str) else scale
+    for (doc_ords, listed), outside, weight, own_scale in zip(lists, scores, weights, scales, strict=True):
         ranks = {int(doc): rank for rank, doc in enumerate(doc_ords, 1)}
         column = {}
         for doc in sums:
             score = float(listed[ranks[doc] - 1]) if doc in ranks else float(np.float32(outside[doc]))
-            normalized = _normalized(score, ranks.get(doc, 0), listed.tolist(), scale, rrf_k, span)
+            normalized = _normalized(score, ranks.get(doc, 0), listed.tolist(), own_scale, rrf_k)
             column[doc] = (score, normalized, ranks.get(doc, 0))
             sums[doc] += weight * normalized
         columns.append(column)
@@ -159,13 +159,11 @@ def fuse(
     return best, [sums[doc] for doc in best], [[column[doc] for doc in best] for column in columns]
 
 
-def _normalized(
-    score: float, rank: int, listed: list[float], scale: str, rrf_k: float, span: tuple[float, float] = (0.0, 1.0)
-) -> float:
+def _normalized(score: float, rank: int, listed: list[float], scale: str | tuple[float, float], rrf_k: float) -> float:
     if not listed:
         return 0.0
-    if scale == "absolute":
-        low, high = span
+    if not isinstance(scale, str):
+        low, high = scale
         return max((score - low) / (high - low), 0.0) if high > low else 0.0
     if scale == "rrf":
         return 1.0 / (rrf_k + rank) if rank else 0.0
@@ -195,17 +193,16 @@ def search(
     ids: list[bytes],
     *,
     weights: Sequence[float],
-    scale: str,
+    scale: str | Sequence[tuple[float, float]],
     k: int,
     depth: int,
     rrf_k: float = 60.0,
     unfused: Unfused | None = None,
-    spans: Sequence[tuple[float, float]] | None = None,
 ) -> tuple[list[int], list[float], list[list[Cell]]]:
     """Return the k best documents of one query, as `lightir.kernel.candidates.CandidateSearch.search` does.
 
     For each branch, `matches` holds the scores of the matching documents and `scores` those of all documents.
-    `spans` is that of `fuse`.
+    `scale` is that of `fuse`.
     """
     excluded, pending, fuses_last = unfused or Unfused()
     n_listed = (k if len(matches) == 1 else depth) + len(excluded)
@@ -224,10 +221,9 @@ def search(
             lists[:n_fused],
             scores[:n_fused],
             weights=weights[:n_fused],
-            scale=scale,
+            scale=scale if isinstance(scale, str) else scale[:n_fused],
             k=n_candidates,
             rrf_k=rrf_k,
-            spans=None if spans is None else spans[:n_fused],
         )
         columns += [[NO_SCORE] * len(docs)] * (len(lists) - n_fused)
         rows = [(docs[i], sums[i], [column[i] for column in columns]) for i in order_of_ids(docs, sums, ids)]

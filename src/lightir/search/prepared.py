@@ -171,10 +171,10 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        found = self._rank(queries, k, columns=columns, encoded=encoded)
-        if self.options.min_score is None:
-            return found
-        return [candidates.take(slice(_n_above(candidates.scores, self.options.min_score))) for candidates in found]
+        ranked, least = self._rank(queries, k, columns=columns, encoded=encoded), self.options.min_score
+        if least is None:
+            return ranked
+        return [candidates.take(slice(_n_above(candidates.scores, least))) for candidates in ranked]
 
     def _rank(
         self, queries: Sequence[Query], k: int, *, columns: bool, encoded: EncodedQueries | None
@@ -205,8 +205,8 @@ class PreparedSearch:
         least = self.options.min_score
         if least is None:
             return self._rankings(query_ids, texts, k)
-        found = [(ranking, _n_above(ranking.scores, least)) for ranking in self._rankings(query_ids, texts, k)]
-        return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in found]
+        counted = [(ranking, _n_above(ranking.scores, least)) for ranking in self._rankings(query_ids, texts, k)]
+        return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in counted]
 
     def _rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
         require_count(k)
