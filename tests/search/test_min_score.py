@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from lightir.cli import main
 from lightir.errors import InvalidInput
 from lightir.index import Index, IndexOptions, build_index
+from lightir.index.token_queries import Alternatives
 from lightir.search import PageOptions, Searcher, SearchOptions
 from lightir.shards import Shard
 from lightir.types import Document
@@ -81,3 +83,17 @@ def test_the_command_says_when_nothing_reaches_the_minimum(folder: Path, capsys:
     assert "no good match" not in capsys.readouterr().err
     assert main(["search", str(folder), "lamp", "--mode", "tokens", "--min-score", "99"]) == 0
     assert "no good match: no document has a score of 99 or more" in capsys.readouterr().err
+
+
+def test_alternatives_to_words_do_not_raise_what_a_query_can_reach(folder: Path) -> None:
+    with Index.open(folder) as index:
+        view = index.view
+        idfs = [math.log1p((4 - df + 0.5) / (df + 0.5)) for df in (0, 3)]  # of an unknown word, and of "lamp"
+        for rows, groups, reach in (
+            ([["lamq", "lamp"]], [Alternatives("lamq", ("lamp",), (0.5,))], sum(idfs)),  # a correction keeps the word
+            ([["lamp"]], [Alternatives("light", ("lamp", "kettle"), (1.0, 1.0))], idfs[1] * 2),  # a synonym replaces it
+            ([["lamq"]], [], idfs[0]),
+        ):
+            queries = view.token_queries(rows, alternatives=[groups])
+            assert queries.unknown is not None
+            assert queries.vectors.weights.sum(dtype=np.float64) + queries.unknown[0] == pytest.approx(reach)

@@ -376,10 +376,10 @@ class View:
         unknown = np.array([weight * sum(term not in position_of for term in row) for row in rows], dtype=np.float64)
         for i, of_query in enumerate(groups):
             if of_query:
-                own = sum(value for _, value in weights[i])
+                before = sum(value for _, value in weights[i])
                 weights[i] = self._with_alternatives(weights[i], of_query, position_of)
-                if own + unknown[i] > 0:
-                    unknown[i] -= sum(value for _, value in weights[i]) - own
+                unknown[i] += before - sum(value for _, value in weights[i])
+                unknown[i] += self._weight_of_replaced(rows[i], of_query)
         pairs = [pair for row in weights for pair in row]
         vectors = SparseVectors(
             row_starts([len(row) for row in weights]),
@@ -402,6 +402,16 @@ class View:
                 if (position := position_of.get(term)) is not None:
                     weights[position] = weights.get(position, 0.0) + factor * shared
         return sorted(weights.items())
+
+    def _weight_of_replaced(self, row: Sequence[str | int], groups: Sequence[Alternatives]) -> float:
+        """Return the weight of the words that have alternatives and are no terms of the query any more, each once."""
+        assert self.analyzer is not None  # there are alternatives to words alone
+        most: dict[str, float] = {}
+        for group in groups:
+            if not set(self.analyzer.terms([group.word])[0]) & set(row):
+                shared = idf(len(self), max(self.frequency(term) for term in group.terms))
+                most[group.word] = max(most.get(group.word, 0.0), max(group.factors) * shared)
+        return sum(most.values())
 
     def frequency(self, term: str | int) -> int:
         """Return the number of documents that have a term."""
