@@ -24,10 +24,6 @@ REMEASURED: Mapping[str, tuple[Fusion, Fusion]] = {
         Fusion("linear", {"dense": 0.65, "tokens": 0.35}),
         Fusion("absolute", {"dense": 0.5, "tokens": 0.5}, spans={"dense": (0.1, 0.8)}),
     ),
-    "b1ee8099df377ce0": (  # smollm2-135m
-        Fusion("linear", {"dense": 0.5, "sparse": 0.2, "tokens": 0.3}),
-        Fusion("absolute", {"dense": 0.4, "sparse": 0.2, "tokens": 0.4}, spans={"dense": (0.2, 0.8)}),
-    ),
 }
 """By document fingerprint the default fusion of earlier releases of a model, and the one that has taken its place."""
 
