@@ -13,8 +13,17 @@ EXPECTED = {
     r".* has no [\w-]+; LIGHTIR_DATA names the folder of collections": ENVIRONMENTS,
     r"fish is not installed": ENVIRONMENTS,
     r"sdpa has no softcap": ENVIRONMENTS,
-    r"could not import '(torch|usearch|datasets|bm25s|faiss)': .*": ("light",),
-    r"needs the extra (train|ann)": ("light",),
+    r"could not import '(torch|model2vec|sentence_transformers)[\w.]*': .*": ("light",),
+    r"could not import '(usearch|datasets|bm25s|faiss|tensorboard)': .*": ("light", "lowest"),
+    r"could not import '(torchao|bitsandbytes|model2vec|sentence_transformers)[\w.]*': .*": ("light", "lowest"),
+    r"needs the extra train": ("light",),
+    r"needs the extra ann|one fixture has a graph": ("light", "lowest"),
+    r"the extra gpu is not installed|neither TRITON_INTERPRET=1 nor a GPU|TRITON_INTERPRET is not 1": (
+        "light",
+        "lowest",
+    ),
+    r"torch is not installed|without torch it is not imported|the program calls lightir\.encode too": ("light",),
+    r"this torch is built for CUDA; .*|this torch's variable-length attention knows no groups": ("lowest",),
 }
 """Regular expressions, and the environments in which they are expected."""
 
