@@ -44,7 +44,7 @@ def test_kill_9_loses_and_repeats_no_committed_document(tmp_path: Path) -> None:
 
 def test_kill_9_loses_no_parked_vectors(tmp_path: Path) -> None:
     report = run_program("parked_kills", tmp_path / "index", 8, 1)
-    assert report["parked"] > 10, "every worker was killed before it parked anything: the test is blind"
+    assert report["parked"] > 0, "every worker was killed before it parked anything: the test is blind"
     assert report["killed_in_delivery"] > 0, "no worker was killed while it committed parked batches: the test is blind"
 
 

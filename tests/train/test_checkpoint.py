@@ -119,7 +119,7 @@ def test_ndcg_of_known_rankings() -> None:
     assert ndcg_of_scores(np.zeros((0, 3), np.float32), grades[:0]) == 0.0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "absolute"])  # needs queries, see fused
 @pytest.mark.parametrize("n_documents", [1, 30, 1100])
 def test_development_sets_join_branches_to_the_bit_as_a_search_does(
     tmp_path: Path, method: str, n_documents: int
