@@ -71,8 +71,9 @@ class Field:
     Attributes:
         type: "number"; "boolean"; "date" (ISO 8601 dates and date-times; without a time zone they are UTC); "keyword"
             (a string that is compared as a whole); or "text" (a string of words).
-        key: whether a value names one document, as a part number does; keywords only.
-        boost: weight of the field's words in lexical search; text fields only.
+        key: whether a value names one document, as a part number does; keywords only. It is stored, and search does
+            not use it yet.
+        boost: weight of the field's words; text fields only. It is stored, and search does not use it yet.
 
     Raises:
         InvalidInput: an unknown type, a key that is no keyword, or a boost of another type, negative or not finite.
