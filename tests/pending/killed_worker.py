@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def encoded(folder: Path) -> set[str]:
 
 
 def left_claims(folder: Path) -> set[str]:
-    with Index.open(folder) as index, sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
+    with Index.open(folder) as index, closing(sqlite3.connect(folder / "queue" / "queue.sqlite")) as queue:
         keys = [row[0] for row in queue.execute("SELECT doc_key FROM claims")]
         return {document.doc_id for document in index.view.store.documents.of(keys).values()}
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_demand_is_written_once_a_second_and_at_the_end(folder: Path, index: Ind
 
 
 def stored_demand(folder: Path) -> dict[str, int]:
-    with Index.open(folder) as index, sqlite3.connect(folder / "queue" / "queue.sqlite") as queue:
+    with Index.open(folder) as index, closing(sqlite3.connect(folder / "queue" / "queue.sqlite")) as queue:
         doc_ids = dict(index.view.store.documents.ids_by_key())
         return {doc_ids[key]: count for key, count in queue.execute("SELECT doc_key, queries FROM demand")}
 
