@@ -198,3 +198,13 @@ def test_completions_count_all_segments_and_a_writers_changes(tmp_path: Path) ->
         assert sorted(vocabulary.completions("a", 1000)) == sorted(
             {"aab", *(f"aa{'bcd'[i % 3]}{i:02}" for i in range(60))}
         )
+
+
+def test_a_word_that_only_deleted_documents_have_matches_near_words(tmp_path: Path) -> None:
+    texts = {"both": "vaccine nation", "near": "vaccines nations", "far": "vactine"}
+    built(tmp_path / "index", {**texts, "cats": "kittens", "mitten": "mittens"}).close()
+    with IndexWriter.open(tmp_path / "index") as writer:
+        writer.delete(["cats", "far"])
+    with Index.open(tmp_path / "index") as index:
+        assert found(Searcher(index), "kittens") == ["mitten"]
+        assert found(Searcher(index), "vactine") == ["both", "near"]

@@ -140,8 +140,9 @@ def _corrections(view: View, text: str, row: Sequence[str], completed: Alternati
         if completed is not None and completed.word.lower() == word:
             continue
         distances = view.vocabulary.near(terms[0], distance=typos_allowed(terms[0]))
-        near = sorted(distances, key=lambda term: (distances[term], -view.frequency(term), term))
-        near = [term for term in near if term.isalpha()][:MAX_NEAR]
+        frequencies = {term: view.frequency(term) for term in distances if term.isalpha()}
+        living = [term for term, frequency in frequencies.items() if frequency]  # deleted documents' terms stay a while
+        near = sorted(living, key=lambda term: (distances[term], -frequencies[term], term))[:MAX_NEAR]
         if near:
             groups.append(Alternatives(word, tuple(near), tuple(FACTOR_OF_DISTANCE[distances[term]] for term in near)))
     return groups
