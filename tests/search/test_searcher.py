@@ -13,10 +13,11 @@ import pytest
 
 from lightir.contract import DenseHead, Fusion
 from lightir.errors import ContractMismatch, InvalidInput
-from lightir.index import Index, IndexOptions, build_index, document_shards
+from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
 from lightir.query import CachedQueryEncoder, CachedTable
 from lightir.search import Searcher, SearchOptions
 from lightir.types import Query
+from lightir.words.synonyms import Synonyms
 from small_collections import GivenVectors, animal_shard, word_contract, word_table, word_tokenizer, write_folder
 
 QUERY = "the cat and the dog at the well"
@@ -54,6 +55,32 @@ def test_a_mode_searches_its_branches(index: Index, mode: Any, branches: list[st
     hits = Searcher(index).hits(QUERY, options=SearchOptions(mode=mode))
     assert hits
     assert all(list(hit.branches) == branches for hit in hits)
+
+
+def test_options_that_are_used_again_see_what_changed_since(tmp_path: Path, tokens_only: Index) -> None:
+    filter_value = {"page": 1}
+    options, filtered = SearchOptions(), SearchOptions(filter=filter_value)
+    searcher = Searcher(tokens_only)
+
+    def found(k: Any, options: SearchOptions) -> list[str]:
+        return searcher.search([QUERY], k, options)["0"].doc_ids
+
+    assert [len(found(k, options)) for k in (1, 2, 2, 1)] == [1, 2, 2, 1]
+    with pytest.raises(InvalidInput, match="k is"):
+        found(2.0, options)
+    assert found(10, filtered) == ["a"]
+    filter_value["page"] = 2
+    assert found(10, filtered) == ["b"]
+    assert {*found(10, options)} == {"a", "b"}
+    (tmp_path / "synonyms").write_text("cat, dog, well => runs", encoding="utf-8")
+    searcher.synonyms = Synonyms.read(tmp_path / "synonyms")
+    assert found(10, options) == ["a"]
+    searcher.synonyms = None
+    assert {*found(10, options)} == {"a", "b"}
+    with IndexWriter.open(tokens_only.folder) as writer:
+        writer.delete(["b"])
+    tokens_only.refresh()
+    assert found(10, options) == ["a"]
 
 
 def test_hybrid_takes_the_branches_that_the_weights_name(index: Index) -> None:

@@ -116,9 +116,18 @@ def scale_of(fusion: Fusion) -> Scale:
 
 
 class PreparedSearch:
-    """Searches one view with fixed options; made by `Searcher.prepare`. Safe to use from several threads."""
+    """Searches one view with fixed options; made by `Searcher.prepare`. Safe to use from several threads.
 
-    __slots__ = ("_bound", "matching", "options", "plan", "threads", "view")
+    Attributes:
+        view: the view.
+        plan: the branches, and how they are joined.
+        options: the options.
+        threads: maximum number of threads.
+        depth: number of documents that each branch gives to the fusion.
+        matching: mask of each segment's documents that pass the filter; None without a filter.
+    """
+
+    __slots__ = ("_bound", "_request", "depth", "matching", "options", "plan", "threads", "view")
 
     def __init__(self, view: View, bound: BoundPlan, options: SearchOptions, *, threads: int = 1) -> None:
         """Put a bound plan and the options of a search together.
@@ -130,6 +139,8 @@ class PreparedSearch:
         self.plan = bound.plan
         self.options = options
         self.threads = threads
+        self.depth = bound.depth if options.depth is None else options.depth
+        self._request: Request | None = None  # that of the last rankings
         self._bound = bound
         self.matching = None if options.filter is None else view.matching(options.filter)
 
@@ -151,11 +162,6 @@ class PreparedSearch:
     def takes_texts(self) -> bool:
         """Whether the kernel searches texts, so that they need not be encoded before."""
         return self._bound.takes_texts
-
-    @property
-    def depth(self) -> int:
-        """Number of documents that each branch gives to the fusion."""
-        return self._bound.depth if self.options.depth is None else self.options.depth
 
     def rank(
         self, queries: Sequence[Query], k: int, *, columns: bool = True, encoded: EncodedQueries | None = None
@@ -202,30 +208,36 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        least = self.options.min_score
-        if least is None:
-            return self._rankings(query_ids, texts, k)
-        counted = [(ranking, _n_above(ranking.scores, least)) for ranking in self._rankings(query_ids, texts, k)]
-        return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in counted]
-
-    def _rankings(self, query_ids: Sequence[str], texts: Sequence[str], k: int) -> list[Ranking]:
-        require_count(k)
-        bound = self._bound
-        excluded = self._excluded(query_ids)
-        request = Request(k, max(k, self.depth), self.threads, False, excluded)
+        bound, request = self._bound, self._request
+        if request is None or request.k is not k or self.options.excludes:
+            require_count(k)
+            excluded = self._excluded(query_ids)
+            request = Request(k, max(k, self.depth), self.threads, False, excluded)
+            if excluded is None:
+                self._request = request
         if bound.takes_texts or self._matches_encoded_only(query_ids, texts):
-            by_texts = bound.encoded or bound.kernel
-            allowed = self._allowed_of(self.plan.branches)
+            kernel = bound.encoded or bound.kernel
+            allowed = None if self.matching is None else self._allowed_of(self.plan.branches)
             try:
-                return by_texts.rankings_of_texts(texts, query_ids, request, allowed=allowed)
+                ranked = kernel.rankings_of_texts(texts, query_ids, request, allowed=allowed)
             except InvalidInput:
                 _check_texts(query_ids, texts)
                 raise
+        else:
+            ranked = self._rankings_of_vectors(query_ids, texts, request)
+        least = self.options.min_score
+        if least is None:
+            return ranked
+        counted = [(ranking, _n_above(ranking.scores, least)) for ranking in ranked]
+        return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in counted]
+
+    def _rankings_of_vectors(self, query_ids: Sequence[str], texts: Sequence[str], request: Request) -> list[Ranking]:
+        """Return each query's ranking where the kernel does not make all vectors of the queries."""
         queries = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
         searched = self.branches(self.encode(queries))
         asked = [searched.queries(branch) for branch in self.plan.searched]
         lists = self._lists(searched, request)
-        return bound.kernel.rankings(asked, query_ids, request, lists=lists, allowed=self._allowed)
+        return self._bound.kernel.rankings(asked, query_ids, request, lists=lists, allowed=self._allowed)
 
     def encode(self, queries: Sequence[Query]) -> EncodedQueries:
         """Encode a batch of queries for the plan's branches."""

@@ -78,6 +78,7 @@ class Searcher:
         self.threads = threads
         self.demand = demand
         self._synonyms = synonyms
+        self._latest: tuple[int, PreparedSearch] | None = None  # that of the last options, and its number
         if self.encoder is not None:
             _require_fit(index.contract, self.encoder)
         elif task is not None:
@@ -104,10 +105,15 @@ class Searcher:
             InvalidInput: a branch that the index or the encoder lacks, weights of other branches, a malformed filter,
                 or a smoothing over an index that counts no words.
         """
-        view = self.index.view
+        view, number = self.index.view, self._number
+        if self._latest is not None:
+            latest_number, latest = self._latest
+            same = latest.options is options and latest.view is view and latest.threads == self.threads
+            if same and latest_number == number:
+                return latest
         weights = None if options.weights is None else tuple(options.weights.items())
         words = options.smoothing, options.overlap, options.typos, options.as_you_type
-        key = self._number, options.mode, options.fusion, weights, words
+        key = number, options.mode, options.fusion, weights, words
         bound: BoundPlan | None = view.prepared.get(key)
         if bound is None:
             matching = self._word_matching(view, options)
@@ -116,7 +122,9 @@ class Searcher:
             if len(view.prepared) >= MAX_BOUND_PLANS:
                 view.prepared.clear()
             view.prepared[key] = bound
-        return PreparedSearch(view, bound, options, threads=self.threads)
+        prepared = PreparedSearch(view, bound, options, threads=self.threads)
+        self._latest = None if options.filter is not None else (number, prepared)  # a filter's dict may change
+        return prepared
 
     def search(self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS) -> Run:
         """Return the k best documents of each query: score down, then doc_id up.
@@ -132,15 +140,16 @@ class Searcher:
         """
         prepared = self.prepare(options)
         query_ids, texts = _ids_and_texts(queries)
-        run: Run = {}
-        for start in range(0, len(texts) or 1, BATCH_QUERIES):  # no queries are a batch, too, whose k is checked
-            batch = slice(start, start + BATCH_QUERIES)
-            for ranking in prepared.rankings(query_ids[batch], texts[batch], k):
-                run[ranking.query_id] = ranking
-                if self.demand is not None and prepared.view.n_pending:
-                    doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in ranking.doc_ids[:DEMAND_TOP]]
-                    self.demand.note(prepared.view, np.array(doc_ords, dtype=np.uint32))
-        return run
+        if len(texts) <= BATCH_QUERIES:
+            rankings = prepared.rankings(query_ids, texts, k)
+        else:
+            batches = [slice(first, first + BATCH_QUERIES) for first in range(0, len(texts), BATCH_QUERIES)]
+            rankings = [ranked for at in batches for ranked in prepared.rankings(query_ids[at], texts[at], k)]
+        if self.demand is not None and prepared.view.n_pending:
+            for ranking in rankings:
+                doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in ranking.doc_ids[:DEMAND_TOP]]
+                self.demand.note(prepared.view, np.array(doc_ords, dtype=np.uint32))
+        return dict(zip(query_ids, rankings, strict=True))
 
     def hits(
         self,
