@@ -127,7 +127,7 @@ class PreparedSearch:
         matching: mask of each segment's documents that pass the filter; None without a filter.
     """
 
-    __slots__ = ("_bound", "_request", "depth", "matching", "options", "plan", "threads", "view")
+    __slots__ = ("_bound", "depth", "matching", "options", "plan", "threads", "view")
 
     def __init__(self, view: View, bound: BoundPlan, options: SearchOptions, *, threads: int = 1) -> None:
         """Put a bound plan and the options of a search together.
@@ -140,7 +140,6 @@ class PreparedSearch:
         self.options = options
         self.threads = threads
         self.depth = bound.depth if options.depth is None else options.depth
-        self._request: Request | None = None  # that of the last rankings
         self._bound = bound
         self.matching = None if options.filter is None else view.matching(options.filter)
 
@@ -208,13 +207,9 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        bound, request = self._bound, self._request
-        if request is None or request.k is not k or self.options.excludes:
-            require_count(k)
-            excluded = self._excluded(query_ids)
-            request = Request(k, max(k, self.depth), self.threads, False, excluded)
-            if excluded is None:
-                self._request = request
+        bound = self._bound
+        require_count(k)
+        request = Request(k, max(k, self.depth), self.threads, False, self._excluded(query_ids))
         if bound.takes_texts or self._matches_encoded_only(query_ids, texts):
             kernel = bound.encoded or bound.kernel
             allowed = None if self.matching is None else self._allowed_of(self.plan.branches)

@@ -78,7 +78,6 @@ class Searcher:
         self.threads = threads
         self.demand = demand
         self._synonyms = synonyms
-        self._latest: tuple[int, PreparedSearch] | None = None  # that of the last options, and its number
         if self.encoder is not None:
             _require_fit(index.contract, self.encoder)
         elif task is not None:
@@ -106,11 +105,9 @@ class Searcher:
                 or a smoothing over an index that counts no words.
         """
         view, number = self.index.view, self._number
-        if self._latest is not None:
-            latest_number, latest = self._latest
-            same = latest.options is options and latest.view is view and latest.threads == self.threads
-            if same and latest_number == number:
-                return latest
+        latest: tuple[SearchOptions, BoundPlan] | None = view.prepared.get(number)
+        if latest is not None and latest[0] is options:  # the same object, as in a loop: no key is needed
+            return PreparedSearch(view, latest[1], options, threads=self.threads)
         weights = None if options.weights is None else tuple(options.weights.items())
         words = options.smoothing, options.overlap, options.typos, options.as_you_type
         key = number, options.mode, options.fusion, weights, words
@@ -122,9 +119,8 @@ class Searcher:
             if len(view.prepared) >= MAX_BOUND_PLANS:
                 view.prepared.clear()
             view.prepared[key] = bound
-        prepared = PreparedSearch(view, bound, options, threads=self.threads)
-        self._latest = None if options.filter is not None else (number, prepared)  # a filter's dict may change
-        return prepared
+        view.prepared[number] = options, bound
+        return PreparedSearch(view, bound, options, threads=self.threads)
 
     def search(self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS) -> Run:
         """Return the k best documents of each query: score down, then doc_id up.
