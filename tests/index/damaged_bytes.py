@@ -1,6 +1,6 @@
 """A program for test_verify.py: damage an index folder; `verify` must tell, or nothing that is read has changed.
 
-    python tests/index/damaged_bytes.py FOLDER [EVERY]
+    PYTHONPATH=tests python tests/index/damaged_bytes.py FOLDER [EVERY]
 
 One bit of every EVERY-th byte of each file is flipped (default 1: of every byte). Whether a change is harmless is
 decided without lightir's checksums: SQLite alone then reads the same rows, and a parked batch has the same vectors.
