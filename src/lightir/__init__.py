@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightir.encode.vocabulary import cache_vocabulary
     from lightir.errors import LightirError
     from lightir.eval import evaluate
-    from lightir.index import Field, Index, IndexOptions, IndexWriter, Schema, build_index
+    from lightir.index import Field, Index, IndexOptions, IndexWriter, PassageOptions, Schema, build_index
     from lightir.lines import ReadOptions
     from lightir.query import CachedQueryEncoder
     from lightir.search import LateOptions, LateSearcher, PageOptions, Searcher, SearchOptions
@@ -45,6 +45,7 @@ __all__ = [
     "LateSearcher",
     "LightirError",
     "PageOptions",
+    "PassageOptions",
     "Query",
     "ReadOptions",
     "Schema",
@@ -78,6 +79,7 @@ _LIGHT = {
     "LateSearcher": "lightir.search",
     "LightirError": "lightir.errors",
     "PageOptions": "lightir.search",
+    "PassageOptions": "lightir.index",
     "Query": "lightir.types",
     "ReadOptions": "lightir.lines",
     "Schema": "lightir.index",

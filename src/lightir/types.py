@@ -147,6 +147,27 @@ class TermScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """The place of a passage in its document.
+
+    Attributes:
+        document: id of the document.
+        start: first character of the passage in the document's text, from 0.
+        end: first character after it.
+        heading: headings above the passage, outermost first, joined by " > "; "" if there are none.
+        page: page on which it begins, from 1; None for a text without pages.
+        line: line on which it begins, from 1; None if the text was made of a file of another format.
+    """
+
+    document: str
+    start: int
+    end: int
+    heading: str = ""
+    page: int | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A search result with everything that a result page shows.
 
@@ -162,6 +183,7 @@ class Hit:
         highlights: start and end of each query term in the snippet, ascending.
         late: True if the document was encoded during this search.
         pending: True if the document has no vectors yet.
+        passage: place of the passage that the hit stands for; None for a whole document.
     """
 
     doc_id: str
@@ -174,6 +196,7 @@ class Hit:
     highlights: tuple[tuple[int, int], ...] = ()
     late: bool = False
     pending: bool = False
+    passage: Passage | None = None
 
 
 def escape_id(text: str) -> str:

@@ -156,7 +156,8 @@ def require_few_deletions(args: argparse.Namespace, stored: Sequence[str]) -> No
 
 def stored_ids(view: View) -> list[str]:
     """Return the ids of all documents of an index."""
-    return [live.segment.doc_ids[row] for live in view.segments for row in live.live.nonzero()[0].tolist()]
+    stored = (live.segment.doc_ids[row] for live in view.segments for row in live.live.nonzero()[0].tolist())
+    return list(dict.fromkeys(map(view.document_of, stored)))
 
 
 def corpus_ids(args: argparse.Namespace) -> Iterator[str]:
@@ -180,11 +181,11 @@ def preview(args: argparse.Namespace) -> None:
     with Index.open(args.index) as index:
         for document in (document for shard in shards for document in shard.documents):
             seen.add(document.doc_id)
-            stored = None if index.doc_ord(document.doc_id) is None else index.documents([document.doc_id])[0]
+            stored = index.get([document.doc_id]).get(document.doc_id)
             counts["added" if stored is None else "unchanged" if stored == document else "replaced"] += 1
         if args.mirror:
             kept = seen.union(skipped_json().get("unreadable", ()))
-            counts["removed"] = sum(doc_id not in kept for doc_id in stored_ids(index.view))
+            counts["removed"] = sum(doc_id not in kept for doc_id in index.ids())
     if args.json:
         print_json({"dry_run": True, **counts, "skipped": skipped_json()})
         return
@@ -197,4 +198,5 @@ def preview(args: argparse.Namespace) -> None:
 def print_pending(index: str, info: IndexInfo) -> None:
     """Print the number of pending documents and the command that encodes them."""
     if info.pending:
-        print_status(f"{info.pending:,} documents pending: only BM25 finds them until you run: lightir worker {index}")
+        named = "documents and passages" if info.passages else "documents"
+        print_status(f"{info.pending:,} {named} pending: only BM25 finds them until you run: lightir worker {index}")

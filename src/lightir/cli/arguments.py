@@ -257,7 +257,18 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
     from lightir.search import SearchOptions
     from lightir.search.language_model import parse_smoothing
 
-    names = ("mode", "fusion", "weights", "depth", "filter", "exclude_same_id", "typos", "as_you_type", "min_score")
+    names = (
+        "mode",
+        "fusion",
+        "weights",
+        "depth",
+        "filter",
+        "exclude_same_id",
+        "typos",
+        "as_you_type",
+        "min_score",
+        "passages",
+    )
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.tokens == OVERLAP:
         return SearchOptions(**given, overlap=True)

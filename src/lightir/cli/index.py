@@ -37,7 +37,7 @@ from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from lightir.contract import Contract
-    from lightir.index import Field, IndexInfo, IndexOptions
+    from lightir.index import Field, IndexInfo, IndexOptions, PassageOptions
 
 HELP = "build an index of vectors or plain documents"
 EXAMPLES = """
@@ -49,7 +49,8 @@ EXAMPLES = """
   lightir index products.csv --out index --fields id=sku,title=name,text=description --type ean=key
   lightir index corpus.jsonl --out bags --analyzer bag --query-encoder model/query-encoder
 """
-NO_ANALYZER = "none"
+NO_ANALYZER, BAG_ANALYZER = "none", "bag"
+AUTO_PASSAGES, ALL_PASSAGES, NO_PASSAGES = "auto", "all", "none"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"{MODEL_HELP}. lightir worker will encode the documents with it (default: no model, BM25 only)",
     )
+    _add_passages(corpus)
     add_field_types(parser.add_argument_group("metadata fields"))
     _add_branches(parser.add_argument_group("branches"))
     parser.add_argument(
@@ -95,6 +97,44 @@ def add_field_types(group: Arguments) -> None:
         help='JSON file with the types of metadata fields, such as {"price": "number", "ean": {"type": "keyword", '
         '"key": true}}; fields that it does not name are inferred',
     )
+
+
+def _add_passages(group: Arguments) -> None:
+    group.add_argument(
+        "--passages",
+        type=passages_choice,
+        default=AUTO_PASSAGES,
+        metavar="WHICH",
+        help="split documents that are longer than the model reads into passages, at headings, between paragraphs or "
+        "between sentences: auto (if FILES are texts, web pages, PDF and so on, not records of data files), all, none, "
+        "or the maximum number of tokens of a passage (default %(default)s; without --model, 256 words)",
+    )
+    group.add_argument(
+        "--passage-overlap",
+        type=positive,
+        metavar="N",
+        help="maximum number of tokens that a passage repeats of the one before it, in whole sentences (default 0)",
+    )
+
+
+def passages_choice(text: str) -> str | int:
+    """Parse auto, all, none or a number of tokens (argparse type)."""
+    return text if text in (AUTO_PASSAGES, ALL_PASSAGES, NO_PASSAGES) else positive(text)
+
+
+def passage_options(args: argparse.Namespace) -> PassageOptions | None:
+    """Return the sizes of passages among the arguments; None to split no document."""
+    from lightir.data import are_files
+    from lightir.index import PassageOptions
+
+    chosen = args.passages
+    if chosen == AUTO_PASSAGES:
+        chosen = ALL_PASSAGES if args.analyzer != BAG_ANALYZER and are_files(args.vectors) else NO_PASSAGES
+    if chosen == NO_PASSAGES:
+        if args.passage_overlap:
+            raise Misuse("--passage-overlap requires passages; see --passages")
+        return None
+    return PassageOptions(None if chosen == ALL_PASSAGES else chosen, args.passage_overlap or 0)
 
 
 def _add_branches(group: Arguments) -> None:
@@ -146,7 +186,8 @@ def run(args: argparse.Namespace) -> None:
         print_json({**dataclasses.asdict(info), "skipped": skipped_json()})
         return
     branches, size = " + ".join(info.branches), format_size(sum(info.bytes.values()))
-    print_status(f"{args.out}: {info.documents:,} documents indexed ({branches}), {size}")
+    passages = f"{info.passages:,} passages; " * bool(info.passages)
+    print_status(f"{args.out}: {info.documents:,} documents indexed ({passages}{branches}), {size}")
     print_pending(args.out, info)
     if info.fields:
         print_status(f"fields: {fields_in_words(info.fields)}")
@@ -199,6 +240,8 @@ def build(args: argparse.Namespace) -> IndexInfo:
     if are_vectors(folders):
         if args.model:
             raise Misuse("--model requires a plain corpus; vectors already name their model")
+        if args.passages != AUTO_PASSAGES or args.passage_overlap:
+            raise Misuse("--passages requires a plain corpus; vectors are those of whole documents")
         require_no_corpus_options(args)
         own = args.query_encoder and Path(args.query_encoder)
         inferred, _ = infer_from_first(document for reader in read_vectors(folders) for document in reader.documents())
@@ -214,7 +257,7 @@ def build(args: argparse.Namespace) -> IndexInfo:
             "encode the corpus first (lightir encode), or name the model that will encode it (--model)"
         )
     inferred, documents = infer_from_first(read_documents(args.vectors, fields=args.fields))
-    options = dataclasses.replace(options, schema=inferred.with_fields(declared))
+    options = dataclasses.replace(options, schema=inferred.with_fields(declared), passages=passage_options(args))
     return build_index(
         document_shards(documents),
         args.out,

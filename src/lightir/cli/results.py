@@ -45,6 +45,8 @@ def hit_json(hit: Hit, *, explain: bool) -> dict[str, Any]:
     }
     if hit.late:
         shown["late"] = True
+    if hit.passage is not None:
+        shown["passage"] = dataclasses.asdict(hit.passage)
     if explain:
         shown["terms"] = _terms_json(hit.terms)
     return shown
@@ -155,6 +157,9 @@ def _head(hit: Hit, fields: Sequence[str]) -> str:
     parts += ["late"] * hit.late + ["pending"] * (hit.pending and len(scored) == len(hit.branches))
     values = ((field, value_at(hit.metadata, field)) for field in fields)
     shown = [f"{printable(field)} {printable(value_text(value))}" for field, value in values if value is not None]
+    if hit.passage is not None:
+        place = {"page": hit.passage.page, "line": hit.passage.line}
+        shown = [f"{name} {number:,}" for name, number in place.items() if number is not None] + shown
     if hit.branches:
         shown += [_score(hit.score, hit.branches), paint(" · ".join(parts), DIM)]
     return "  ".join([paint(name, BOLD, CYAN), *shown])

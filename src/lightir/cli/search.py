@@ -89,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--doc-id", metavar="ID", help="explain this document's score and rank for the query, even if it is not found"
     )
     add_limits(parser)
+    parser.add_argument(
+        "--passages",
+        action="store_true",
+        help="show every passage that matches, under its own id (default: the best passage of each document)",
+    )
     add_json(parser)
     add_page(parser.add_argument_group("pages"))
     _add_ranking(parser.add_argument_group("ranking"))

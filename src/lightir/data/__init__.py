@@ -11,7 +11,7 @@ from lightir.data.mixture import Mixture, TrainingBatch
 from lightir.data.near_duplicates import LIGHTRETRIEVER_RULES, DuplicateRules
 from lightir.data.negatives import collect_candidates, read_negatives, write_negatives
 from lightir.data.published_sets import ConversionReport, convert_dpr, convert_tevatron
-from lightir.data.readers import count_documents, read_doc_ids, read_documents, read_qrels, read_queries
+from lightir.data.readers import are_files, count_documents, read_doc_ids, read_documents, read_qrels, read_queries
 from lightir.data.self_supervision import span_pairs, title_pairs
 from lightir.data.training_set import Pair, TrainingSet
 from lightir.data.triples import open_triples
@@ -27,6 +27,7 @@ __all__ = [
     "TrainingBatch",
     "TrainingExample",
     "TrainingSet",
+    "are_files",
     "collect_candidates",
     "convert_dpr",
     "convert_tevatron",

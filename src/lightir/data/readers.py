@@ -70,6 +70,16 @@ def read_documents(
     return _documents(parts, _Fields.of(fields or {}), chosen)
 
 
+def are_files(source: Source, *, options: ReadOptions | None = None) -> bool:
+    """Return whether every document of a source is a file: a text, a web page, a PDF and so on.
+
+    Raises:
+        NotFound, InvalidInput: as `read_documents`.
+    """
+    parts = [_Part.of(path, "corpus", read_options(options)) for path in _as_list(source)]
+    return all(part.kind in ("folder", "text") for part in parts)
+
+
 def read_doc_ids(
     source: Source, *, fields: Mapping[str, str] | None = None, options: ReadOptions | None = None
 ) -> Iterator[str]:

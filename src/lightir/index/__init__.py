@@ -4,6 +4,7 @@ from lightir.index.build import build_index, document_shards
 from lightir.index.index_options import IndexOptions
 from lightir.index.intake import normalized
 from lightir.index.metadata_filters import Filter
+from lightir.index.passages.options import PassageOptions
 from lightir.index.reader import Index, IndexInfo
 from lightir.index.schema import Field, Schema, infer
 from lightir.index.segments.segment import SparseBranch
@@ -18,6 +19,7 @@ __all__ = [
     "IndexInfo",
     "IndexOptions",
     "IndexWriter",
+    "PassageOptions",
     "Schema",
     "SparseBranch",
     "TokenQueries",

@@ -182,7 +182,7 @@ class _Build:
             raise InvalidInput(f"a shard has (dense, sparse) = {has}, but earlier shards have {self._has}")
         self._has = has if any(has) else self._has
         most = min(self.segment_documents, GATHERED_DOCUMENTS)
-        for piece in sliced(self.intake.typed(shard), most):
+        for piece in sliced(self.intake.prepared(shard), most):
             if len(self._documents) + len(piece.documents) > most:
                 self._flush()
             self._documents += [store_row(document) for document in piece.documents]
@@ -261,4 +261,5 @@ def index_record(intake: Intake) -> dict[str, Any]:
         "sizes": intake.options.sizes(),
         "segment_documents": intake.options.segment_documents,
         **({} if intake.options.schema is None else {"schema": dataclasses.asdict(intake.options.schema)}),
+        **({} if intake.options.passages is None else {"passages": dataclasses.asdict(intake.options.passages)}),
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from lightir.analysis import BAG
 from lightir.errors import InvalidInput
+from lightir.index.passages.naming import PASSAGE_FIELDS
+from lightir.index.passages.options import PassageOptions
 from lightir.index.schema import Schema
 
 DenseDtype = Literal["fp16", "int8", "fp16+int8"]
@@ -36,6 +39,8 @@ class IndexOptions:
         segment_documents: maximum number of documents per segment, at least 1.
         schema: types of the metadata fields, by which values are checked and filters compare; None to store any values
             and compare by JSON types. See `lightir.index.schema.infer`.
+        passages: sizes of passages, into which documents that are longer than the model reads are split when they are
+            added without vectors; None to split none. The schema gets the fields of passages.
     """
 
     dense_dim: int | None = None
@@ -45,6 +50,7 @@ class IndexOptions:
     analyzer: str | None = "auto"
     segment_documents: int = SEGMENT_DOCUMENTS
     schema: Schema | None = None
+    passages: PassageOptions | None = None
 
     def __post_init__(self) -> None:
         if self.dense_dtype not in get_args(DenseDtype):
@@ -55,6 +61,10 @@ class IndexOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} is {value}; expected at least 1")
+        if self.passages is not None and self.analyzer == BAG:
+            raise InvalidInput("bags of tokens are cut by the model's bag_tokens; they have no passages")
+        if self.passages is not None:
+            object.__setattr__(self, "schema", (self.schema or Schema()).with_fields(PASSAGE_FIELDS))
 
     def sizes(self) -> dict[str, Any]:
         """Return the options under "sizes" in the store's record: how vectors are stored."""

@@ -13,6 +13,7 @@ from lightir.analysis import AUTO, BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, DocumentPolicy
 from lightir.errors import ContractMismatch, InvalidInput
 from lightir.index.index_options import IndexOptions
+from lightir.index.passages.splitter import Splitter
 from lightir.index.segments.rows import (
     DenseMatrix,
     DocumentRows,
@@ -49,7 +50,8 @@ class Intake:
         Args:
             contract: contract of the model; required for vectors.
             analyzer: analyzer of title and text for the tokens branch; None for no such branch.
-            encoder: query encoder, whose tokenizer the analyzers "model" and "bag" use.
+            encoder: query encoder, whose tokenizer the analyzers "model" and "bag" use, and passages of an index with
+                a contract.
             options: options of the index.
         """
         if analyzer is not None and analyzer.name in OF_A_MODEL and encoder is None:
@@ -60,17 +62,25 @@ class Intake:
         self.analyzer = analyzer
         self.options = options
         self._encoder = encoder
+        self._splitter = None
+        if options.passages is not None:
+            tokenizer = None if encoder is None else encoder.tokenizer
+            self._splitter = Splitter(options.passages, contract, tokenizer)
 
-    def typed(self, shard: Shard) -> Shard:
-        """Return a shard whose documents have the types of the schema.
+    def prepared(self, shard: Shard) -> Shard:
+        """Return a shard as it is stored: its documents have the types of the schema, and long ones are passages.
+
+        Documents with vectors stay whole.
 
         Raises:
-            InvalidInput: a value of another type; the message names document and field.
+            InvalidInput: a value of another type; the message names document and field. Or the id or a field of a
+                document is one of passages.
         """
         schema = self.options.schema
-        if schema is None:
-            return shard
-        return dataclasses.replace(shard, documents=[schema.typed(document) for document in shard.documents])
+        documents = shard.documents if schema is None else [schema.typed(document) for document in shard.documents]
+        if self._splitter is not None and shard.dense is None and shard.sparse is None:
+            documents = self._splitter.split(documents)
+        return dataclasses.replace(shard, documents=documents)
 
     def detect_language(self, documents: Sequence[Document]) -> None:
         """Replace the analyzer "auto" by the one for the main language of some documents."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from lightir.errors import InvalidInput
 from lightir.index.metadata_filters import Filter, json_path
+from lightir.index.passages.naming import DOCUMENT_FIELD
 from lightir.index.schema import Field
 from lightir.index.segments.columns import Mask, TypedValues, least
 from lightir.index.view import View
@@ -83,8 +84,31 @@ class Listing:
         return cls(view, view.matching(wanted) or [live.live for live in view.segments])
 
     def __len__(self) -> int:
-        """Number of selected documents."""
+        """Number of selected rows: documents and passages."""
         return sum(int(np.count_nonzero(mask)) for mask in self._masks)
+
+    def n_documents(self) -> int:
+        """Return the number of documents, each of which may have several selected passages."""
+        return len(self.one_per_document()) if self._view.has_passages else len(self)
+
+    def one_per_document(self) -> Listing:
+        """Return a selection of one passage of each document that has selected ones, and of the whole documents."""
+        if not self._view.has_passages:
+            return self
+        seen: set[str] = set()
+        masks = []
+        for position, mask in enumerate(self._masks):
+            values = self.values(DOCUMENT_FIELD, position)
+            rows = np.flatnonzero(mask)
+            ranks, firsts = np.unique(values.least[rows], return_index=True)
+            kept = np.zeros_like(mask)
+            kept[rows[values.least[rows] < 0]] = True
+            for rank, first in zip(ranks.tolist(), firsts.tolist(), strict=True):
+                if rank >= 0 and values.distinct[rank] not in seen:
+                    kept[rows[first]] = True
+            seen.update(values.distinct[rank] for rank in ranks.tolist() if rank >= 0)
+            masks.append(kept)
+        return Listing(self._view, masks)
 
     def first(self, n: int, *, after: str | None = None) -> DocOrds:
         """Return the doc_ords of the first n documents in the order of their ids.

@@ -43,7 +43,8 @@ class IndexInfo:
 
     Attributes:
         documents: number of documents.
-        encoded: number of documents with vectors.
+        passages: number of passages of those documents that were longer than the model reads.
+        encoded: number of documents with vectors; here and below a passage counts as a document.
         pending: number of documents without vectors, those that could not be encoded included.
         deleted: number of deleted documents that compaction has not removed.
         outdated: number of rows that compaction will remove because newer ones replaced them: those of documents that
@@ -60,6 +61,7 @@ class IndexInfo:
     """
 
     documents: int
+    passages: int
     encoded: int
     pending: int
     deleted: int
@@ -171,7 +173,7 @@ class Index:
 
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self.view)
+        return self.view.n_documents
 
     @property
     def contract(self) -> Contract | None:
@@ -229,7 +231,7 @@ class Index:
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return the documents with the given ids, in that order; NotFound if one does not exist."""
-        return self.view.documents(doc_ids)
+        return self.view.whole_documents(doc_ids)
 
     def count(self, filter: Filter | None = None) -> int:
         """Return the number of documents that match a filter; None for all.
@@ -237,7 +239,7 @@ class Index:
         Raises:
             InvalidInput: the filter is malformed.
         """
-        return len(Listing.of(self.view, filter))
+        return Listing.of(self.view, filter).n_documents()
 
     def ids(
         self,
@@ -261,7 +263,12 @@ class Index:
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise InvalidInput(f"limit is {limit!r}; expected a whole number of at least 1")
         view = self.view
-        return view.doc_ids(Listing.of(view, filter).first(len(view) if limit is None else limit, after=after))
+        if not view.has_passages:
+            return view.doc_ids(Listing.of(view, filter).first(len(view) if limit is None else limit, after=after))
+        # A document's passages are not always next to its place in the order of ids, so all are listed.
+        stored = view.doc_ids(Listing.of(view, filter).one_per_document().first(len(view)))
+        ids = sorted(doc_id for doc_id in map(view.document_of, stored) if after is None or doc_id > after)
+        return ids[:limit]
 
     def get(self, doc_ids: Sequence[str]) -> dict[str, Document]:
         """Return the documents with the given ids, by id, in that order; ids without a document are omitted.
@@ -270,8 +277,11 @@ class Index:
             InvalidInput: an id is not a string.
         """
         require_list(doc_ids, "doc_ids")
-        known = self.view.store.documents.keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
-        return {document.doc_id: document for document in self.view.documents(list(known))}
+        view = self.view
+        stored = view.stored_keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
+        known = {view.document_of(doc_id) for doc_id in stored} | stored.keys()
+        wanted = [doc_id for doc_id in dict.fromkeys(doc_ids) if doc_id in known]
+        return dict(zip(wanted, view.whole_documents(wanted), strict=True))
 
     def info(self) -> IndexInfo:
         """Return counts, sizes and the contract."""
@@ -391,7 +401,8 @@ def view_info(view: View) -> IndexInfo:
     stored = sum(file.stat().st_size for file in files if file.exists())
     deleted, outdated = _n_removable(view)
     return IndexInfo(
-        documents=len(view),
+        documents=view.n_documents,
+        passages=view.n_passages,
         encoded=0 if contract is None else len(view) - view.n_pending,
         pending=view.n_pending,
         deleted=deleted,

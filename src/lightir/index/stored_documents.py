@@ -70,6 +70,13 @@ class StoredDocuments:
             connection.check_unchanged()
         return keys
 
+    def keys_between(self, least: str, end: str) -> dict[str, int]:
+        """Return the keys of the documents whose ids are at least `least` and below `end` by their bytes, by id."""
+        rows = self._session.select(
+            "SELECT doc_id, doc_key FROM documents WHERE doc_id >= ? AND doc_id < ? ORDER BY doc_id", (least, end)
+        )
+        return {doc_id: int(key) for doc_id, key in rows}
+
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
         """Yield the values of a field, and the elements of lists.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from lightir.analysis import BAG, OF_A_MODEL, Analyzer
 from lightir.contract import Contract, from_json
-from lightir.errors import FormatError, InvalidInput
+from lightir.errors import FormatError, InvalidInput, NotFound
 from lightir.index import metadata_filters
 from lightir.index.bm25 import K1, B, idf, mean_length
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import checked_record
 from lightir.index.metadata_filters import Filter
+from lightir.index.passages.naming import document_of, passage_ids_range, whole_document
 from lightir.index.schema import Schema
 from lightir.index.segments.columns import Mask, MetadataSource
 from lightir.index.segments.dictionary import SortedStrings
@@ -32,7 +33,8 @@ from lightir.index.stored_documents import DocKeys
 from lightir.index.token_queries import Alternatives, TokenQueries
 from lightir.index.word_dictionary import WordDictionary
 from lightir.kernel.segments import DenseRows, DenseSegments, DocumentIds, SparseRows, SparseSegments
-from lightir.types import BRANCHES, Branch, Document
+from lightir.text import check_text
+from lightir.types import BRANCHES, Branch, Document, require_list
 from lightir.vectors import SparseVectors, row_entries, row_starts
 
 FILTERS_KEPT = 16
@@ -130,7 +132,7 @@ class View:
         ]
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Number of stored documents; a passage counts as one."""
         return sum(live.n_live for live in self.segments)
 
     @shared_property
@@ -269,12 +271,77 @@ class View:
         return None
 
     def documents(self, doc_ids: Sequence[str]) -> list[Document]:
-        """Return the documents with the given ids, in the order of the ids.
+        """Return the stored documents and passages with the given ids, in the order of the ids.
 
         Raises:
             NotFound: a document does not exist.
         """
         return self.store.documents.named(doc_ids)
+
+    # Documents that are stored as passages
+
+    @property
+    def has_passages(self) -> bool:
+        """Whether long documents are stored as passages."""
+        return self.options.passages is not None
+
+    @shared_property
+    def n_passages(self) -> int:
+        """Number of stored passages."""
+        return sum(document_of(doc_id) != doc_id for doc_id in self._stored_ids) if self.has_passages else 0
+
+    @shared_property
+    def n_documents(self) -> int:
+        """Number of documents, whether they are stored as passages or not."""
+        return len(set(map(document_of, self._stored_ids))) if self.has_passages else len(self)
+
+    @property
+    def _stored_ids(self) -> Iterator[str]:
+        return (live.segment.doc_ids[row] for live in self.segments for row in live.places.tolist())
+
+    def document_of(self, doc_id: str) -> str:
+        """Return the id of the document that a stored id belongs to: another one only for a passage."""
+        return document_of(doc_id) if self.has_passages else doc_id
+
+    def stored_keys(self, doc_ids: Iterable[str]) -> dict[str, int]:
+        """Return the keys of the stored documents with the given ids, and of the passages of such documents, by id."""
+        ids = list(doc_ids)
+        keys = self.store.documents.keys(ids)
+        if self.has_passages:
+            for doc_id in ids:
+                between = self.store.documents.keys_between(*passage_ids_range(doc_id))
+                keys |= {stored: key for stored, key in between.items() if document_of(stored) == doc_id}
+        return keys
+
+    def doc_ords(self, doc_id: str) -> list[int]:
+        """Return the doc_ord of a document, or those of its passages; [] if there is no such document.
+
+        Raises:
+            InvalidInput: the id is not a string.
+        """
+        whole = self.doc_ord(doc_id)
+        if whole is not None or not self.has_passages:
+            return [] if whole is None else [whole]
+        keys = self.stored_keys([doc_id])
+        return [doc_ord for stored in keys if (doc_ord := self.doc_ord(stored)) is not None]
+
+    def whole_documents(self, doc_ids: Sequence[str]) -> list[Document]:
+        """Return the documents with the given ids, in the order of the ids; those of passages are put together.
+
+        Raises:
+            NotFound: a document does not exist.
+        """
+        if not self.has_passages:
+            return self.documents(doc_ids)
+        require_list(doc_ids, "doc_ids")
+        whole = []
+        for doc_id in doc_ids:
+            keys = self.stored_keys([check_text(doc_id, "a doc_id")])
+            if not keys:
+                raise NotFound(f"there is no document {doc_id!r}")
+            stored = [*self.store.documents.of(keys.values()).values()]
+            whole.append(stored[0] if doc_id in keys else whole_document(stored))
+        return whole
 
     def pending(self) -> Iterator[str]:
         """Yield the ids of the pending documents, segment by segment."""
@@ -467,7 +534,7 @@ def _stored_options(record: Mapping[str, Any], where: str) -> IndexOptions:
         raise FormatError(f"{where} is damaged: its sizes are {type(sizes).__name__}, not an object")
     name = None if analyzer is None else analyzer["name"]
     values = {**sizes, "analyzer": name, "segment_documents": record["segment_documents"]}
-    values["schema"] = record.get("schema")  # earlier releases have none
+    values |= {name: record.get(name) for name in ("schema", "passages")}  # earlier releases have none
     options: IndexOptions = from_json(IndexOptions, values, where)
     return options
 

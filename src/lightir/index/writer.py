@@ -32,6 +32,7 @@ from lightir.index.change import Change, added_documents, apply_change, require_
 from lightir.index.index_options import IndexOptions
 from lightir.index.index_record import ENCODER_FILES, checked_record
 from lightir.index.intake import Intake, checked_ids, listed, refuse_repeated, require_shard, selected, sliced
+from lightir.index.listing import Listing
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.metadata_changes import with_changes
 from lightir.index.metadata_filters import Filter
@@ -75,7 +76,8 @@ class IndexWriter:
         self._threads = threading.RLock()
         self._is_outdated = False
         encoder = None
-        if view.analyzer is not None and view.analyzer.name in OF_A_MODEL:
+        counts_tokens = view.analyzer is not None and view.analyzer.name in OF_A_MODEL
+        if counts_tokens or (view.options.passages is not None and view.contract is not None):
             encoder = CachedQueryEncoder.load(folder / QUERY_ENCODER)
         self._intake = Intake(view.contract, view.analyzer, encoder, view.options)
 
@@ -163,7 +165,7 @@ class IndexWriter:
 
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self._view)
+        return self._view.n_documents
 
     @property
     def view(self) -> View:
@@ -251,8 +253,9 @@ class IndexWriter:
         """
         wanted = checked_ids(doc_ids)
         with self._threads:
-            known = self._store.documents.keys(wanted)
-            return self._remove(np.array(sorted(known.values()), dtype=np.int64))
+            stored = self._view.stored_keys(wanted)
+            self._remove(stored.values())
+            return self._n_documents(stored)
 
     def keep_only(self, doc_ids: Collection[str]) -> int:
         """Delete all documents except those with the given ids, and return the number of deleted documents.
@@ -262,8 +265,10 @@ class IndexWriter:
         """
         kept = checked_ids(doc_ids)
         with self._threads:
-            others = [key for key, doc_id in self._store.documents.ids_by_key() if doc_id not in kept]
-            return self._remove(np.array(others, dtype=np.int64))
+            stored = self._store.documents.ids_by_key()
+            others = {key: doc_id for key, doc_id in stored if self._view.document_of(doc_id) not in kept}
+            self._remove(others)
+            return self._n_documents(others.values())
 
     def delete_where(self, wanted: Filter) -> int:
         """Delete the documents whose metadata match a filter, and return their number.
@@ -272,7 +277,9 @@ class IndexWriter:
             InvalidInput: the filter is malformed.
         """
         with self._threads:
-            return self._remove(self._view.matching_keys(wanted))
+            n_documents = Listing.of(self._view, wanted).n_documents()
+            self._remove(self._view.matching_keys(wanted).tolist())
+            return n_documents
 
     def set_metadata(self, changes: Mapping[str, Mapping[str, Any]], *, skip_missing: bool = False) -> int:
         """Change metadata fields of documents in one change, and return the number of documents that changed.
@@ -291,8 +298,9 @@ class IndexWriter:
         """
         wanted = {check_text(doc_id, "a doc_id"): values for doc_id, values in changes.items()}
         with self._threads:
-            keys = self._store.documents.keys(wanted)
-            if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in keys]):
+            keys = self._view.stored_keys(wanted)
+            known = {self._view.document_of(doc_id) for doc_id in keys} | keys.keys()
+            if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in known]):
                 raise NotFound(
                     f"there is no document {missing[0]!r} in {self.folder} ({len(missing):,} of {len(wanted):,} ids "
                     "are missing); nothing was changed. Skip such ids with --skip-missing (skip_missing=True)"
@@ -300,13 +308,14 @@ class IndexWriter:
             rows = {}
             for doc_id, key in keys.items():
                 (document,) = self._store.documents.of([key]).values()
-                metadata = with_changes(document, wanted[doc_id], self._view.schema)
+                values = wanted[doc_id if doc_id in wanted else self._view.document_of(doc_id)]
+                metadata = with_changes(document, values, self._view.schema)
                 if metadata != document.metadata:
                     rows[key] = store_row(dataclasses.replace(document, metadata=metadata))
             if rows:
                 with self._changing():
                     self._store.documents.describe(rows)
-            return len(rows)
+            return self._n_documents(row[0] for row in rows.values())
 
     def set_vectors(
         self,
@@ -405,17 +414,19 @@ class IndexWriter:
 
     def _put(self, shard: Shard, *, replace: bool) -> int:
         refuse_repeated(shard)
-        shard = self._intake.typed(shard)
+        given = [document.doc_id for document in shard.documents]
+        shard = self._intake.prepared(shard)
         stored = [store_row(document) for document in shard.documents]
         with self._threads:
             require_same_kinds(self._view, shard)
-            known = self._store.documents.keys(row[0] for row in stored)
+            known = self._view.stored_keys(given)
             if known and not replace:
-                existing = next(iter(known))
+                existing = self._view.document_of(next(iter(known)))
                 raise InvalidInput(
                     f"document id {existing!r} is already in the index; use --replace (upsert) to replace it"
                 )
             described: dict[int, StoreRow] = {}
+            changed = {*known}.difference(row[0] for row in stored)  # passages that the documents no longer have
             if known and shard.dense is None and shard.sparse is None:
                 same, described = self._store.documents.same_texts(stored, known)
                 known = {doc_id: key for doc_id, key in known.items() if doc_id not in same}
@@ -426,7 +437,8 @@ class IndexWriter:
                 if stored
                 else []
             )
-            if not stored and not described:
+            changed |= {row[0] for row in (*stored, *described.values())}
+            if not changed:
                 return 0
             with self._changing() as change:
                 self._store.documents.describe(described)
@@ -438,14 +450,18 @@ class IndexWriter:
                     keys = self._store.documents.insert(stored[first : first + len(piece)])
                     change.added.append(dataclasses.replace(piece, doc_keys=keys))
                     first += len(piece)
-            return len(stored) + len(described)
+            return self._n_documents(changed)
 
-    def _remove(self, keys: DocKeys) -> int:
+    def _remove(self, doc_keys: Iterable[int]) -> None:
+        keys: DocKeys = np.array(sorted(doc_keys), dtype=np.int64)
         if len(keys):
             with self._changing() as change:
                 self._store.documents.remove(keys)
                 change.deleted.append(keys)
-        return len(keys)
+
+    def _n_documents(self, doc_ids: Iterable[str]) -> int:
+        """Return the number of distinct documents of stored ids."""
+        return len({self._view.document_of(doc_id) for doc_id in doc_ids})
 
     def _unchanged(self, documents: Sequence[Document]) -> tuple[list[int], list[str]]:
         """Return the positions of documents that are stored with the same title and text, and the ids of the others."""

@@ -15,6 +15,7 @@ from lightir import kernel
 from lightir.analysis import Analyzer
 from lightir.contract import Fusion
 from lightir.index import View
+from lightir.index.passages.naming import passage_of, without_place
 from lightir.kernel import Weights
 from lightir.kernel.candidates import Candidates
 from lightir.query import CachedQueryEncoder
@@ -96,6 +97,7 @@ def make_hit(
     terms: Sequence[TermScore],
     *,
     pending: bool,
+    by_document: bool = False,
 ) -> Hit:
     """Return a document as a page of results shows it.
 
@@ -105,19 +107,22 @@ def make_hit(
         shown: passage of the text.
         terms: matched terms.
         pending: whether the document has no vectors yet.
+        by_document: whether the hit stands for the whole document of a passage.
     """
     score = float(candidates.scores[0])
     branches = _branch_scores(candidates, 0, pending)
+    passage = passage_of(document)
     return Hit(
-        document.doc_id,
+        document.doc_id if passage is None or not by_document else passage.document,
         score,
         document.title,
         shown.text,
-        document.metadata,
+        document.metadata if passage is None else without_place(document.metadata),
         branches,
         tuple(terms),
         shown.highlights,
         pending=pending,
+        passage=passage,
     )
 
 

@@ -234,7 +234,7 @@ def missing_documents(searcher: Ranker, qrels: Qrels, name: str) -> int:
         InvalidInput: it holds none of them.
     """
     relevant = {doc_id for grades in qrels.values() for doc_id, grade in grades.items() if grade >= 1}
-    missing = sum(searcher.index.doc_ord(doc_id) is None for doc_id in relevant)
+    missing = sum(not searcher.index.view.doc_ords(doc_id) for doc_id in relevant)
     if relevant and missing == len(relevant):
         raise InvalidInput(
             f"{searcher.index.folder} holds none of the {missing} relevant documents of {name} "

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from lightir.errors import InvalidInput
+from lightir.index.passages.naming import first_of_documents
 from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.types import Branch, BranchScore, Hit, Query, Ranking, Run
@@ -147,7 +148,10 @@ class LateSearcher:
             first = self.searcher.search([query], max(k, self.late.m), self._first(options))[query.query_id]
             second = self._score(query.text, first.doc_ids, start)
             doc_ids, scores = joined(first.doc_ids, first.scores.tolist(), second.scores, m=self.late.m)
-            run[query.query_id] = Ranking(query.query_id, doc_ids[:k], np.array(scores[:k], dtype=np.float64))
+            shown = self._shown(doc_ids, options)[:k]
+            named_ids = [self._document_of(doc_ids[at], options) for at in shown]
+            ranked = np.array([scores[at] for at in shown], dtype=np.float64)
+            run[query.query_id] = Ranking(query.query_id, named_ids, ranked)
             reports[query.query_id] = second.report
         return run, reports
 
@@ -173,14 +177,27 @@ class LateSearcher:
         hits = {hit.doc_id: hit for hit in first}
         second = self._score(query, list(hits), start)
         ranked = joined(list(hits), [hit.score for hit in first], second.scores, m=self.late.m)
+        doc_ids, scores = ranked
+        shown: list[Hit] = []
         report = second.report
-        return [
-            _rescored(hits[doc_id], score, second.branches.get(doc_id), late=doc_id in report.encoded)
-            for doc_id, score in list(zip(*ranked, strict=True))[:k]
-        ], report
+        for at in self._shown(doc_ids, options)[:k]:
+            doc_id = doc_ids[at]
+            hit = _rescored(hits[doc_id], scores[at], second.branches.get(doc_id), late=doc_id in report.encoded)
+            shown.append(dataclasses.replace(hit, doc_id=self._document_of(doc_id, options)))
+        return shown, report
 
     def _first(self, options: SearchOptions) -> SearchOptions:
-        return options if options.mode is not None else dataclasses.replace(options, mode=self.first_mode)
+        """Return the options of the first stage, which gives passages to the second one."""
+        mode = self.first_mode if options.mode is None else options.mode
+        return dataclasses.replace(options, mode=mode, passages=True)
+
+    def _shown(self, doc_ids: Sequence[str], options: SearchOptions) -> list[int]:
+        """Return the positions of the hits: those of each document's best passage, unless all passages are wanted."""
+        by_document = self.searcher.index.view.has_passages and not options.passages
+        return first_of_documents(doc_ids).tolist() if by_document else list(range(len(doc_ids)))
+
+    def _document_of(self, doc_id: str, options: SearchOptions) -> str:
+        return doc_id if options.passages else self.searcher.index.view.document_of(doc_id)
 
     def _score(self, query: str, doc_ids: Sequence[str], start: float) -> SecondScores:
         """Return the second stage's scores of the m best, with the time of both stages in the report."""

@@ -2,7 +2,8 @@
 
 A document matches a query if it passes the filter and contains a word of the query (where the tokens branch is
 searched), or is one of the `depth` candidates of another branch. An empty query matches every document that passes the
-filter. `Page.total` and the facets count the documents that match, exactly.
+filter. `Page.total` and the facets count the documents that match, exactly. A document that is stored as passages
+matches if one of them does; it counts once, and its best passage is shown.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from lightir.errors import InvalidInput
 from lightir.index.listing import FacetCount, Listing, Sort
+from lightir.index.passages.naming import document_of
 from lightir.kernel import DocOrds
 from lightir.kernel.candidates import Candidates
 from lightir.search.branches import EncodedQueries
@@ -101,7 +103,8 @@ class PageSearch:
         self._encoded = encoded
         self._page = page
         self._ranking = None if encoded is None else self._ranked(page.end)
-        self.matches = Listing(prepared.view, self._matching())
+        matches = Listing(prepared.view, self._matching())
+        self.matches = matches.one_per_document() if prepared.by_document else matches
 
     def facets(self) -> dict[str, tuple[FacetCount, ...]]:
         """Return the counts of the page's facets.
@@ -159,16 +162,28 @@ class PageSearch:
 
     def _window(self, first: Callable[[int], DocOrds]) -> DocOrds:
         """Return the documents of the page, given a function that returns the first n documents."""
-        offset, end, group = self._page.offset, self._page.end, self._page.group
-        if group is None:
+        offset, end = self._page.offset, self._page.end
+        if self._page.group is None and not self._prepared.by_document:
             return first(end)[offset:]
         n = max(end, self._prepared.depth)
         while True:
             doc_ords = first(n)
-            leaders = _leaders(list(self.matches.groups_of(doc_ords.tolist(), group)))
+            leaders = _leaders(self._groups(doc_ords))
             if len(leaders) >= end or len(doc_ords) < n:
                 return doc_ords[leaders[offset:end]]
             n = min(4 * n, MAX_COUNT)
+
+    def _groups(self, doc_ords: DocOrds) -> list[object]:
+        """Return the group of each document: of those without a value, the passages of a document are a group."""
+        group = self._page.group
+        groups = [None] * len(doc_ords) if group is None else list(self.matches.groups_of(doc_ords.tolist(), group))
+        if not self._prepared.by_document:
+            return groups
+        doc_ids = self._prepared.view.doc_ids(doc_ords)
+        return [
+            (None, document_of(doc_id)) if value is None else value
+            for value, doc_id in zip(groups, doc_ids, strict=True)
+        ]
 
 
 def _leaders(groups: Sequence[object]) -> list[int]:

@@ -8,6 +8,7 @@ lists are made outside it and handed in: lists of graphs, and lists of a languag
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from lightir.contract import Fusion
 from lightir.errors import InvalidInput
 from lightir.index import View
+from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.segments.columns import Mask
 from lightir.kernel import DocOrds
 from lightir.kernel.candidates import (
@@ -37,9 +39,8 @@ from lightir.search.encoding import QueryCoding, checked_text
 from lightir.search.plan import WHOLE_DEPTH, Plan, default_depth, span
 from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
 from lightir.types import Branch, Query, Ranking
-from lightir.vectors import Floats
+from lightir.vectors import Floats, row_starts
 
-NO_DOCUMENT = 2**32 - 1
 """A doc_ord that no document has: an excluded id that the index lacks deepens the lists like any other."""
 
 
@@ -176,10 +177,33 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
-        ranked, least = self._rank(queries, k, columns=columns, encoded=encoded), self.options.min_score
+        if self.by_document:
+            ranked = self._best_passages(queries, k, columns=columns, encoded=encoded)
+        else:
+            ranked = self._rank(queries, k, columns=columns, encoded=encoded)
+        least = self.options.min_score
         if least is None:
             return ranked
         return [candidates.take(slice(_n_above(candidates.scores, least))) for candidates in ranked]
+
+    @property
+    def by_document(self) -> bool:
+        """Whether of the passages of a document only the best one is returned."""
+        return self.view.has_passages and not self.options.passages
+
+    def _best_passages(
+        self, queries: Sequence[Query], k: int, *, columns: bool, encoded: EncodedQueries | None
+    ) -> list[Candidates]:
+        """Return the best passage of each of the k best documents: as many passages are ranked as that takes."""
+        require_count(k)
+        n = min(2 * k + 8, MAX_COUNT)
+        while True:
+            ranked = self._rank(queries, n, columns=columns, encoded=encoded)
+            best = [first_of_documents(self.view.doc_ids(candidates.doc_ords))[:k] for candidates in ranked]
+            complete = all(len(at) == k or len(found.doc_ords) < n for at, found in zip(best, ranked, strict=True))
+            if complete or n == MAX_COUNT:
+                return [found.take(at) for at, found in zip(best, ranked, strict=True)]
+            n = min(4 * n, MAX_COUNT)
 
     def _rank(
         self, queries: Sequence[Query], k: int, *, columns: bool, encoded: EncodedQueries | None
@@ -207,6 +231,12 @@ class PreparedSearch:
         Raises:
             InvalidInput: a text that is no str, or k is no count.
         """
+        if self.by_document:
+            queries = [Query(query_id, text) for query_id, text in zip(query_ids, texts, strict=True)]
+            return [
+                Ranking(query.query_id, self._document_ids(candidates.doc_ords), candidates.scores)
+                for query, candidates in zip(queries, self.rank(queries, k, columns=False), strict=True)
+            ]
         bound = self._bound
         require_count(k)
         request = Request(k, max(k, self.depth), self.threads, False, self._excluded(query_ids))
@@ -225,6 +255,9 @@ class PreparedSearch:
             return ranked
         counted = [(ranking, _n_above(ranking.scores, least)) for ranking in ranked]
         return [Ranking(ranking.query_id, ranking.doc_ids[:n], ranking.scores[:n]) for ranking, n in counted]
+
+    def _document_ids(self, doc_ords: DocOrds) -> list[str]:
+        return [document_of(doc_id) for doc_id in self.view.doc_ids(doc_ords)]
 
     def _rankings_of_vectors(self, query_ids: Sequence[str], texts: Sequence[str], request: Request) -> list[Ranking]:
         """Return each query's ranking where the kernel does not make all vectors of the queries."""
@@ -266,10 +299,9 @@ class PreparedSearch:
         masks = [live.live for live in self.view.segments] if self.matching is None else self.matching
         masks = [mask.copy() for mask in masks]
         for doc_id in self.options.excluded("") if self.options.excludes else ():
-            doc_ord = self.view.doc_ord(doc_id)
-            if doc_ord is not None:
-                at, rows = self.view.locate(np.array([doc_ord], dtype=np.uint32))
-                masks[int(at[0])][int(rows[0])] = False
+            at, rows = self.view.locate(np.array(self.view.doc_ords(doc_id), dtype=np.uint32))
+            for segment, row in zip(at.tolist(), rows.tolist(), strict=True):
+                masks[segment][row] = False
         return masks
 
     def rank_given(self, encoded: EncodedQueries, doc_ords: Sequence[DocOrds]) -> list[Candidates]:
@@ -328,9 +360,9 @@ class PreparedSearch:
         """Return the documents that each query is not given, see `Request`; None if there are none."""
         if not self.options.excludes:
             return None
-        doc_ids = [self.options.excluded(query_id) for query_id in query_ids]
-        doc_ords = [NO_DOCUMENT if (doc := self.view.doc_ord(i)) is None else doc for row in doc_ids for i in row]
-        return np.cumsum([0, *map(len, doc_ids)], dtype=np.int64), np.array(doc_ords, dtype=np.uint32)
+        excluded = [self.options.excluded(query_id) for query_id in query_ids]
+        doc_ords = [[doc_ord for doc_id in row for doc_ord in self.view.doc_ords(doc_id)] for row in excluded]
+        return row_starts([len(row) for row in doc_ords]), np.array([*itertools.chain(*doc_ords)], dtype=np.uint32)
 
     def _lists(self, searched: BranchSearch, request: Request) -> list[GivenLists | None] | None:
         """Return the lists that the kernel does not make itself; None if it makes all."""

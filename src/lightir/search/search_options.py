@@ -61,6 +61,8 @@ class SearchOptions:
             without the encoder's weights.
         min_score: score below which a document is left out. None for no minimum. See NO_MATCH_SCORE for the fusion
             "absolute"; the scores of other fusions and of one branch alone depend on the list, the model or the query.
+        passages: return every passage, with its own id, instead of the best passage of each document. For an index
+            with passages; others ignore it.
 
     Raises:
         InvalidInput: an unknown mode, fusion or branch, weights that are negative or all 0, a depth below 1, a
@@ -79,6 +81,7 @@ class SearchOptions:
     typos: bool = True
     as_you_type: bool = False
     min_score: float | None = None
+    passages: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is not None:

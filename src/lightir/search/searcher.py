@@ -13,6 +13,7 @@ from lightir.analysis import Analyzer
 from lightir.contract import Contract, require_same_documents
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, View
+from lightir.index.passages.naming import document_of, first_of_documents
 from lightir.index.segments.columns import Mask
 from lightir.kernel.candidates import Candidates, Request
 from lightir.pending.demand import DEMAND_TOP, Demand
@@ -143,7 +144,7 @@ class Searcher:
             rankings = [ranked for at in batches for ranked in prepared.rankings(query_ids[at], texts[at], k)]
         if self.demand is not None and prepared.view.n_pending:
             for ranking in rankings:
-                doc_ords = [prepared.view.doc_ord(doc_id) for doc_id in ranking.doc_ids[:DEMAND_TOP]]
+                doc_ords = [*itertools.chain(*map(prepared.view.doc_ords, ranking.doc_ids[:DEMAND_TOP]))]
                 self.demand.note(prepared.view, np.array(doc_ords, dtype=np.uint32))
         return dict(zip(query_ids, rankings, strict=True))
 
@@ -237,7 +238,8 @@ class Searcher:
             terms = [] if searched is None else self._matched_terms(doc_ord, searched, prepared.plan)
             worded = with_words(terms, query, analyzer, words) if terms else []
             pending = bool(view.waits[doc_ord])
-            hits.append(make_hit(document, candidates.take(slice(i, i + 1)), passage, worded, pending=pending))
+            alone = candidates.take(slice(i, i + 1))
+            hits.append(make_hit(document, alone, passage, worded, pending=pending, by_document=prepared.by_document))
         return hits
 
     def explain(self, query: str, doc_id: str, options: SearchOptions = DEFAULT_OPTIONS) -> Explanation:
@@ -257,13 +259,16 @@ class Searcher:
         """
         prepared = self.prepare(options)
         view = prepared.view
-        doc_ord = view.doc_ord(doc_id)
-        if doc_ord is None:
+        doc_ords = view.doc_ords(doc_id)
+        if not doc_ords:
             raise NotFound(f"there is no document {doc_id!r} in {self.index.folder}")
-        if prepared.matching is not None and not _matches(view, prepared.matching, doc_ord):
+        if prepared.matching is not None:
+            doc_ords = [doc_ord for doc_ord in doc_ords if _matches(view, prepared.matching, doc_ord)]
+        if not doc_ords:
             raise InvalidInput(f"document {doc_id!r} does not match the filter: no search with it ranks the document")
         encoded = prepared.encode([Query("", query)])
-        candidates = prepared.rank_with(encoded, np.array([doc_ord], dtype=np.uint32))
+        candidates = prepared.rank_with(encoded, np.array(doc_ords, dtype=np.uint32))
+        doc_ord = next(at for at in candidates.doc_ords.tolist() if at in doc_ords)  # its best passage
         terms = self._branch_terms_of(query, doc_ord, prepared.branches(encoded), prepared.plan)
         pending = bool(view.waits[doc_ord])
         return explained(doc_id, doc_ord, candidates, terms, prepared.plan.fusion, pending=pending)
@@ -273,7 +278,7 @@ class Searcher:
     ) -> Iterator[tuple[list[str], Candidates]]:
         """Yield each query's candidates, best first: their doc_ids and every branch's scores of them, to fit fusion on.
 
-        Pending documents are left out.
+        Pending documents are left out. Of each document's passages the best one is given, under the document's id.
         """
         prepared = self.prepare(options).encoded_only()
         n_candidates = prepared.depth * len(prepared.plan.branches)
@@ -281,7 +286,11 @@ class Searcher:
             batch = queries[start : start + BATCH_QUERIES]
             request = Request(n_candidates, prepared.depth, self.threads)
             for candidates in prepared.rank_encoded(prepared.encode(batch), request):
-                yield prepared.view.doc_ids(candidates.doc_ords), candidates
+                doc_ids = prepared.view.doc_ids(candidates.doc_ords)
+                if prepared.by_document:
+                    first = first_of_documents(doc_ids)
+                    doc_ids, candidates = [document_of(doc_ids[at]) for at in first.tolist()], candidates.take(first)
+                yield doc_ids, candidates
 
     def _word_matching(self, view: View, options: SearchOptions) -> WordMatching:
         counted = view.analyzer is not None and not view.counts_model_terms and options.smoothing is None
