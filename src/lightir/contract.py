@@ -25,6 +25,10 @@ from lightir.text import LATER, MAX_TOKENS, PROMPT, QueryPolicy, require_placeho
 
 FILE_NAME = "lightir.json"
 FORMAT_VERSION = 1
+CHARACTERS_PER_TOKEN = 24
+"""Limit on the characters of a document that a model reads, per token of its limit: a 10 MB document must not take
+minutes to tokenize."""
+
 MAX_IMPACT = 255
 """Largest quantized weight of a sparse vector."""
 

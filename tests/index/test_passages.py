@@ -63,11 +63,11 @@ def headings_by_definition(text: str, start: int, end: int) -> tuple[str, ...]:
     common: tuple[str, ...] | None = None
     fenced, at = False, 0
     for line in re.findall(r"[^\n\f]*[\n\f]|[^\n\f]+", text):
-        found = re.fullmatch(r"(#{1,6})[ \t]+(\S.*?)[ \t]*#*[ \t]*[\n\f]?", line)
+        matched = re.fullmatch(r"(#{1,6})[ \t]+(\S.*?)[ \t]*#*[ \t]*[\n\f]?", line)
         if line.startswith("```"):
             fenced = not fenced
-        elif found and not fenced:
-            path = [pair for pair in path if pair[0] < len(found[1])] + [(len(found[1]), found[2])]
+        elif matched and not fenced:
+            path = [pair for pair in path if pair[0] < len(matched[1])] + [(len(matched[1]), matched[2])]
         if at < end and at + len(line) > start:
             titles = tuple(title for _, title in path)
             shared = len(titles) if common is None else 0
@@ -88,18 +88,18 @@ def test_passages_are_short_and_make_up_the_document(text: str, tokens: int, ove
     assert {document_of(passage.doc_id) for passage in passages} == {"d"}
     end = 0
     for passage in passages:
-        place = passage_of(passage)
-        assert place is not None
-        assert passage.text == text[place.start : place.end]
-        assert place.start <= end < place.end
-        assert n_words(text[place.start : end]) <= overlap
-        end = place.end
+        passage_info = passage_of(passage)
+        assert passage_info is not None
+        assert passage.text == text[passage_info.start : passage_info.end]
+        assert passage_info.start <= end < passage_info.end
+        assert n_words(text[passage_info.start : end]) <= overlap
+        end = passage_info.end
         assert n_words(passage.full_text()) <= tokens
         assert passage.metadata["n"] == 1
-        assert place.page == (1 + text[: place.start].count("\f") if "\f" in text else None)
-        first = place.start + len(passage.text) - len(passage.text.lstrip())
-        assert place.line == 1 + text[: first if passage.text.strip() else place.start].count("\n")
-        assert place.heading == " > ".join(headings_by_definition(text, place.start, place.end))
+        assert passage_info.page == (1 + text[: passage_info.start].count("\f") if "\f" in text else None)
+        first = passage_info.start + len(passage.text) - len(passage.text.lstrip())
+        assert passage_info.line == 1 + text[: first if passage.text.strip() else passage_info.start].count("\n")
+        assert passage_info.heading == " > ".join(headings_by_definition(text, passage_info.start, passage_info.end))
 
 
 @given(texts)
@@ -115,7 +115,7 @@ def test_a_passage_names_title_and_headings() -> None:
     titles = [passage.title for passage in passages]
     assert titles[0] == "Handbook"  # its headings are common to the whole passage
     assert titles[-1] == "Handbook > Heating > Pumps"
-    assert [place.heading for passage in passages if (place := passage_of(passage))][-1] == titles[-1]
+    assert [passage_info.heading for passage in passages if (passage_info := passage_of(passage))][-1] == titles[-1]
 
 
 def test_a_comment_in_a_program_is_no_heading() -> None:
@@ -130,7 +130,7 @@ def test_a_comment_in_a_program_is_no_heading() -> None:
 def test_lines_of_a_converted_file_are_not_told() -> None:
     file = {"type": "pdf", "modified": "2024-01-01T00:00:00Z"}
     passages = Splitter(SMALL).passages(Document("d", "cat dog\n" * 50, metadata=file))
-    assert {place.line for passage in passages if (place := passage_of(passage))} == {None}
+    assert {passage_info.line for passage in passages if (passage_info := passage_of(passage))} == {None}
 
 
 def test_a_title_longer_than_a_passage_is_left_out_of_passages_and_kept() -> None:
@@ -302,20 +302,22 @@ def test_a_page_counts_documents(encoded: Path) -> None:
         for query in ("cat", "dog stone", ""):
             options = SearchOptions(mode="tokens")
             words = set(query.split())
-            found = {
+            matched = {
                 name
                 for name, document in documents.items()
                 if not words or words & set(re.findall(r"\w+", document.full_text()))
             }
             page = searcher.page(query, PageOptions(limit=100), options)
-            assert page.total == len(found)
-            assert {hit.doc_id for hit in page.hits} == found
-            assert len(page.hits) == len(found)
-            several = [searcher.page(query, PageOptions(offset, 2), options).hits for offset in range(0, len(found), 2)]
+            assert page.total == len(matched)
+            assert {hit.doc_id for hit in page.hits} == matched
+            assert len(page.hits) == len(matched)
+            several = [
+                searcher.page(query, PageOptions(offset, 2), options).hits for offset in range(0, len(matched), 2)
+            ]
             assert [hit.doc_id for hits in several for hit in hits] == [hit.doc_id for hit in page.hits]
             every = searcher.page(query, PageOptions(limit=100), dataclasses.replace(options, passages=True))
             assert every.total >= page.total
-            assert {document_of(hit.doc_id) for hit in every.hits} == found
+            assert {document_of(hit.doc_id) for hit in every.hits} == matched
 
 
 def test_unchanged_passages_keep_their_vectors(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Collect, encode, index and search; print the answers, the times and the next commands."""
-    from lightir.data import read_documents
+    from lightir.data import are_files, read_documents
     from lightir.data.python_docs import python_documents
 
     model = choose_model(args.model)
@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> None:
         questions = args.question or list(QUESTIONS)
     source = ", ".join(args.corpus) or "docstrings and help topics of this Python"
     print_status(f"corpus     {len(documents):,} documents: {source}")
-    index = prepare(documents, model, Path(args.dir), clock)
+    as_passages = bool(args.corpus) and are_files(args.corpus)
+    index = (prepare_passages if as_passages else prepare)(documents, model, Path(args.dir), clock)
     answers = ask(index, questions, clock)
     if args.json:
         print_json(
@@ -169,6 +170,36 @@ def prepare(documents: Sequence[Document], model: str, folder: Path, clock: Cloc
         return index
     clock.step("encode", lambda: encode(model, documents, vectors))
     clock.step("index", lambda: build(vectors, index))
+    return index
+
+
+def prepare_passages(documents: Sequence[Document], model: str, folder: Path, clock: Clock) -> Path:
+    """Return the index of files, whose long ones are passages; what an interrupted run has encoded is kept."""
+    from lightir.cli.index import model_of
+    from lightir.encode.model_encoder import encode_pending
+    from lightir.index import Index, IndexOptions, PassageOptions, build_index, document_shards
+    from lightir.pending import WorkOptions
+
+    contract, query_encoder = model_of(model)
+    key = fingerprint(documents, f"{contract.fingerprint} passages")
+    index = folder / f"{Path(model).name}-{key}" / "index"
+    if not index.exists():
+        options = IndexOptions(passages=PassageOptions())
+        built = clock.step(
+            "index",
+            lambda: build_index(
+                document_shards(documents), index, options=options, contract=contract, query_encoder=query_encoder
+            ),
+        )
+        print_status(f"indexed    {built.passages:,} passages of long documents; BM25 finds them now")
+    with Index.open(index) as opened:
+        pending = opened.info().pending
+    if not pending:
+        print_status(f"encoded    before, with this model and corpus: reusing {index.parent}")
+        return index
+    print_status(f"encoding   with {model}; later runs reuse the vectors")
+    report = clock.step("encode", lambda: encode_pending(index, model, options=WorkOptions(once=True)))
+    print_status(f"encoded    {report.committed:,} documents and passages at {report.documents_per_s:.0f} a second")
     return index
 
 
@@ -249,4 +280,4 @@ def print_next(model: str, index: Path, answers: dict[str, Any], clock: Clock) -
     print(f"\n{paint('time', BOLD)}     {steps}; {answers['per_query_ms']:.2f} ms per hybrid query, without a model")
     print(f'{paint("next", BOLD)}     lightir search {index} "your question" --explain')
     print(f"         {paint('your own files (JSONL, CSV, Parquet, a folder of PDF, HTML, Markdown, ...):', DIM)}")
-    print(f"         lightir encode {model} FILES --out vectors && lightir index vectors --out index")
+    print(f"         lightir index FILES --out index --model {model} && lightir worker index --once")

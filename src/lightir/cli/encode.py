@@ -64,4 +64,9 @@ def run(args: argparse.Namespace) -> None:
     already = f", {report.already_there:,} encoded before" if report.already_there else ""
     speed = f" at {report.documents_per_s:.1f} documents/s" if report.documents else ""
     print_status(f"{args.out}: {report.documents:,} documents encoded{speed}{already}")
+    if report.longer:
+        print_status(
+            f"{report.longer:,} documents are longer than the model reads; their vectors stand for their beginnings. "
+            "lightir index --model splits files into passages"
+        )
     print_status(f"next: lightir index {args.out} --out INDEX")

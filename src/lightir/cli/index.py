@@ -30,7 +30,7 @@ from lightir.cli.arguments import (
     require_no_corpus_options,
     skipped_json,
 )
-from lightir.cli.info import fields_in_words
+from lightir.cli.info import fields_in_words, print_longer
 from lightir.cli.pipeline import are_vectors, index_vectors, read_vectors
 from lightir.cli.terminal import Misuse, format_size, print_json, print_status
 from lightir.errors import InvalidInput
@@ -189,6 +189,7 @@ def run(args: argparse.Namespace) -> None:
     passages = f"{info.passages:,} passages; " * bool(info.passages)
     print_status(f"{args.out}: {info.documents:,} documents indexed ({passages}{branches}), {size}")
     print_pending(args.out, info)
+    print_longer(args.out)
     if info.fields:
         print_status(f"fields: {fields_in_words(info.fields)}")
     if args.analyzer == "auto" and info.analyzer not in (None, "auto", "auto-english"):

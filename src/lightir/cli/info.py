@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import add_json
-from lightir.cli.terminal import format_size, print_json, printable
+from lightir.cli.terminal import format_size, print_json, print_status, printable
 from lightir.errors import NotFound
 
 if TYPE_CHECKING:
     from lightir.contract import Contract, Fusion
-    from lightir.index import IndexInfo
+    from lightir.index import Index, IndexInfo
+    from lightir.index.passages.lengths import LongerDocuments
     from lightir.types import Branch
 
 HELP = "show what an index, vectors or model folder contains"
@@ -116,6 +117,28 @@ def index_facts(info: IndexInfo, *, n_failed: int) -> dict[str, Any]:
     return facts
 
 
+def longer_than_read(index: Index) -> LongerDocuments | None:
+    """Return how many documents are longer than the index's model reads; None without a model's tokenizer."""
+    from lightir.addresses import QUERY_ENCODER
+    from lightir.index.passages.lengths import longer_documents
+    from lightir.text import TextTokenizer
+
+    path = index.folder / QUERY_ENCODER / "tokenizer.json"
+    if index.contract is None or not path.is_file():
+        return None
+    return longer_documents(index.view, TextTokenizer.from_file(path))
+
+
+def print_longer(folder: str) -> None:
+    """Print how many documents are longer than the index's model reads, if any are."""
+    from lightir.index import Index
+
+    with Index.open(folder) as index:
+        longer = longer_than_read(index)
+    if longer is not None and longer.documents:
+        print_status(str(longer))
+
+
 def default_search(available: tuple[Branch, ...], contract: Contract | None) -> str:
     """Return the default search, such as "dense=0.5,tokens=0.5 linear", or the name of a single branch."""
     from lightir.search.plan import plan
@@ -152,6 +175,8 @@ def facts(address: str) -> dict[str, Any]:
             failures = [dataclasses.asdict(failure) for failure in failures_of(index.view)]
             search = default_search(index.branches, index.contract)
             counts = index_facts(index.info(), n_failed=len(failures))
+            longer = longer_than_read(index)
+            counts |= {} if longer is None else {"longer": longer.documents, "longer_is_estimated": longer.estimated}
             return {"kind": kind, **counts, "default_search": search, "failures": failures}
     contract = Contract.load(folder)
     report: dict[str, Any] = {"kind": kind}

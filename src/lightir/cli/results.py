@@ -158,8 +158,8 @@ def _head(hit: Hit, fields: Sequence[str]) -> str:
     values = ((field, value_at(hit.metadata, field)) for field in fields)
     shown = [f"{printable(field)} {printable(value_text(value))}" for field, value in values if value is not None]
     if hit.passage is not None:
-        place = {"page": hit.passage.page, "line": hit.passage.line}
-        shown = [f"{name} {number:,}" for name, number in place.items() if number is not None] + shown
+        numbers = {"page": hit.passage.page, "line": hit.passage.line}
+        shown = [f"{name} {number:,}" for name, number in numbers.items() if number is not None] + shown
     if hit.branches:
         shown += [_score(hit.score, hit.branches), paint(" · ".join(parts), DIM)]
     return "  ".join([paint(name, BOLD, CYAN), *shown])

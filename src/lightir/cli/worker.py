@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lightir.cli.arguments import MODEL_HELP, add_device, add_encoding, add_index, add_json, positive
+from lightir.cli.info import print_longer
 from lightir.cli.interruption import EXIT_CODES, ONE_PRESS_S
 from lightir.cli.terminal import print_json, print_status, printable
 
@@ -97,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({"index": args.index, **dataclasses.asdict(report), "documents_per_s": report.documents_per_s})
         return code
     print_status(f"{args.index}: {in_words(report)}")
+    if report.committed:
+        print_longer(args.index)
     for doc_id, error in list(report.failed.items())[:ERRORS_SHOWN]:
         print_status(f"  failed: {printable(f'{doc_id}: {error}')}")
     if report.failed:

@@ -20,6 +20,7 @@ from lightir.addresses import QUERY_ENCODER, resolve_model_folder
 from lightir.contract import MAX_IMPACT, SparseHead
 from lightir.errors import InvalidInput
 from lightir.files import atomic_folder, copy_folder
+from lightir.index.passages.lengths import n_longer
 from lightir.models.compilation import layer_parameters
 from lightir.models.devices import usable_device, weights_dtype
 from lightir.models.encoder import LightRetriever
@@ -56,6 +57,7 @@ class EncodeReport:
         seconds: time from the first document to the last shard on disk, without loading the model.
         impacts: number of sparse weights that this call stored.
         clipped: number of these that are 255, the maximum: the model's weight is 255 / scale or more.
+        longer: number of documents encoded by this call of which the model reads the beginning only.
     """
 
     documents: int
@@ -64,6 +66,7 @@ class EncodeReport:
     seconds: float
     impacts: int = 0
     clipped: int = 0
+    longer: int = 0
 
     @property
     def documents_per_s(self) -> float:
@@ -149,6 +152,7 @@ def encode_corpus(
     batch_tokens = options.batch_tokens or default_batch_tokens(retriever)
     with VectorsWriter(out, retriever.contract, quantized=options.quantize, resume=resume) as writer:
         before, tokens, impacts, start = len(writer.doc_ids), 0, np.zeros(2, dtype=np.int64), time.perf_counter()
+        longer = 0
         with (
             tqdm(total=n_documents, desc="encode", unit="doc", disable=None, smoothing=0.05) as bar,
             contextlib.ExitStack() as compiled,
@@ -163,12 +167,14 @@ def encode_corpus(
                 writer.add(shard)
                 tokens += window.tokens
                 impacts += _count_impacts(shard)
+                longer += n_longer(window.documents, retriever.contract, retriever.backbone.tokenizer)
         if folder is not None and (folder / QUERY_ENCODER).is_dir():
             with atomic_folder(Path(out) / QUERY_ENCODER, overwrite=True) as copy:
                 copy_folder(folder / QUERY_ENCODER, copy)
         writer.finish()
         seconds = time.perf_counter() - start
-        report = EncodeReport(len(writer.doc_ids) - before, before, tokens, seconds, *impacts.tolist())
+        n_impacts, n_clipped = impacts.tolist()
+        report = EncodeReport(len(writer.doc_ids) - before, before, tokens, seconds, n_impacts, n_clipped, longer)
     _warn_if_clipped(report, retriever.contract.sparse)
     return report
 

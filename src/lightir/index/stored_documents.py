@@ -77,6 +77,15 @@ class StoredDocuments:
         )
         return {doc_id: int(key) for doc_id, key in rows}
 
+    def keys_longer_than(self, n_bytes: int) -> list[int]:
+        """Return the keys of the documents whose title and text have more bytes together, ascending."""
+        rows = self._session.select(
+            "SELECT doc_key FROM documents WHERE length(CAST(title AS BLOB)) + length(CAST(text AS BLOB)) + 1 > ? "
+            "ORDER BY doc_key",
+            (n_bytes,),
+        )
+        return [int(key) for (key,) in rows]
+
     def values_of(self, path: str, keys: DocKeys) -> Iterator[tuple[int, str, Any]]:
         """Yield the values of a field, and the elements of lists.
 

@@ -9,16 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightir.contract import Contract, DocumentPolicy
+from lightir.contract import CHARACTERS_PER_TOKEN, Contract, DocumentPolicy
 from lightir.errors import InvalidInput
 from lightir.models.backbones import Backbone
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document
 from lightir.vectors import Ragged
-
-CHARACTERS_PER_TOKEN = 24
-"""Limit on the characters of a text, per token of max_tokens: a 10 MB document must not take minutes to tokenize."""
-
 
 Framed = tuple[list[int], int, int]
 """The ids of a framed text, and the start and stop of the text's own tokens in them."""

@@ -41,6 +41,7 @@ from lightir.search.search_options import MAX_COUNT, SearchOptions, is_count
 from lightir.types import Branch, Query, Ranking
 from lightir.vectors import Floats, row_starts
 
+NO_DOCUMENT = 2**32 - 1
 """A doc_ord that no document has: an excluded id that the index lacks deepens the lists like any other."""
 
 
@@ -200,9 +201,9 @@ class PreparedSearch:
         while True:
             ranked = self._rank(queries, n, columns=columns, encoded=encoded)
             best = [first_of_documents(self.view.doc_ids(candidates.doc_ords))[:k] for candidates in ranked]
-            complete = all(len(at) == k or len(found.doc_ords) < n for at, found in zip(best, ranked, strict=True))
+            complete = all(len(at) == k or len(top.doc_ords) < n for at, top in zip(best, ranked, strict=True))
             if complete or n == MAX_COUNT:
-                return [found.take(at) for at, found in zip(best, ranked, strict=True)]
+                return [top.take(at) for at, top in zip(best, ranked, strict=True)]
             n = min(4 * n, MAX_COUNT)
 
     def _rank(
@@ -361,7 +362,7 @@ class PreparedSearch:
         if not self.options.excludes:
             return None
         excluded = [self.options.excluded(query_id) for query_id in query_ids]
-        doc_ords = [[doc_ord for doc_id in row for doc_ord in self.view.doc_ords(doc_id)] for row in excluded]
+        doc_ords = [[doc for doc_id in row for doc in self.view.doc_ords(doc_id) or [NO_DOCUMENT]] for row in excluded]
         return row_starts([len(row) for row in doc_ords]), np.array([*itertools.chain(*doc_ords)], dtype=np.uint32)
 
     def _lists(self, searched: BranchSearch, request: Request) -> list[GivenLists | None] | None:

@@ -84,8 +84,8 @@ def passage_of(document: Document) -> Passage | None:
     """Return the place of a stored passage in its document; None for a whole document."""
     if document_of(document.doc_id) == document.doc_id:
         return None
-    place = document.metadata.get(PASSAGE)
-    known: Any = {} if not isinstance(place, Mapping) else place
+    stored = document.metadata.get(PASSAGE)
+    known: Any = {} if not isinstance(stored, Mapping) else stored
     try:
         return Passage(
             known["document"],
@@ -99,13 +99,13 @@ def passage_of(document: Document) -> Passage | None:
         raise FormatError(f"the passage {document.doc_id!r} has no {error} in its metadata") from None
 
 
-def as_passage(document: Document, doc_id: str, text: str, title: str, place: Passage) -> Document:
+def as_passage(document: Document, doc_id: str, text: str, title: str, passage: Passage) -> Document:
     """Return a passage as a document of the index; the first one also keeps the document's own title."""
-    stored: dict[str, Any] = {"document": place.document, "start": place.start, "end": place.end}
-    stored |= {"heading": place.heading} if place.heading else {}
-    stored |= {"page": place.page} if place.page is not None else {}
-    stored |= {"line": place.line} if place.line is not None else {}
-    stored |= {_TITLE: document.title} if place.start == 0 and document.title else {}
+    stored: dict[str, Any] = {"document": passage.document, "start": passage.start, "end": passage.end}
+    stored |= {"heading": passage.heading} if passage.heading else {}
+    stored |= {"page": passage.page} if passage.page is not None else {}
+    stored |= {"line": passage.line} if passage.line is not None else {}
+    stored |= {_TITLE: document.title} if passage.start == 0 and document.title else {}
     return Document(doc_id, text, title, {**document.metadata, PASSAGE: stored})
 
 
@@ -123,14 +123,14 @@ def whole_document(passages: Sequence[Document]) -> Document:
     Raises:
         FormatError: a part of the text is missing.
     """
-    placed = [(place, passage) for passage in passages if (place := passage_of(passage)) is not None]
+    placed = [(passage, document) for document in passages if (passage := passage_of(document)) is not None]
     if not placed:
         return passages[0]
     placed.sort(key=lambda pair: pair[0].start)
     text = ""
-    for place, passage in placed:
-        if place.start > len(text):
-            raise FormatError(f"document {place.document!r} lacks its text from character {len(text):,} on")
-        text += passage.text[len(text) - place.start :]
+    for passage, document in placed:
+        if passage.start > len(text):
+            raise FormatError(f"document {passage.document!r} lacks its text from character {len(text):,} on")
+        text += document.text[len(text) - passage.start :]
     first, stored = placed[0]
     return Document(first.document, text, stored.metadata[PASSAGE].get(_TITLE, ""), without_place(stored.metadata))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightir.contract import Contract
 from lightir.errors import InvalidInput
+from lightir.index.passages.lengths import Count, are_longer, count_words, counter, text_tokens
 from lightir.index.passages.naming import as_passage, passage_ids, require_no_passage
 from lightir.index.passages.options import PassageOptions
 from lightir.index.passages.units import PAGE_BREAK, Unit, halves, units_of
-from lightir.text import MAX_TOKENS, QueryPolicy, TextTokenizer, query_term_ids
+from lightir.text import TextTokenizer
 from lightir.types import Document, Passage
 
 DEFAULT_WORDS = 256
@@ -22,14 +23,10 @@ DEFAULT_WORDS = 256
 SEPARATOR = " > "
 """Joins the title of a document and the headings above a passage."""
 
-Count = Callable[[Sequence[str]], list[int]]
-"""Returns the number of tokens of each text."""
-
 MARKDOWN = {"md", "markdown", "mdx"}
 CONVERTED = {"html", "htm", "xhtml", "pdf", "docx", "pptx", "xlsx", "epub", "ipynb", "eml"}
 """Types of files whose text is Markdown, and of those whose text is made of the file and has other lines."""
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 _NOT_BLANK = re.compile(r"\S")
 _UNIT_SHARE = 4
 """Longer units than this part of a passage are divided."""
@@ -64,13 +61,13 @@ class Splitter:
             InvalidInput: a passage would be longer than the model reads, or the tokenizer is missing.
         """
         self._joiner = " "
-        self._count: Count = _count_words
+        self._count: Count = count_words
         most = None
         if contract is not None:
             if tokenizer is None:
                 raise InvalidInput("passages are measured in the model's tokens; the query encoder is missing")
             self._joiner = contract.document.title_joiner
-            self._count = _counter(contract, tokenizer)
+            self._count = counter(contract, tokenizer)
             most = text_tokens(contract, tokenizer)
         self.limit = options.tokens or most or DEFAULT_WORDS
         if most is not None and self.limit > most:
@@ -85,11 +82,11 @@ class Splitter:
         """
         for document in documents:
             require_no_passage(document)
-        counts = self._count([document.full_text(self._joiner) for document in documents])
+        longer = are_longer([document.full_text(self._joiner) for document in documents], self.limit, self._count)
         return [
             part
-            for document, count in zip(documents, counts, strict=True)
-            for part in ([document] if count <= self.limit else self.passages(document))
+            for document, is_longer in zip(documents, longer, strict=True)
+            for part in (self.passages(document) if is_longer else [document])
         ]
 
     def passages(self, document: Document) -> list[Document]:
@@ -120,7 +117,7 @@ class Splitter:
         for number, (span, doc_id) in enumerate(zip(spans, passage_ids(document.doc_id, texts), strict=True)):
             inside = units[span.first : span.end]
             headings = _common([unit.headings for unit in inside])
-            place = Passage(
+            passage = Passage(
                 document.doc_id,
                 inside[0].start,
                 inside[-1].end,
@@ -129,7 +126,7 @@ class Splitter:
                 None if lines is None else lines[number],
             )
             title = titles[headings][0] if headings in titles else self._titles(document.title, [headings])[headings][0]
-            passages.append(as_passage(document, doc_id, texts[number], title, place))
+            passages.append(as_passage(document, doc_id, texts[number], title, passage))
         return passages
 
     def _units(self, text: str, with_headings: bool, most: int) -> tuple[list[Unit], list[int]]:
@@ -151,15 +148,15 @@ class Splitter:
     def _titles(self, title: str, headings: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, int]]:
         """Return the title of a passage under given headings, of at most a third of the limit, and its tokens."""
         most = self.limit // 3
-        found = {}
+        fitting = {}
         for path in dict.fromkeys(headings):
             below = path[1:] if path and path[0] == title else path
             choices = [(title, *below), (title, *below[-1:]), (title,), ()]
             named = [SEPARATOR.join(part for part in choice if part) for choice in choices]
             counts = self._count(named)
             at = next(i for i, count in enumerate(counts) if count <= most)
-            found[path] = named[at], counts[at]
-        return found
+            fitting[path] = named[at], counts[at]
+        return fitting
 
 
 def packed(text: str, units: Sequence[Unit], counts: Sequence[int], rooms: Sequence[int], overlap: int) -> list[_Span]:
@@ -219,31 +216,6 @@ def _repeated_from(units: Sequence[Unit], counts: Sequence[int], core: int, end:
         first -= 1
         total += counts[first]
     return first
-
-
-def text_tokens(contract: Contract, tokenizer: TextTokenizer) -> int:
-    """Return the number of tokens of title and text that a model reads of a document."""
-    policy = contract.document
-    again = contract.attention == "echo"
-    framing = [policy.prompt, policy.suffix, policy.second_prompt if again else ""]
-    frame = sum(len(tokenizer.term_ids([text]).term_ids) for text in framing if text)
-    room = (policy.max_tokens - frame - policy.bos - policy.eos * policy.ends) // (1 + again)
-    return max(room, 1)
-
-
-def _counter(contract: Contract, tokenizer: TextTokenizer) -> Count:
-    policy = contract.document
-    reading = QueryPolicy(lower_case=policy.lower_case, leading_blank=policy.leading_blank, max_tokens=MAX_TOKENS)
-
-    def count(texts: Sequence[str]) -> list[int]:
-        indptr = query_term_ids(tokenizer, reading, texts).indptr
-        return [int(b - a) for a, b in itertools.pairwise(indptr.tolist())]
-
-    return count
-
-
-def _count_words(texts: Sequence[str]) -> list[int]:
-    return [sum(1 for _ in _WORD.finditer(text)) for text in texts]
 
 
 def _kind(document: Document) -> str | None:

@@ -108,9 +108,9 @@ def halves(text: str, unit: Unit) -> tuple[Unit, Unit]:
     for separator in ("\n", " "):
         before = text.rfind(separator, unit.start, middle) + 1
         after = text.find(separator, middle, unit.end - 1) + 1
-        found = [cut for cut in (before, after) if unit.start < cut < unit.end]
-        if found:
-            cut = min(found, key=lambda cut: abs(cut - middle))
+        cuts = [cut for cut in (before, after) if unit.start < cut < unit.end]
+        if cuts:
+            cut = min(cuts, key=lambda cut: abs(cut - middle))
             return _part(unit, unit.start, cut), _part(unit, cut, unit.end)
     cut = max(middle, unit.start + 1)
     return _part(unit, unit.start, cut), _part(unit, cut, unit.end)
