@@ -176,7 +176,7 @@ def facts(address: str) -> dict[str, Any]:
             search = default_search(index.branches, index.contract)
             counts = index_facts(index.info(), n_failed=len(failures))
             longer = longer_than_read(index)
-            counts |= {} if longer is None else {"longer": longer.documents, "longer_is_estimated": longer.estimated}
+            counts |= {} if longer is None else {"longer": dataclasses.asdict(longer)}
             return {"kind": kind, **counts, "default_search": search, "failures": failures}
     contract = Contract.load(folder)
     report: dict[str, Any] = {"kind": kind}

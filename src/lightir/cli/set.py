@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     changes = given_changes(args.changes) if args.file is None else changes_of_file(args.file, args.fields)
     with IndexWriter.open(args.index) as writer:
         n_changed = writer.set_metadata(changes, skip_missing=args.skip_missing)
-        n_missing = len(changes) - len(writer.view.store.documents.keys(changes))
+        n_missing = len(changes) - len(writer.view.existing(list(changes)))
     if args.json:
         print_json({"changed": n_changed, "missing": n_missing, "unchanged": len(changes) - n_changed - n_missing})
         return

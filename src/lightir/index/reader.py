@@ -278,9 +278,7 @@ class Index:
         """
         require_list(doc_ids, "doc_ids")
         view = self.view
-        stored = view.stored_keys([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
-        known = {view.document_of(doc_id) for doc_id in stored} | stored.keys()
-        wanted = [doc_id for doc_id in dict.fromkeys(doc_ids) if doc_id in known]
+        wanted = view.existing([check_text(doc_id, "a doc_id") for doc_id in doc_ids])
         return dict(zip(wanted, view.whole_documents(wanted), strict=True))
 
     def info(self) -> IndexInfo:

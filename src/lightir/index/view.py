@@ -313,6 +313,12 @@ class View:
                 keys |= {stored: key for stored, key in between.items() if document_of(stored) == doc_id}
         return keys
 
+    def existing(self, doc_ids: Sequence[str]) -> list[str]:
+        """Return the ids of documents and passages that exist, without repetitions, in the given order."""
+        stored = self.stored_keys(doc_ids)
+        known = {self.document_of(doc_id) for doc_id in stored} | stored.keys()
+        return [doc_id for doc_id in dict.fromkeys(doc_ids) if doc_id in known]
+
     def doc_ords(self, doc_id: str) -> list[int]:
         """Return the doc_ord of a document, or those of its passages; [] if there is no such document.
 

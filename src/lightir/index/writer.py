@@ -36,6 +36,7 @@ from lightir.index.listing import Listing
 from lightir.index.lock import BRIEF_WAIT_S, WriterLock
 from lightir.index.metadata_changes import with_changes
 from lightir.index.metadata_filters import Filter
+from lightir.index.passages.naming import require_no_place
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.removal import remove_unlisted
 from lightir.index.store import Store
@@ -297,10 +298,13 @@ class IndexWriter:
             InvalidInput: a value of another type, a malformed field, or a field inside a value that is no object.
         """
         wanted = {check_text(doc_id, "a doc_id"): values for doc_id, values in changes.items()}
+        if self._view.has_passages:
+            for doc_id, values in wanted.items():
+                require_no_place(values, doc_id)
         with self._threads:
             keys = self._view.stored_keys(wanted)
-            known = {self._view.document_of(doc_id) for doc_id in keys} | keys.keys()
-            if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in known]):
+            existing = {*self._view.existing(list(wanted))}
+            if not skip_missing and (missing := [doc_id for doc_id in wanted if doc_id not in existing]):
                 raise NotFound(
                     f"there is no document {missing[0]!r} in {self.folder} ({len(missing):,} of {len(wanted):,} ids "
                     "are missing); nothing was changed. Skip such ids with --skip-missing (skip_missing=True)"

@@ -73,9 +73,14 @@ def require_no_passage(document: Document) -> None:
     """
     if document_of(document.doc_id) != document.doc_id:
         raise InvalidInput(f"the id {document.doc_id!r} ends like that of a passage ({_MARK} and {_HEX} digits)")
-    if PASSAGE in document.metadata:
+    require_no_place(document.metadata, document.doc_id)
+
+
+def require_no_place(metadata: Mapping[str, Any], doc_id: str) -> None:
+    """Raise InvalidInput if metadata, or changes of them, have the field of passages."""
+    if any(isinstance(name, str) and name.partition(".")[0] == PASSAGE for name in metadata):
         raise InvalidInput(
-            f"document {document.doc_id!r} has a metadata field {PASSAGE!r}, which an index with passages uses itself; "
+            f"document {doc_id!r} has a metadata field {PASSAGE!r}, which an index with passages uses itself; "
             "give it another name"
         )
 

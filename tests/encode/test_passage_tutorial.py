@@ -1,0 +1,18 @@
+"""The tutorial of docs/passages.md runs as it is written, and prints what it shows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tutorials import ROOT, check
+
+TUTORIAL = (ROOT / "docs" / "passages.md").read_text(encoding="utf-8").split("\n## How a document is split\n")[0]
+
+
+def test_every_block_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples" / "handbook", tmp_path / "handbook")
+    monkeypatch.chdir(tmp_path)
+    check(TUTORIAL, least=6, with_scores=False)
