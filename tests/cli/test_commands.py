@@ -381,7 +381,7 @@ def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
         assert opened.doc_ord("notes/a.md") is None
         (notes / "d.md").unlink()
         assert main([*mirror, "--dry-run"]) == 0
-        assert "would add 0 documents, replace 0, leave 2 unchanged and delete 1" in capsys.readouterr().err
+        assert "would add 0 documents, replace 0, leave 2 unchanged, rename 0 and delete 1" in capsys.readouterr().err
         assert main(mirror) == 0
         assert "0 documents added, 2 unchanged, 1 deleted; 2 in total" in capsys.readouterr().err
         assert main(["add", str(index), os.devnull, "--mirror"]) != 0

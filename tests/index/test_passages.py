@@ -356,7 +356,7 @@ def test_a_document_that_would_be_taken_for_a_passage_is_refused(tmp_path: Path)
         writer.add([Document("d", "cat " * 100)])
         with pytest.raises(InvalidInput, match="metadata field 'passage'"):
             writer.set_metadata({"d": {"passage.start": 3}})
-        with pytest.raises(NotFound, match="no document 'e'.*1 of 2 ids"):
+        with pytest.raises(NotFound, match=r"no document 'e'.*1 of 2 ids"):
             writer.set_metadata({"d": {"n": 3}, "e": {"n": 3}})
         assert writer.set_metadata({"d": {"n": 3}, "e": {"n": 3}}, skip_missing=True) == 1
         with pytest.raises(InvalidInput, match="'d' is already in the index"):

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +34,9 @@ from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from lightir.index import IndexInfo, View
+    from lightir.index import IndexInfo, IndexWriter, View
     from lightir.shards import Shard
+    from lightir.types import Document
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
@@ -64,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mirror",
         action="store_true",
-        help="like --replace, and also delete every document that is not in FILES. Files that cannot be read keep "
+        help="like --replace, and also delete every document that is not in FILES. A file that was moved or renamed "
+        "keeps its vectors. Files that cannot be read keep "
         f"their documents. More than {MAX_DELETED:.0%}% of the documents, and more than {FEW_DELETED}, require --yes",
     )
     parser.add_argument("--yes", action="store_true", help="with --mirror: delete any number of documents")
@@ -108,16 +112,21 @@ def run(args: argparse.Namespace) -> None:
                 )
             require_same_documents(writer.view.contract, contract, names=("the index", "the vectors"))
         replace = args.replace or args.mirror
+        moves: dict[str, str] = {}
+        if args.mirror and contract is None and STDIN not in args.corpus:
+            shards = renaming(shards, writer, corpus_ids(args), moves)
         n_added = writer.add_shards(collect_ids(shards, doc_ids), replace=replace, size=args.batch)
         if args.mirror:
             n_removed = writer.keep_only([*doc_ids, *skipped_json().get("unreadable", ())])
         info = writer.info()
     n_same = len(doc_ids) - n_added
     if args.json:
-        changes = {"added": n_added, "unchanged": n_same, "removed": n_removed, "skipped": skipped_json()}
+        counts = {"added": n_added, "unchanged": n_same, "removed": n_removed, "renamed": len(moves)}
+        changes = {**counts, "skipped": skipped_json()}
         print_json({**changes, **dataclasses.asdict(info)})
         return
     others = f", {n_same:,} unchanged" * bool(n_same) + f", {n_removed:,} deleted" * bool(n_removed)
+    others += f", {len(moves):,} of them renamed" * bool(moves)
     print_status(f"{Path(args.index)}: {n_added:,} documents added{others}; {info.documents:,} in total")
     print_pending(args.index, info)
 
@@ -127,6 +136,38 @@ def collect_ids(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
     for shard in shards:
         doc_ids += [document.doc_id for document in shard.documents]
         yield shard
+
+
+def renaming(
+    shards: Iterator[Shard], writer: IndexWriter, wanted: Iterator[str], moves: dict[str, str]
+) -> Iterator[Shard]:
+    """Yield the shards; before each one, documents of the index that it has under new ids get these.
+
+    A document moved if its id is no longer wanted, and a new one has its title and text. It keeps its vectors.
+
+    Args:
+        shards: documents to add.
+        writer: writer of the index.
+        wanted: ids of all documents to add.
+        moves: new id by old id, filled in.
+    """
+    known = set(stored_ids(writer.view))
+    contents: dict[bytes, list[str]] = {}
+    for doc_id in sorted(known.difference(wanted)):
+        contents.setdefault(_content(writer.view.whole_documents([doc_id])[0]), []).append(doc_id)
+    for shard in shards:
+        new_ids: dict[str, str] = {}
+        for document in shard.documents if contents else ():
+            if document.doc_id not in known and (same := contents.get(_content(document))):
+                new_ids[same.pop()] = document.doc_id
+        if new_ids:
+            writer.rename(new_ids)
+            moves |= new_ids
+        yield shard
+
+
+def _content(document: Document) -> bytes:
+    return hashlib.blake2b(f"{document.title}\0{document.text}".encode(), digest_size=16).digest()
 
 
 def require_few_deletions(args: argparse.Namespace, stored: Sequence[str]) -> None:
@@ -175,7 +216,8 @@ def preview(args: argparse.Namespace) -> None:
     """Print what the command would change."""
     from lightir.index import Index
 
-    counts = dict.fromkeys(("added", "replaced", "unchanged", "removed"), 0)
+    counts = dict.fromkeys(("added", "replaced", "unchanged", "removed", "renamed"), 0)
+    new: Counter[bytes] = Counter()
     shards, _ = shards_of(args.corpus, size=args.batch, fields=args.fields)
     seen: set[str] = set()
     with Index.open(args.index) as index:
@@ -183,15 +225,21 @@ def preview(args: argparse.Namespace) -> None:
             seen.add(document.doc_id)
             stored = index.get([document.doc_id]).get(document.doc_id)
             counts["added" if stored is None else "unchanged" if stored == document else "replaced"] += 1
+            if stored is None:
+                new[_content(document)] += 1
         if args.mirror:
             kept = seen.union(skipped_json().get("unreadable", ()))
-            counts["removed"] = sum(doc_id not in kept for doc_id in index.ids())
+            gone = [doc_id for doc_id in index.ids() if doc_id not in kept]
+            old = Counter(_content(index.documents([doc_id])[0]) for doc_id in gone)
+            counts["renamed"] = (new & old).total()
+            counts["added"] -= counts["renamed"]
+            counts["removed"] = len(gone) - counts["renamed"]
     if args.json:
         print_json({"dry_run": True, **counts, "skipped": skipped_json()})
         return
     print_status(
         f"{Path(args.index)}: would add {counts['added']:,} documents, replace {counts['replaced']:,}, leave "
-        f"{counts['unchanged']:,} unchanged and delete {counts['removed']:,}"
+        f"{counts['unchanged']:,} unchanged, rename {counts['renamed']:,} and delete {counts['removed']:,}"
     )
 
 

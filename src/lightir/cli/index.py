@@ -119,7 +119,12 @@ def _add_passages(group: Arguments) -> None:
 
 def passages_choice(text: str) -> str | int:
     """Parse auto, all, none or a number of tokens (argparse type)."""
-    return text if text in (AUTO_PASSAGES, ALL_PASSAGES, NO_PASSAGES) else positive(text)
+    if text in (AUTO_PASSAGES, ALL_PASSAGES, NO_PASSAGES):
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not auto, all, none or a number of tokens") from None
 
 
 def passage_options(args: argparse.Namespace) -> PassageOptions | None:

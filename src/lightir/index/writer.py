@@ -39,6 +39,7 @@ from lightir.index.metadata_filters import Filter
 from lightir.index.passages.naming import require_no_place
 from lightir.index.reader import IndexInfo, view_info
 from lightir.index.removal import remove_unlisted
+from lightir.index.renaming import renamed, require_renamable
 from lightir.index.store import Store
 from lightir.index.store_file import STORE_FILE, require_writable
 from lightir.index.store_row import StoreRow, store_row
@@ -320,6 +321,29 @@ class IndexWriter:
                 with self._changing():
                     self._store.documents.describe(rows)
             return self._n_documents(row[0] for row in rows.values())
+
+    def rename(self, new_ids: Mapping[str, str]) -> None:
+        """Give documents other ids in one change. Title, text, metadata and vectors stay, so nothing is encoded again.
+
+        Args:
+            new_ids: new id of each document by its old id.
+
+        Raises:
+            NotFound: there is no document with an old id.
+            InvalidInput: a new id exists, is given twice, empty or too long.
+            FormatError: a segment with vectors to copy is damaged.
+        """
+        moves = {check_text(old, "a doc_id"): check_text(new, "a doc_id") for old, new in new_ids.items()}
+        with self._threads:
+            require_renamable(self._view, moves)
+            parts = [*renamed(self._view, self._intake, moves)]
+            if parts:
+                with self._changing() as change:
+                    for part in parts:
+                        self._store.documents.remove(part.old_keys)
+                        change.deleted.append(part.old_keys)
+                        keys = self._store.documents.insert(part.stored)
+                        change.added.append(dataclasses.replace(part.rows, doc_keys=keys))
 
     def set_vectors(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,14 @@ def as_passage(document: Document, doc_id: str, text: str, title: str, passage: 
     stored |= {"line": passage.line} if passage.line is not None else {}
     stored |= {_TITLE: document.title} if passage.start == 0 and document.title else {}
     return Document(doc_id, text, title, {**document.metadata, PASSAGE: stored})
+
+
+def moved_passage(passage: Document, new_ids: Mapping[str, str]) -> Document:
+    """Return a passage of a document that gets a new id, given by its old one."""
+    old_id = document_of(passage.doc_id)
+    place = {**passage.metadata[PASSAGE], "document": new_ids[old_id]}
+    doc_id = new_ids[old_id] + passage.doc_id[len(old_id) :]
+    return replace(passage, doc_id=doc_id, metadata={**passage.metadata, PASSAGE: place})
 
 
 def without_place(metadata: Mapping[str, Any]) -> dict[str, Any]:
