@@ -17,7 +17,6 @@ import numpy as np
 
 from lightir.errors import InvalidInput
 from lightir.index.metadata_filters import Filter, json_path
-from lightir.index.passages.naming import DOCUMENT_FIELD
 from lightir.index.schema import Field
 from lightir.index.segments.columns import Mask, TypedValues, least
 from lightir.index.view import View
@@ -95,18 +94,18 @@ class Listing:
         """Return a selection of one passage of each document that has selected ones, and of the whole documents."""
         if not self._view.has_passages:
             return self
-        seen: set[str] = set()
+        numbers = self._view.document_numbers
+        taken = np.zeros(1 + max((int(of_segment.max(initial=-1)) for of_segment in numbers), default=0), np.bool_)
         masks = []
-        for position, mask in enumerate(self._masks):
-            values = self.values(DOCUMENT_FIELD, position)
-            rows = np.flatnonzero(mask)
-            ranks, firsts = np.unique(values.least[rows], return_index=True)
+        for of_segment, mask in zip(numbers, self._masks, strict=True):
+            rows = np.flatnonzero(mask)[::-1]
+            documents = of_segment[rows]
+            first = np.full(len(taken), -1)
+            first[documents] = rows  # the last assignment is that of the first row
+            first[taken] = -1
+            taken |= first >= 0
             kept = np.zeros_like(mask)
-            kept[rows[values.least[rows] < 0]] = True
-            for rank, first in zip(ranks.tolist(), firsts.tolist(), strict=True):
-                if rank >= 0 and values.distinct[rank] not in seen:
-                    kept[rows[first]] = True
-            seen.update(values.distinct[rank] for rank in ranks.tolist() if rank >= 0)
+            kept[first[first >= 0]] = True
             masks.append(kept)
         return Listing(self._view, masks)
 

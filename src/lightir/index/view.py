@@ -293,7 +293,22 @@ class View:
     @shared_property
     def n_documents(self) -> int:
         """Number of documents, whether they are stored as passages or not."""
-        return len(set(map(document_of, self._stored_ids))) if self.has_passages else len(self)
+        if not self.has_passages:
+            return len(self)
+        live = [numbers[live.places] for numbers, live in zip(self.document_numbers, self.segments, strict=True)]
+        return len(np.unique(np.concatenate([np.zeros(0, np.int64), *live])))
+
+    @shared_property
+    def document_numbers(self) -> list[npt.NDArray[np.int64]]:
+        """(n,) for each segment: a number of each row's document, which all passages of a document share."""
+        numbers: dict[str, int] = {}
+        return [
+            np.array(
+                [numbers.setdefault(document_of(doc_id), len(numbers)) for doc_id in live.segment.doc_ids],
+                dtype=np.int64,
+            )
+            for live in self.segments
+        ]
 
     @property
     def _stored_ids(self) -> Iterator[str]:

@@ -118,9 +118,9 @@ def as_passage(document: Document, doc_id: str, text: str, title: str, passage: 
 def moved_passage(passage: Document, new_ids: Mapping[str, str]) -> Document:
     """Return a passage of a document that gets a new id, given by its old one."""
     old_id = document_of(passage.doc_id)
-    place = {**passage.metadata[PASSAGE], "document": new_ids[old_id]}
+    moved = {**passage.metadata[PASSAGE], "document": new_ids[old_id]}
     doc_id = new_ids[old_id] + passage.doc_id[len(old_id) :]
-    return replace(passage, doc_id=doc_id, metadata={**passage.metadata, PASSAGE: place})
+    return replace(passage, doc_id=doc_id, metadata={**passage.metadata, PASSAGE: moved})
 
 
 def without_place(metadata: Mapping[str, Any]) -> dict[str, Any]:
