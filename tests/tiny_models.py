@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForMaskedLM,
     ElectraConfig,
@@ -179,4 +180,28 @@ def write_sentence_transformer(
     (folder / "1" / "config.json").write_text(json.dumps(pooling or default))
     if prompts is not None:
         (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    return folder
+
+
+def save_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
+    """Save a random BERT that classifies pairs, in Hugging Face's format."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        num_labels=labels,
+        pad_token_id=BOS,
+        initializer_range=0.3,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    backend = tiny_tokenizer().backend
+    special = [("<s>", BOS), ("</s>", EOS)]
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", special)
+    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names).save_pretrained(folder)
     return folder

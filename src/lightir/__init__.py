@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightir.encode.full_queries import FullQueryEncoder
     from lightir.encode.model_encoder import encode_pending
     from lightir.encode.model_evaluation import evaluate_model
-    from lightir.encode.model_search import late_searcher
+    from lightir.encode.model_search import late_searcher, reranking_searcher
     from lightir.encode.vocabulary import cache_vocabulary
     from lightir.errors import LightirError
     from lightir.eval import evaluate
@@ -63,6 +63,7 @@ __all__ = [
     "late_searcher",
     "read_documents",
     "read_queries",
+    "reranking_searcher",
     "train_file",
 ]
 
@@ -100,6 +101,7 @@ _HEAVY = {
     "encode_pending": "lightir.encode.model_encoder",
     "evaluate_model": "lightir.encode.model_evaluation",
     "late_searcher": "lightir.encode.model_search",
+    "reranking_searcher": "lightir.encode.model_search",
     "train_file": "lightir.train.stages.registry",
 }
 """Names that require the extra `train`; without it they raise MissingExtra."""

@@ -15,6 +15,9 @@ from lightir.errors import InvalidInput
 Branch: TypeAlias = Literal["dense", "sparse", "tokens"]
 """A ranking source: dense vectors, learned sparse impacts, or counted words (BM25)."""
 
+Part: TypeAlias = Literal["dense", "sparse", "tokens", "rerank"]
+"""A part of a hit's score: a branch, or a model that re-ranked the hits."""
+
 BRANCHES: tuple[Branch, ...] = ("dense", "sparse", "tokens")
 
 Qrels: TypeAlias = dict[str, dict[str, int]]
@@ -178,7 +181,7 @@ class Hit:
         title: title of the document, "" if it has none.
         snippet: passage of the text that matches the query best.
         metadata: metadata of the document.
-        branches: contribution of each branch.
+        branches: contribution of each branch, and of a re-ranking model.
         terms: matched terms, if requested.
         highlights: start and end of each query term in the snippet, ascending.
         late: True if the document was encoded during this search.
@@ -191,7 +194,7 @@ class Hit:
     title: str
     snippet: str
     metadata: Mapping[str, Any]
-    branches: Mapping[Branch, BranchScore]
+    branches: Mapping[Part, BranchScore]
     terms: tuple[TermScore, ...] = ()
     highlights: tuple[tuple[int, int], ...] = ()
     late: bool = False

@@ -296,7 +296,7 @@ def test_a_plain_corpus_is_searched_at_once_and_encoded_while_it_serves(
 def test_late_search_encodes_the_best_pending_documents(model: Path, dataset: Path, tmp_path, capsys) -> None:
     index, run = tmp_path / "index", tmp_path / "run"
     assert main(["index", str(dataset), "--out", str(index), "--model", str(model)]) == 0
-    late = ["--mode", "late", "--late-m", "3", "--budget-ms", "60000", "--model", str(model)]
+    late = ["--mode", "late", "--rerank-top", "3", "--budget-ms", "60000", "--model", str(model)]
     assert main(["search", str(index), "river", *late, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["late"].keys() == {"encoded", "parked", "failed", "left", "encoding_ms", "took_ms"}

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import processors
 from transformers import (
-    BertConfig,
     BertForSequenceClassification,
     PreTrainedTokenizerFast,
     XLMRobertaConfig,
@@ -28,7 +26,7 @@ from lightir.train.recipes.settings import DataRecipe
 from lightir.train.stages.stage_data import open_set
 from lightir.types import Document, Query
 from pretended_cuda import pretended_cuda
-from tiny_models import BOS, EOS, VOCAB_SIZE, save_tiny, tiny_tokenizer
+from tiny_models import BOS, EOS, save_cross_encoder, save_tiny, tiny_tokenizer
 
 WORDS = ("river", "engine", "planet", "bread", "piano", "forest")
 DOCUMENTS = [Document(f"d{i}", f"the {word} " * (1 + 3 * i % 5), word if i % 2 else "") for i, word in enumerate(WORDS)]
@@ -45,30 +43,6 @@ RUN = {
     "wordy": rank_by_score("wordy", {"d4": 2.0, "long": 2.5}),
 }
 MAX_TOKENS = 64
-
-
-def save_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
-    """Save a random BERT that classifies pairs, in Hugging Face's format."""
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=MAX_TOKENS,
-        num_labels=labels,
-        pad_token_id=BOS,
-        initializer_range=0.3,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
-    backend = tiny_tokenizer().backend
-    special = [("<s>", BOS), ("</s>", EOS)]
-    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", special)
-    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<s>"}
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **names).save_pretrained(folder)
-    return folder
 
 
 @torch.no_grad()

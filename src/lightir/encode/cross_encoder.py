@@ -112,6 +112,14 @@ class CrossEncoder:
             relevance = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
             yield numbers, relevance.tolist()
 
+    def score_documents(self, query: str, documents: Sequence[Document]) -> list[float]:
+        """Return the relevance of each document to a query; title and text are joined with a blank."""
+        scores = [0.0] * len(documents)
+        for numbers, relevance in self.score([(query, document.full_text()) for document in documents]):
+            for number, value in zip(numbers, relevance, strict=True):
+                scores[number] = value
+        return scores
+
     def _truncate_query(self, query: str) -> str:
         """Truncate a query to half of the tokens."""
         limit = self.max_tokens // 2

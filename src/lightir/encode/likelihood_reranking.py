@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -34,6 +35,12 @@ from lightir.models.model_folder import backbone_record
 from lightir.text import QueryPolicy, query_term_ids
 from lightir.types import Document, Query, Run
 
+BATCH_TOKENS = 8192
+"""Default maximum number of tokens of a forward pass, padding included."""
+
+KEPT_BYTES = 1 << 28
+"""Default memory for the [E] of documents that a `LikelihoodScorer` has read: 256 MiB."""
+
 
 def rerank(
     model: LightRetriever,
@@ -43,7 +50,7 @@ def rerank(
     *,
     stop: bool = True,
     depth: int | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Run:
     """Order a run by log p(query | document), which replaces its scores; ties go to the smaller document id.
 
@@ -73,6 +80,73 @@ def rerank(
         return read(model, framed, [(row, tokens[query_id]) for row, query_id in pairs], batch_tokens)
 
     return rescore(run, documents, score, depth=depth)
+
+
+class LikelihoodScorer:
+    """Scores documents for one query at a time by log p(query | document).
+
+    With the attention stop, the model reads a document once: its [E] is kept for later queries.
+    """
+
+    def __init__(self, model: LightRetriever, *, stop: bool = True, kept_bytes: int = KEPT_BYTES) -> None:
+        """Wrap a generator.
+
+        Args:
+            model: generator, as `load_generator` returns it.
+            stop: whether queries see the document through [E] alone.
+            kept_bytes: maximum memory for the [E] of documents, the last used ones.
+
+        Raises:
+            InvalidInput: a model that predicts no tokens or has no [E].
+        """
+        check_generator(model)
+        self._model, self._stop = model, stop
+        self._kept_bytes = kept_bytes
+        self._ends: OrderedDict[tuple[str, str], EndStates] = OrderedDict()
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens that the model reads of a document."""
+        return self._model.contract.document.max_tokens
+
+    @torch.no_grad()
+    def score_documents(self, query: str, documents: Sequence[Document]) -> list[float]:
+        """Return the log likelihood of the query given each document."""
+        (tokens,) = _query_tokens(self._model, [Query("", query)]).values()
+        if self._stop:
+            ends = self._ends_of(documents)
+            return likelihood_from_ends(self._model.backbone, ends, [tokens] * len(documents)).tolist()
+        scores = [0.0] * len(documents)
+        pairs = [(row, tokens) for row in range(len(documents))]
+        for rows, values in _together(self._model, self._model.frame_documents(documents), pairs, BATCH_TOKENS):
+            for row, value in zip(rows, values, strict=True):
+                scores[row] = value
+        return scores
+
+    def _ends_of(self, documents: Sequence[Document]) -> EndStates:
+        """Return the [E] of documents, and keep them."""
+        backbone, n_ends = self._model.backbone, len(self._model.end_ids)
+        ends = {key: self._ends[key] for document in documents if (key := _text_of(document)) in self._ends}
+        missing = [document for document in documents if _text_of(document) not in ends]
+        framed = self._model.frame_documents(missing)
+        for rows in length_batches([len(ids) for ids, _, _ in framed], BATCH_TOKENS):
+            batch = end_states(backbone, [framed[row] for row in rows], n_ends=n_ends)
+            for number, row in enumerate(rows):
+                ends[_text_of(missing[row])] = batch.take(torch.tensor([number], device=backbone.device))
+        self._keep(ends)
+        return EndStates.join([ends[_text_of(document)] for document in documents])
+
+    def _keep(self, ends: Mapping[tuple[str, str], EndStates]) -> None:
+        for key, value in ends.items():
+            self._ends[key] = value
+            self._ends.move_to_end(key)
+        size = next(iter(ends.values())).n_bytes if ends else 1
+        while len(self._ends) * size > self._kept_bytes:
+            self._ends.popitem(last=False)
+
+
+def _text_of(document: Document) -> tuple[str, str]:
+    return document.title, document.text
 
 
 def load_generator(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from lightir.encode.documents import EncodeOptions
 from lightir.encode.full_queries import FullQueryEncoder
 from lightir.encode.model_encoder import ModelEncoder, encoder_for
+from lightir.encode.rerankers import RerankMethod, second_stage
 from lightir.errors import InvalidInput
 from lightir.index import Index
 from lightir.pending import Demand
 from lightir.query.cached_encoder import describe_tables
-from lightir.search import LateOptions, LateSearcher, OtherStage, OwnStage, Searcher, SecondStage
+from lightir.search import LateOptions, LateSearcher, OwnStage, Searcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +56,51 @@ def late_searcher(
     index: Index,
     model: str | os.PathLike[str] | None = None,
     *,
-    reranker: str | os.PathLike[str] | None = None,
     late: LateOptions | None = None,
     options: ModelSearchOptions | None = None,
 ) -> LateSearcher:
-    """Return SiDR's late search of an index; the models stay loaded.
+    """Return SiDR's late search of an index; the model stays loaded.
 
     The first stage is beta search over bags of tokens, otherwise BM25. The second stage orders its m best documents by
-    <V(q), V(d)> under the index's model, or under another bi-encoder.
+    <V(q), V(d)> under the index's model, whose vectors it stores in the index.
 
     Args:
-        index: opened index with a model's contract; without one, only if `reranker` is given.
-        model: model folder or name of a shipped model; None for the installed model that fits the index. It encodes
-            the queries of beta search and, without `reranker`, everything of the second stage.
-        reranker: model of the second stage, dense or sparse; its vectors are kept in memory, not in the index. None for
-            the index's model, whose vectors are stored in the index.
+        index: opened index with a model's contract.
+        model: model folder or name of a shipped model; None for the installed model that fits the index.
         late: number of documents, and the time limit; None for the defaults.
-        options: how the models are loaded.
+        options: how the model is loaded.
 
     Raises:
         NotFound, ContractMismatch, InvalidInput: as `model_searcher`.
     """
     options = options or ModelSearchOptions()
-    if reranker is None:
-        encoder = encoder_for(index, model, options.encoding)
-        searcher = _searcher(index, encoder, options)
-        second: SecondStage = OwnStage(searcher, encoder)
-        return LateSearcher(searcher, second, late)
-    if index.holds_bags or model is not None:
-        searcher = model_searcher(index, model, options=options)
-    else:
-        searcher = Searcher(index, threads=options.threads, demand=options.demand)
-    other = ModelEncoder.load(reranker, options.encoding)
-    return LateSearcher(searcher, OtherStage(searcher, other, FullQueryEncoder.of(other.model)), late)
+    encoder = encoder_for(index, model, options.encoding)
+    searcher = _searcher(index, encoder, options)
+    return LateSearcher(searcher, OwnStage(searcher, encoder), late)
+
+
+def reranking_searcher(
+    searcher: Searcher,
+    reranker: str | os.PathLike[str],
+    method: RerankMethod | None = None,
+    *,
+    late: LateOptions | None = None,
+    encoding: EncodeOptions | None = None,
+) -> LateSearcher:
+    """Return a search whose m best hits a model orders; the searcher's mode finds them.
+
+    Args:
+        searcher: searcher of the first stage, in any mode; its default is the index's.
+        reranker: cross-encoder, language model, or bi-encoder.
+        method: how the reranker orders documents; None decides by its files, see `rerank_method`.
+        late: number of documents, and the time limit; None for the defaults.
+        encoding: dtype, device and batches of the reranker.
+
+    Raises:
+        NotFound, FormatError, InvalidInput: as `second_stage`.
+    """
+    second = second_stage(searcher, reranker, method, encoding)
+    return LateSearcher(searcher, second, late, first_mode=searcher.default_mode)
 
 
 def _searcher(index: Index, encoder: ModelEncoder, options: ModelSearchOptions) -> Searcher:

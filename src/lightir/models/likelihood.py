@@ -236,6 +236,21 @@ class EndStates:
         layers = tuple((keys[rows], values[rows]) for keys, values in self.layers)
         return EndStates(layers, self.positions[rows], self.states[rows])
 
+    @classmethod
+    def join(cls, parts: Sequence[EndStates]) -> EndStates:
+        """Return the end states of the passages of all parts, one part after the other."""
+        layers = tuple(
+            (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
+            for layer in zip(*(part.layers for part in parts), strict=True)
+        )
+        return cls(layers, torch.cat([part.positions for part in parts]), torch.cat([part.states for part in parts]))
+
+    @property
+    def n_bytes(self) -> int:
+        """Number of bytes of all tensors."""
+        tensors = [self.positions, self.states, *(tensor for layer in self.layers for tensor in layer)]
+        return sum(tensor.nbytes for tensor in tensors)
+
 
 @torch.no_grad()
 def end_states(backbone: Backbone, framed: Sequence[Framed], *, n_ends: int) -> EndStates:

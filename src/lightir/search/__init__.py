@@ -3,6 +3,7 @@
 from lightir.kernel.candidates import BranchColumn, Candidates
 from lightir.search.late import LateOptions, LateReport, LateSearcher, SecondStage
 from lightir.search.pages import Page, PageOptions
+from lightir.search.pair_stage import PairScorer, PairStage
 from lightir.search.prepared import PreparedSearch
 from lightir.search.search_options import DEFAULT_OPTIONS, SearchOptions
 from lightir.search.searcher import Searcher
@@ -19,6 +20,8 @@ __all__ = [
     "OwnStage",
     "Page",
     "PageOptions",
+    "PairScorer",
+    "PairStage",
     "PreparedSearch",
     "SearchOptions",
     "Searcher",

@@ -24,7 +24,7 @@ from lightir.search.branches import BranchSearch, EncodedQueries
 from lightir.search.search_options import fusion_text
 from lightir.search.snippets import Snippet
 from lightir.text import query_term_ids
-from lightir.types import BRANCHES, Branch, BranchScore, Document, Hit, TermScore
+from lightir.types import BRANCHES, Branch, BranchScore, Document, Hit, Part, TermScore
 from lightir.vectors import Floats, IntArray, Ragged, TermIds
 
 
@@ -118,7 +118,7 @@ def make_hit(
         document.title,
         shown.text,
         document.metadata if passage is None else without_place(document.metadata),
-        branches,
+        cast(Mapping[Part, BranchScore], branches),
         tuple(terms),
         shown.highlights,
         pending=pending,

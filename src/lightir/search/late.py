@@ -2,8 +2,9 @@
 
     f(q, D_m) = <V(q), V(d)>  for the m best documents d of the first stage,
 
-encoded while the query waits, unless they have been before. The first stage is any search that needs no document
-vectors: beta search over bags of tokens, or BM25. The second stage is a bi-encoder, `lightir.search.second_stage`.
+encoded while the query waits, unless they have been before. SiDR's first stage is beta search over bags of tokens, or
+BM25, and its second stage a bi-encoder, `lightir.search.second_stage`. Any mode can be the first stage, and a
+cross-encoder or query likelihood the second one, `lightir.search.pair_stage`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightir.errors import InvalidInput
 from lightir.index.passages.naming import first_of_documents
 from lightir.search.search_options import DEFAULT_OPTIONS, Mode, SearchOptions
 from lightir.search.searcher import Searcher
-from lightir.types import Branch, BranchScore, Hit, Query, Ranking, Run
+from lightir.types import BranchScore, Hit, Part, Query, Ranking, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,17 @@ class LateReport:
 
     Attributes:
         encoded: ids of the documents that were encoded for the query; those of the index's own model were committed.
+        read: number of documents that a model read together with the query.
         parked: ids of encoded documents whose vectors wait for the writer's lock; the query is ranked without them.
         failed: error message for the id of each document that could not be encoded.
-        left: number of documents among the m best that keep their place in the first stage, because they have no
-            vectors for lack of time or are claimed by a worker.
-        encoding_seconds: time in which the model encoded documents.
+        left: number of documents among the m best that keep their place in the first stage, because they were not
+            encoded or read in time, or are claimed by a worker.
+        encoding_seconds: time in which the model encoded or read documents.
         seconds: time of both stages, with encoding and commit.
     """
 
     encoded: tuple[str, ...] = ()
+    read: int = 0
     parked: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     left: int = 0
@@ -70,21 +73,21 @@ class SecondScores:
     """Scores of documents by the second stage.
 
     Attributes:
-        scores: score by doc_id; documents without vectors are missing.
+        scores: score by doc_id; documents that were not scored are missing.
         branches: parts of each score by doc_id.
         report: which documents were encoded.
     """
 
     scores: Mapping[str, float]
-    branches: Mapping[str, Mapping[Branch, BranchScore]]
+    branches: Mapping[str, Mapping[Part, BranchScore]]
     report: LateReport
 
 
 class SecondStage(Protocol):
-    """A bi-encoder that scores given documents for a query."""
+    """A model that scores given documents for a query."""
 
     def score(self, query: str, doc_ids: Sequence[str], *, seconds: float | None) -> SecondScores:
-        """Encode the documents that lack vectors, and score all that have some.
+        """Score documents; a bi-encoder encodes those without vectors first.
 
         Args:
             query: text of the query.
@@ -107,6 +110,7 @@ class LateSearcher:
         second: SecondStage,
         late: LateOptions | None = None,
         *,
+        first_mode: Mode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Combine both stages.
@@ -115,17 +119,15 @@ class LateSearcher:
             searcher: searcher of the first stage.
             second: second stage over the same index.
             late: number of documents, and the time limit; None for the defaults.
+            first_mode: mode of the first stage for searches whose options name none; None for beta search over bags of
+                tokens, otherwise BM25.
             clock: function that returns the time in seconds.
         """
         self.searcher = searcher
         self.late = late or LateOptions()
+        self.first_mode: Mode = first_mode or ("beta" if searcher.index.holds_bags else "tokens")
         self._second = second
         self._clock = clock
-
-    @property
-    def first_mode(self) -> Mode:
-        """Default mode of the first stage: beta over bags of tokens, else BM25."""
-        return "beta" if self.searcher.index.holds_bags else "tokens"
 
     def search(
         self, queries: Iterable[Query | str], k: int = 10, options: SearchOptions = DEFAULT_OPTIONS
@@ -229,7 +231,7 @@ def joined(
     return [*head, *doc_ids[m:]], [*head_scores, *tail]
 
 
-def _rescored(hit: Hit, score: float, branches: Mapping[Branch, BranchScore] | None, *, late: bool) -> Hit:
+def _rescored(hit: Hit, score: float, branches: Mapping[Part, BranchScore] | None, *, late: bool) -> Hit:
     """Return a hit with its final score; `branches` are the parts of the second stage, None if it gave no score."""
     if branches is None:
         return dataclasses.replace(hit, score=score, late=late)

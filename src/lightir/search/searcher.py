@@ -87,6 +87,12 @@ class Searcher:
             )
 
     @property
+    def default_mode(self) -> str:
+        """The mode of searches that name none: all branches of the index, or its only one."""
+        branches = self.index.branches
+        return "hybrid" if len(branches) > 1 else branches[0]
+
+    @property
     def synonyms(self) -> Synonyms | None:
         """Synonyms of query words; setting them changes later searches."""
         return self._synonyms

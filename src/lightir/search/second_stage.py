@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from lightir.search.late import LateReport, SecondScores
 from lightir.search.search_options import Mode, SearchOptions
 from lightir.search.searcher import Searcher
 from lightir.shards import DocumentEncoder, Shard
-from lightir.types import Branch, BranchScore, Document, Query
+from lightir.types import Branch, BranchScore, Document, Part, Query
 from lightir.vectors import QueryEncoder, QueryVectors
 
 CHARACTERS_PER_TOKEN = 6
@@ -34,26 +34,41 @@ DOCUMENTS_KEPT = 16_384
 """Default number of documents whose vectors a second stage by another model keeps in memory."""
 
 
-class EncodingSpeed:
-    """Measures how long an encoder takes, and expects the time of further documents."""
+class ReadingSpeed:
+    """Measures how long a model takes to read documents, and expects the time of further ones."""
 
-    def __init__(self, contract: Contract, clock: Callable[[], float]) -> None:
-        """Start without measurements."""
-        self._clock = clock
-        self._max_characters = CHARACTERS_PER_TOKEN * contract.document.max_tokens
+    def __init__(self, max_tokens: int) -> None:
+        """Start without measurements of a model that reads up to `max_tokens` tokens of a document."""
+        self._max_characters = CHARACTERS_PER_TOKEN * max_tokens
         self._seconds = self._characters = 0.0
 
-    def expected_s(self, document: Document) -> float:
-        """Return the seconds that a document is expected to take; 0 before the first measurement."""
-        return self._n_characters(document) * self._seconds / self._characters if self._characters else 0.0
+    def expected_s(self, documents: Iterable[Document]) -> float:
+        """Return the seconds that documents are expected to take; 0 before the first measurement."""
+        return self._n_characters(documents) * self._seconds / self._characters if self._characters else 0.0
+
+    def record(self, documents: Iterable[Document], seconds: float) -> None:
+        """Add the measured time of some documents."""
+        self._seconds = DECAY * self._seconds + seconds
+        self._characters = DECAY * self._characters + self._n_characters(documents)
+
+    def _n_characters(self, documents: Iterable[Document]) -> int:
+        return sum(min(1 + len(document.title) + len(document.text), self._max_characters) for document in documents)
+
+
+class TimedEncoding:
+    """Encodes documents within a time limit, judged by the encoder's speed so far."""
+
+    def __init__(self, contract: Contract, clock: Callable[[], float]) -> None:
+        """Start without measurements of a model's encoder."""
+        self._clock = clock
+        self._speed = ReadingSpeed(contract.document.max_tokens)
 
     def encode(self, encoder: DocumentEncoder, documents: Mapping[int, Document]) -> tuple[Encoded, float]:
         """Encode documents together; return them and the seconds that it took."""
         start = self._clock()
         encoded = encode_documents(encoder, documents)
         took_s = self._clock() - start
-        self._seconds = DECAY * self._seconds + took_s
-        self._characters = DECAY * self._characters + sum(map(self._n_characters, documents.values()))
+        self._speed.record(documents.values(), took_s)
         return encoded, took_s
 
     def encode_until(
@@ -64,15 +79,12 @@ class EncodingSpeed:
             return self.encode(encoder, documents) if documents else (Encoded(), 0.0)
         encoded, total_s = Encoded(), 0.0
         for key, document in documents.items():
-            if self._clock() + self.expected_s(document) > deadline:
+            if self._clock() + self._speed.expected_s([document]) > deadline:
                 break
             one, took_s = self.encode(encoder, {key: document})
             encoded.extend(one)
             total_s += took_s
         return encoded, total_s
-
-    def _n_characters(self, document: Document) -> int:
-        return min(1 + len(document.title) + len(document.text), self._max_characters)
 
 
 class OwnStage:
@@ -108,7 +120,7 @@ class OwnStage:
         self.encoder = encoder
         self._options = SearchOptions(mode=mode)
         self._clock = clock
-        self._speed = EncodingSpeed(encoder.contract, clock)
+        self._timed = TimedEncoding(encoder.contract, clock)
         self._commit_s = 0.0
 
     def score(self, query: str, doc_ids: Sequence[str], *, seconds: float | None) -> SecondScores:
@@ -160,7 +172,7 @@ class OwnStage:
         documents = claim.view.store.documents.of(claim.keys)
         ordered = {key: documents[key] for key in claim.keys}
         last = None if deadline is None else deadline - self._commit_s
-        encoded, encoding_s = self._speed.encode_until(self.encoder, ordered, last)
+        encoded, encoding_s = self._timed.encode_until(self.encoder, ordered, last)
         tried = {*encoded.keys, *encoded.errors}
         queue.release([key for key in claim.keys if key not in tried])
         if not tried:
@@ -214,7 +226,7 @@ class OtherStage:
         self.queries = queries
         self._kept = kept
         self._vectors: OrderedDict[tuple[str, str, str], Shard] = OrderedDict()
-        self._speed = EncodingSpeed(documents.contract, clock)
+        self._timed = TimedEncoding(documents.contract, clock)
         self._clock = clock
 
     @property
@@ -228,7 +240,7 @@ class OtherStage:
         view = self.searcher.index.view
         texts = view.documents([doc_id for doc_id in doc_ids if view.doc_ord(doc_id) is not None])
         unknown = {i: text for i, text in enumerate(texts) if _key(text) not in self._vectors}
-        encoded, encoding_s = self._speed.encode_until(self.documents, unknown, deadline)
+        encoded, encoding_s = self._timed.encode_until(self.documents, unknown, deadline)
         alone = [shard.take(np.array([i])) for shard in encoded.shards for i in range(len(shard.documents))]
         self._vectors |= {_key(shard.documents[0]): shard for shard in alone}
         vectors = self.queries.encode([query])
@@ -258,7 +270,7 @@ class OtherStage:
         _, i, j = np.intersect1d(wanted, terms, assume_unique=True, return_indices=True)
         return float(np.dot(weights[i].astype(np.float64), impacts[j].astype(np.float64)))
 
-    def _parts(self, scores: Mapping[str, float]) -> dict[str, dict[Branch, BranchScore]]:
+    def _parts(self, scores: Mapping[str, float]) -> dict[str, dict[Part, BranchScore]]:
         ranked = sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
         return {
             doc_id: {self.branch: BranchScore(scores[doc_id], scores[doc_id], rank, 1.0)}
@@ -279,7 +291,7 @@ def _encoded_ords(view: View, doc_ids: Sequence[str]) -> DocOrds:
     return encoded
 
 
-def _parts_of(candidates: Candidates, position: int) -> dict[Branch, BranchScore]:
+def _parts_of(candidates: Candidates, position: int) -> dict[Part, BranchScore]:
     """Return the parts of one candidate's score by branch."""
     return {
         cast(Branch, branch): BranchScore(
