@@ -387,7 +387,7 @@ def test_mirror_makes_an_index_equal_to_a_folder(tmp_path, capsys):
         assert main(["add", str(index), os.devnull, "--mirror"]) != 0
         (tmp_path / "none.jsonl").touch()
         assert main(["add", str(index), str(tmp_path / "none.jsonl"), "--mirror"]) == 1
-        assert "--mirror would delete all documents" in capsys.readouterr().err
+        assert "all documents of the index would be deleted" in capsys.readouterr().err
         assert opened.refresh()
         assert len(opened) == 2
 
@@ -400,7 +400,7 @@ def test_mirror_of_a_wrong_folder_changes_nothing(tmp_path, capsys):
             (folder / f"{i}.txt").write_text(f"note {i}")
     assert main(["index", str(notes), "--out", str(index)]) == 0
     assert main(["add", str(index), str(other), "--mirror"]) == 1
-    message = "--mirror would delete 20 of 20 documents, and nothing was changed. Check the paths (--dry-run"
+    message = "20 of 20 documents would be deleted; nothing was changed. Check the paths (--dry-run"
     assert message in capsys.readouterr().err
     assert main(["add", str(index), str(other), "--yes"]) == 2
     assert main(["add", str(index), "-", "--mirror"]) == 2

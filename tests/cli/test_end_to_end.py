@@ -299,7 +299,7 @@ def test_late_search_encodes_the_best_pending_documents(model: Path, dataset: Pa
     late = ["--mode", "late", "--rerank-top", "3", "--budget-ms", "60000", "--model", str(model)]
     assert main(["search", str(index), "river", *late, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    assert output["late"].keys() == {"encoded", "parked", "failed", "left", "encoding_ms", "took_ms"}
+    assert output["late"].keys() == {"encoded", "read", "parked", "failed", "left", "encoding_ms", "took_ms"}
     assert (output["late"]["encoded"], output["late"]["left"]) == (["d-river"], 0)
     assert [hit["doc_id"] for hit in output["hits"] if hit.get("late")] == ["d-river"]
     assert main(["search", str(index), "bread", *late]) == 0

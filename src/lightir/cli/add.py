@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,15 +27,15 @@ from lightir.cli.arguments import (
     require_no_corpus_options,
     skipped_json,
 )
+from lightir.cli.mirroring import FEW_DELETED, MAX_DELETED, content_hash, renaming, stored_ids, why_not_delete
 from lightir.cli.pipeline import are_vectors, read_vectors, shards_of
 from lightir.cli.terminal import Misuse, print_json, print_status
 from lightir.contract import require_same_documents
 from lightir.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from lightir.index import IndexInfo, IndexWriter, View
+    from lightir.index import IndexInfo
     from lightir.shards import Shard
-    from lightir.types import Document
 
 HELP = "add documents to an index, or replace them"
 EXAMPLES = """
@@ -48,10 +47,6 @@ EXAMPLES = """
 """
 STDIN = "-"
 BATCH_DOCUMENTS = 4096
-MAX_DELETED = 0.2
-"""Largest share of the documents that --mirror deletes without --yes: a wrong path is a likelier cause."""
-FEW_DELETED = 10
-"""Number of documents that --mirror may delete whatever their share."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,38 +133,6 @@ def collect_ids(shards: Iterator[Shard], doc_ids: list[str]) -> Iterator[Shard]:
         yield shard
 
 
-def renaming(
-    shards: Iterator[Shard], writer: IndexWriter, wanted: Iterator[str], moves: dict[str, str]
-) -> Iterator[Shard]:
-    """Yield the shards; before each one, documents of the index that it has under new ids get these.
-
-    A document moved if its id is no longer wanted, and a new one has its title and text. It keeps its vectors.
-
-    Args:
-        shards: documents to add.
-        writer: writer of the index.
-        wanted: ids of all documents to add.
-        moves: new id by old id, filled in.
-    """
-    known = set(stored_ids(writer.view))
-    contents: dict[bytes, list[str]] = {}
-    for doc_id in sorted(known.difference(wanted)):
-        contents.setdefault(_content(writer.view.whole_documents([doc_id])[0]), []).append(doc_id)
-    for shard in shards:
-        new_ids: dict[str, str] = {}
-        for document in shard.documents if contents else ():
-            if document.doc_id not in known and (same := contents.get(_content(document))):
-                new_ids[same.pop()] = document.doc_id
-        if new_ids:
-            writer.rename(new_ids)
-            moves |= new_ids
-        yield shard
-
-
-def _content(document: Document) -> bytes:
-    return hashlib.blake2b(f"{document.title}\0{document.text}".encode(), digest_size=16).digest()
-
-
 def require_few_deletions(args: argparse.Namespace, stored: Sequence[str]) -> None:
     """Check before anything is changed that --mirror deletes few documents.
 
@@ -182,23 +145,10 @@ def require_few_deletions(args: argparse.Namespace, stored: Sequence[str]) -> No
     if STDIN in args.corpus:
         raise Misuse("--mirror reads its files twice, to count what it deletes; to mirror stdin give --yes")
     wanted = set(corpus_ids(args))
-    if not wanted:
+    if reason := why_not_delete(stored, wanted, len(wanted)):
         raise InvalidInput(
-            "the files contain no documents, and --mirror would delete all documents of the index. Check the paths, "
-            "or use lightir delete"
+            f"{reason}; nothing was changed. Check the paths (--dry-run shows what would change), or give --yes"
         )
-    n_deleted = sum(doc_id not in wanted for doc_id in stored)
-    if n_deleted > max(FEW_DELETED, MAX_DELETED * len(stored)):
-        raise InvalidInput(
-            f"--mirror would delete {n_deleted:,} of {len(stored):,} documents, and nothing was changed. Check the "
-            "paths (--dry-run shows what would change), or give --yes"
-        )
-
-
-def stored_ids(view: View) -> list[str]:
-    """Return the ids of all documents of an index."""
-    stored = (live.segment.doc_ids[row] for live in view.segments for row in live.live.nonzero()[0].tolist())
-    return list(dict.fromkeys(map(view.document_of, stored)))
 
 
 def corpus_ids(args: argparse.Namespace) -> Iterator[str]:
@@ -226,11 +176,11 @@ def preview(args: argparse.Namespace) -> None:
             stored = index.get([document.doc_id]).get(document.doc_id)
             counts["added" if stored is None else "unchanged" if stored == document else "replaced"] += 1
             if stored is None:
-                new[_content(document)] += 1
+                new[content_hash(document)] += 1
         if args.mirror:
             kept = seen.union(skipped_json().get("unreadable", ()))
             gone = [doc_id for doc_id in index.ids() if doc_id not in kept]
-            old = Counter(_content(index.documents([doc_id])[0]) for doc_id in gone)
+            old = Counter(content_hash(index.documents([doc_id])[0]) for doc_id in gone)
             counts["renamed"] = (new & old).total()
             counts["added"] -= counts["renamed"]
             counts["removed"] = len(gone) - counts["renamed"]

@@ -21,7 +21,7 @@ from lightir.version import __version__
 
 GROUPS = {
     "search": ("demo", "search", "get", "rerank"),
-    "documents": ("encode", "index", "add", "set", "delete", "worker", "expand"),
+    "documents": ("encode", "index", "add", "watch", "set", "delete", "worker", "expand"),
     "models": ("cache", "distill", "merge"),
     "evaluation": ("evaluate", "tune", "bench"),
     "training": ("train", "mine", "convert"),

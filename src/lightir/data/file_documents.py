@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from lightir.data.folders import folder_files
 from lightir.data.formats import extract, format_suffix
-from lightir.errors import InvalidInput, MissingExtra, StorageError
+from lightir.errors import InvalidInput, MissingExtra, NotFound, StorageError
 from lightir.lines import ReadOptions, SkippedFiles
 from lightir.text import check_text
 from lightir.types import Document
@@ -40,8 +40,28 @@ def files_as_documents(path: Path, options: ReadOptions) -> Iterator[tuple[Path,
     if not path.is_dir():
         yield path, _document(path, files[0][1], options)
         return
-    missing: set[str] = set()
     n_read = 0
+    for file, document in readable_documents(files, options, skipped):
+        n_read += 1
+        yield file, document
+    if options.skipped is not None:
+        options.skipped.add(skipped)
+    if text := skipped_text(skipped, options):
+        logger.warning("%s: %s", path, text)
+    if not n_read:
+        reason = next(iter(skipped.unreadable.values()))
+        raise InvalidInput(f"{path}: none of the {len(files):,} files can be read; the first: {reason}")
+
+
+def readable_documents(
+    files: Iterable[tuple[Path, str]], options: ReadOptions, skipped: SkippedFiles
+) -> Iterator[tuple[Path, Document]]:
+    """Yield files, given with their ids, and their documents; those that cannot be read are reported and counted.
+
+    Raises:
+        InvalidInput, MissingExtra, StorageError: a file cannot be read, and the options are strict.
+    """
+    missing: set[str] = set()
     for file, doc_id in files:
         try:
             document = _document(file, doc_id, options)
@@ -54,15 +74,25 @@ def files_as_documents(path: Path, options: ReadOptions) -> Iterator[tuple[Path,
             if isinstance(error, MissingExtra):
                 missing.add(file.suffix)
             continue
-        n_read += 1
         yield file, document
-    if options.skipped is not None:
-        options.skipped.add(skipped)
-    if text := skipped_text(skipped, options):
-        logger.warning("%s: %s", path, text)
-    if not n_read:
-        reason = next(iter(skipped.unreadable.values()))
-        raise InvalidInput(f"{path}: none of the {len(files):,} files can be read; the first: {reason}")
+
+
+def listed_files(paths: Iterable[str | Path], options: ReadOptions) -> dict[str, Path]:
+    """Return files and the files of folders by the ids of their documents.
+
+    Raises:
+        NotFound: a path does not exist.
+        InvalidInput: two files have the same id, as those of two folders of one name.
+    """
+    files: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise NotFound(f"{path} does not exist")
+        for file, doc_id in _named_files(path, options)[0]:
+            if doc_id in files:
+                raise InvalidInput(f"{files[doc_id]} and {file} have the same id {doc_id!r}; rename a folder")
+            files[doc_id] = file
+    return files
 
 
 def _named_files(path: Path, options: ReadOptions) -> tuple[list[tuple[Path, str]], SkippedFiles]:
